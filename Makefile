@@ -1,0 +1,48 @@
+# nmt: every target works as the first command on a machine that has Python 3.11 or newer and make.
+
+PYTHON ?= python3
+RUN    ?= runs/toy
+ARGS   ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: help train eval test check format clean
+
+help:  ## this page (the default)
+	@echo 'usage: make TARGET [RUN=runs/NAME] [ARGS="key=value ..."] [PYTHON=python3]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+train: $(READY)  ## train on the built-in corpus, then measure it; minutes on two cores. ARGS: settings of nmt.train
+	$(BIN)/python -m nmt.train name=toy resume=auto $(ARGS)
+	$(BIN)/python -m nmt.evaluate checkpoint=$(RUN)
+
+eval: $(READY)  ## measure RUN on its test split: scores, translations, alignments. ARGS: settings of nmt.evaluate
+	$(BIN)/python -m nmt.evaluate checkpoint=$(RUN) $(ARGS)
+
+test: $(READY)  ## run the tests. ARGS: options of pytest, as ARGS="-m 'not slow'"
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format the code and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## delete caches and built packages; never runs/ or .venv/
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find nmt tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# Touched last, so that an interrupted install is done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo 'error: nmt needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
+	@echo 'Installing into $(VENV): once, and some minutes where PyTorch has to be downloaded.'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	@touch $@

@@ -1,0 +1,161 @@
+"""From a command line to checked dataclasses, by way of Hydra; whatever a user can mend is answered in one line."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nmt.errors import UserError, nearest
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
+FLAGS = (
+    *("-h", "--help", "--hydra-help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package"),
+    *("-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"),
+)
+
+
+def check_command_line(arguments: list[str], keys: list[str], groups: list[str]) -> None:
+    """Answer the usual slips (`--key value`, `+key=value`, an unknown key) better than Hydra would.
+
+    Args:
+        arguments: the command line.
+        keys: dotted names of all keys, sections among them.
+        groups: names that take one of several files, as model=luong.
+
+    Raises:
+        UserError: naming the argument and what to write instead.
+    """
+    known = [*keys, *groups]
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        key = name.lstrip("-+~")
+        if argument.startswith("-"):
+            if name in FLAGS:
+                continue
+            if key in known:
+                raise UserError(f"{argument}: settings are written without dashes: {key}={value or 'VALUE'}")
+            raise UserError(f"there is no option {name}; write key=value{nearest(key, known)}")
+        if not equals or key.startswith(("hydra.", "hydra/")):
+            continue
+        if key not in known:
+            raise UserError(f"there is no key '{key}'{nearest(key, known)}; --help lists them all")
+        if argument.startswith("+"):
+            raise UserError(f"{argument}: every key exists already, so no + is needed: {key}={value}")
+        if key in groups and "null" in value.split(","):
+            raise UserError(f"{argument}: write {key}=CHOICE, or leave {key} out; --help lists the choices")
+        if key not in groups and any(other.startswith(f"{key}.") for other in keys):
+            raise UserError(f"{argument}: {key} is a section; set the keys in it, as {key}.KEY=VALUE")
+
+
+def explain(error: Exception) -> str:
+    """A complaint of Hydra or OmegaConf in one line, beginning with the argument or key that it is about."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
+        return f"{error.override} cannot be read; {remedy}"
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
+    complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
+    override = str(error).partition("Error merging override ")[2]
+    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    return f"{override or key}: {complaint}" if override or key else complaint
+
+
+def keys(schema: type, prefix: str = "") -> list[str]:
+    """Dotted names of all keys of a schema, sections included."""
+    names = []
+    for item in dataclasses.fields(schema):
+        names.append(prefix + item.name)
+        if dataclasses.is_dataclass(item.type):
+            names += keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+    return names
+
+
+def groups(command: str) -> list[str]:
+    """The groups that the command's file lists among its defaults, as `data` and `model`."""
+    defaults = OmegaConf.load(CONFIGS / f"{command}.yaml").defaults
+    names = [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
+    return [name for name in names if not name.startswith("override ")]
+
+
+def checked(config: DictConfig) -> Any:
+    """The checked dataclasses of a composed configuration.
+
+    Raises:
+        UserError: naming the key, its value, and what it may be.
+    """
+    if "experiment" in config:
+        del config["experiment"]
+    try:
+        return OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
+
+
+def remove_empty(folder: Path) -> None:
+    """Take back the run's folder, which Hydra makes before the checks, unless there is something in it."""
+    with contextlib.suppress(OSError):  # not empty, or another rank was here first
+        while folder != Path.cwd():
+            folder.rmdir()
+            folder = folder.parent
+
+
+def program(command: str, schema: type) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
+    """Turn a function of checked dataclasses into a command-line program, configured by `configs/<command>.yaml`.
+
+    Whatever the user can mend ends the program with its message alone and exit code 1. In a sweep (`-m`) a failing job
+    is reported so, the others still run, and the exit code is 1 at the end.
+    """
+
+    def decorate(function: Callable[[Any], float | None]) -> Callable[[], None]:
+        failures: list[str] = []
+        inside = False  # the job, where an unforeseen exception is a bug of ours; outside it is about the command line
+
+        def fail(message: str) -> None:
+            failures.append(message)
+            print(f"error: {message}", file=sys.stderr)
+
+        def job(config: DictConfig) -> float:
+            nonlocal inside
+            inside = True
+            try:
+                score = function(checked(config))
+            except UserError as error:
+                score = None
+                fail(str(error))
+                remove_empty(Path(HydraConfig.get().runtime.output_dir))
+            inside = False
+            return float("nan") if score is None else score
+
+        def run() -> None:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
+            warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
+            ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+            try:
+                check_command_line(sys.argv[1:], keys(schema), groups(command))
+                hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
+            except Exception as error:
+                if inside:
+                    raise
+                fail(str(error) if isinstance(error, UserError) else explain(error))
+            if failures:
+                sys.exit(1)
+
+        return run
+
+    return decorate

@@ -1,0 +1,330 @@
+"""Every knob of nmt: what it is called, what it may be, what it means.
+
+The dataclasses here are the schema that Hydra checks a command line against; the files under configs/ only give them
+values. A value that cannot work is refused here, with the key, the value and the remedy, before anything is built.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nmt.command import program
+from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
+
+FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
+TOKENIZERS = ("bpe", "unigram", "char", "word")
+STYLES = ("bahdanau", "luong")
+CELLS = ("lstm", "gru")
+SCORES = ("additive", "concat", "dot", "scaled_dot", "general")
+WINDOWS = ("global",)
+NORMALISERS = ("softmax",)
+BRIDGES = ("bridge", "last", "mean", "zero")
+TIES = ("none", "two", "three")
+OPTIMISERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
+MONITORS = ("bleu", "loss", "ppl", "accuracy")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
+
+
+# ------------------------------------------------------------------------------------------------------------ schema
+@dataclass(slots=True)
+class DataConfig:
+    """Where sentence pairs come from. `corpus.py` reads them, `batching.py` makes batches of them."""
+
+    format: str = "toy"  # toy | text | tsv | jsonl | parquet | hub
+    path: str | None = None  # a folder with {train,valid,test}.*; for the hub the name of a dataset, or such a folder
+    subset: str | None = None  # the hub's configuration, for example "de-en"
+    source: str = "de"  # file ending, column name or number, or nested column such as translation.de
+    target: str = "en"
+    split: str = "test"  # the split that evaluate reads
+    limit: int | None = None  # use only the first pairs of the training split
+    invalid: str = "refuse"  # invalid UTF-8 in training text: refuse | drop (and count)
+    seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
+    max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
+    cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
+
+    def __post_init__(self) -> None:
+        check_choice("data.format", self.format, FORMATS)
+        check_choice("data.invalid", self.invalid, ("refuse", "drop"))
+        check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
+        check_at_least(0, data__seed=self.seed)
+        if self.format != "toy" and not self.path:
+            raise UserError(f"data.path is not set; data.format={self.format} needs it: data.path=FOLDER")
+        if self.source == self.target:
+            raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
+        if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
+            raise UserError(
+                f"data.source={self.source} data.target={self.target}: the built-in corpus has de and en; "
+                "for text of your own write data=text data.path=FOLDER"
+            )
+
+
+@dataclass(slots=True)
+class TokenizerConfig:
+    """A SentencePiece model, trained on the training text and kept in the run."""
+
+    type: str = "bpe"  # bpe | unigram | char | word
+    vocab_size: int = 8000  # pieces; of each side if not joint
+    joint: bool = True  # one model for both sides, or one for each
+    sampling: float = 0.0  # BPE dropout, or the unigram model's 1 / temperature, in training; 0: always the best
+    normalisation: str = "identity"  # identity | nmt_nfkc
+
+    def __post_init__(self) -> None:
+        check_choice("tokenizer.type", self.type, TOKENIZERS)
+        check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
+        check_at_least(8, tokenizer__vocab_size=self.vocab_size)
+        check_share(tokenizer__sampling=self.sampling)
+        if self.sampling and self.type not in ("bpe", "unigram"):
+            raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
+
+
+@dataclass(slots=True)
+class AttentionConfig:
+    """Attention = score x window x normaliser."""
+
+    score: str = "additive"  # additive (= concat) | dot | scaled_dot | general
+    window: str = "global"
+    normaliser: str = "softmax"
+    size: int | None = None  # of the space in which queries and keys meet; null: model.hidden
+
+    def __post_init__(self) -> None:
+        check_choice("model.attention.score", self.score, SCORES)
+        check_choice("model.attention.window", self.window, WINDOWS)
+        check_choice("model.attention.normaliser", self.normaliser, NORMALISERS)
+        check_at_least(1, model__attention__size=self.size)
+
+
+@dataclass(slots=True)
+class ModelConfig:
+    """A recurrent encoder and a recurrent decoder that attends to it."""
+
+    style: str = "bahdanau"  # where attention sits: bahdanau (before the cell) | luong (after it)
+    cell: str = "lstm"  # lstm | gru
+    embed: int = 256
+    hidden: int = 512  # of the decoder
+    encoder_hidden: int | None = None  # of the encoder, each direction; null: hidden, half of it if bidirectional
+    bidirectional: bool = True
+    encoder_layers: int = 1
+    decoder_layers: int = 1
+    dropout: float = 0.3  # on embeddings, between layers, and before the output layer
+    input_feeding: bool = True  # luong: the attentional vector is part of the next step's input
+    bridge: str = "bridge"  # initial decoder state: bridge (learned) | last | mean | zero
+    residual: bool = False  # add each upper layer's input to its output
+    tie: str = "none"  # share embeddings: none | two (target and output layer) | three (source too)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("model.style", self.style, STYLES)
+        check_choice("model.cell", self.cell, CELLS)
+        check_choice("model.bridge", self.bridge, BRIDGES)
+        check_choice("model.tie", self.tie, TIES)
+        check_at_least(1, model__embed=self.embed, model__hidden=self.hidden, model__encoder_hidden=self.encoder_hidden)
+        check_at_least(1, model__encoder_layers=self.encoder_layers, model__decoder_layers=self.decoder_layers)
+        check_share(model__dropout=self.dropout)
+        if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
+            raise UserError(f"model.hidden={self.hidden} must be even for two directions, or set model.encoder_hidden")
+        if self.bridge in ("last", "mean") and self.memory != self.hidden:
+            raise UserError(
+                f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
+                f"(model.hidden={self.hidden}); make them equal, or write model.bridge=bridge"
+            )
+        if self.attention.score in ("dot", "scaled_dot") and self.attention.size is not None:
+            raise UserError(
+                f"model.attention.size={self.attention.size} has no meaning for "
+                f"model.attention.score={self.attention.score}; leave it unset"
+            )
+        if self.attention.score == "general" and self.attention.size is not None:
+            raise UserError("model.attention.size has no meaning for model.attention.score=general; leave it unset")
+        if self.attention.score in ("dot", "scaled_dot") and self.memory != self.hidden:
+            raise UserError(
+                f"model.attention.score={self.attention.score} multiplies the decoder's state "
+                f"(model.hidden={self.hidden}) with the encoder's ({self.memory}); make them equal, or use general"
+            )
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def memory(self) -> int:
+        """Size M of an encoder output."""
+        return self.directions * (self.encoder_hidden or self.hidden // self.directions)
+
+
+@dataclass(slots=True)
+class OptimConfig:
+    name: str = "adam"  # adam | adamw | sgd
+    lr: float = 0.001
+    schedule: str = "constant"  # constant | inverse_sqrt | cosine | plateau
+    warmup: int = 0  # steps of linear growth
+    decay: float = 0.5  # plateau: factor at each validation that brings nothing better
+    label_smoothing: float = 0.1
+    clip: float | None = 1.0  # largest norm of the gradient; null: none
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("optim.name", self.name, OPTIMISERS)
+        check_choice("optim.schedule", self.schedule, SCHEDULES)
+        check_above_zero(optim__lr=self.lr, optim__clip=self.clip, optim__decay=self.decay)
+        check_at_least(0, optim__warmup=self.warmup, optim__weight_decay=self.weight_decay)
+        check_share(optim__label_smoothing=self.label_smoothing)
+        if self.decay >= 1:
+            raise UserError(f"optim.decay={self.decay} must be below 1")
+        if self.schedule == "inverse_sqrt" and self.warmup == 0:
+            raise UserError("optim.schedule=inverse_sqrt needs optim.warmup of at least 1 step")
+
+
+@dataclass(slots=True)
+class TrainConfig:
+    max_steps: int | None = None  # whichever of the two comes first
+    max_epochs: int | None = 20
+    batch_tokens: int = 1500  # per update: the sum of max(source, target) pieces, without padding
+    batch_sentences: int | None = None  # a number of sentences instead
+    accumulate: int = 1  # micro-batches that an update's batch is divided into
+    validate_every: int | None = None  # steps; null: each epoch
+    save_every: int | None = None  # steps; null: at each validation
+    log_every: int = 50  # steps
+    monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
+    patience: int | None = None  # validations without a better one before training stops; null: never
+    keep: int = 1  # best checkpoints kept beside the last
+
+    def __post_init__(self) -> None:
+        check_choice("train.monitor", self.monitor, MONITORS)
+        check_at_least(1, train__max_steps=self.max_steps, train__max_epochs=self.max_epochs, train__keep=self.keep)
+        check_at_least(1, train__batch_tokens=self.batch_tokens, train__batch_sentences=self.batch_sentences)
+        check_at_least(1, train__accumulate=self.accumulate, train__log_every=self.log_every)
+        check_at_least(1, train__validate_every=self.validate_every, train__save_every=self.save_every)
+        check_at_least(1, train__patience=self.patience)
+        if self.max_steps is None and self.max_epochs is None:
+            raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
+
+
+@dataclass(slots=True)
+class SearchConfig:
+    beam: int = 5  # 1: greedy
+    n_best: int = 1
+    length_penalty: float = 1.0  # alpha: log-probability / ((5 + length) / 6)^alpha, Wu et al. 2016; 0: none
+    max_length: int = 200  # target pieces; never more than 2 x source pieces + 20
+    max_source: int = 1000  # source pieces; a longer line is split, translated in parts and joined
+    batch_tokens: int = 8000  # source pieces x beam in one batch
+    batch_sentences: int | None = None  # a number of sentences instead
+
+    def __post_init__(self) -> None:
+        check_at_least(1, search__beam=self.beam, search__n_best=self.n_best, search__max_length=self.max_length)
+        check_at_least(2, search__max_source=self.max_source)
+        check_at_least(1, search__batch_tokens=self.batch_tokens, search__batch_sentences=self.batch_sentences)
+        check_at_least(0, search__length_penalty=self.length_penalty)
+        if self.n_best > self.beam:
+            raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
+
+
+def check_hardware(device: str, precision: str) -> None:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
+    check_choice("precision", precision, PRECISIONS)
+
+
+@dataclass(slots=True)
+class TrainRun:
+    """`python -m nmt.train`"""
+
+    name: str = "run"
+    seed: int = 1
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
+    overwrite: bool = False  # ... or throw it away and start anew
+    init_from: str | None = None  # start from the weights and the tokenizer of another run
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_hardware(self.device, self.precision)
+        check_at_least(0, seed=self.seed)
+        if not self.name.strip("./ "):
+            raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
+        self.resume = self.resume.lower()
+        check_choice("resume", self.resume, ("false", "true", "auto"))
+        if self.overwrite and self.resume != "false":
+            raise UserError(f"overwrite=true contradicts resume={self.resume}; give one of them")
+        if self.model.tie == "three" and not self.tokenizer.joint:
+            raise UserError("model.tie=three shares source and target embeddings: it needs tokenizer.joint=true")
+
+
+@dataclass(slots=True)
+class DataOverride:
+    """`data.*` of the commands that read a run: null means the run's own value."""
+
+    format: str | None = None
+    path: str | None = None
+    subset: str | None = None
+    source: str | None = None
+    target: str | None = None
+    split: str | None = None
+    limit: int | None = None
+    invalid: str | None = None
+    seed: int | None = None
+
+    def over(self, run: DataConfig) -> DataConfig:
+        """The run's data with what was given here in its place."""
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        return dataclasses.replace(run, **{"limit": None, **given})
+
+
+@dataclass(slots=True)
+class EvaluateRun:
+    """`python -m nmt.evaluate`"""
+
+    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
+    device: str = "auto"
+    precision: str = "auto"
+    pictures: int = 4  # heat maps of the first sentences
+    data: DataOverride = field(default_factory=DataOverride)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        check_hardware(self.device, self.precision)
+        check_at_least(0, pictures=self.pictures)
+        if not self.checkpoint:
+            raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
+
+
+@dataclass(slots=True)
+class TranslateRun:
+    """`python -m nmt.translate`"""
+
+    checkpoint: str | None = None
+    input: str | None = None  # a file; null: standard input
+    output: str | None = None  # a file; null: standard output
+    target: str | None = None  # mode=score: the translations to score
+    mode: str = "translate"  # translate | score
+    format: str = "text"  # text | jsonl
+    alignments: str | None = None  # a file for word links, a line each, as Pharaoh i-j
+    device: str = "auto"
+    precision: str = "auto"
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        check_hardware(self.device, self.precision)
+        check_choice("mode", self.mode, ("translate", "score"))
+        check_choice("format", self.format, ("text", "jsonl"))
+        if not self.checkpoint:
+            raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
+        if self.mode == "score" and not (self.input and self.target):
+            raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
+        if self.mode == "translate" and self.target:
+            raise UserError(f"target={self.target} is for mode=score only")
+
+
+COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun}
+
+
+def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
+    """Turn a function of a command's checked dataclasses into a program: `@config.main("train")`."""
+    return program(command, COMMANDS[command])

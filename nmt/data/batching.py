@@ -1,0 +1,242 @@
+"""The tokenised corpus, and batches of it.
+
+Shapes: B pairs, S source positions (`</s>` included), T target positions (`<s>` and `</s>` included). The length of a
+sentence in a batch counts its pieces and `</s>`, never `<s>`.
+"""
+
+import hashlib
+import itertools
+import logging
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasets import Dataset
+from tqdm import tqdm
+
+from nmt.config import BOS, EOS, PAD, TrainConfig, TrainRun
+from nmt.data.corpus import cache_folder
+from nmt.data.tokenizer import Side, Tokenizer
+from nmt.errors import UserError
+
+log = logging.getLogger("nmt")
+CHUNK = 10_000  # pairs in memory at a time while tokenising
+SIDES = ["source", "target"]
+Ids = Sequence[int] | npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int64]
+
+
+# -------------------------------------------------------------------------------------------------------------- batch
+class Batch(NamedTuple):
+    """Padded ids of B pairs, all int64."""
+
+    source_BS: torch.Tensor  # x1 .. xn </s>, then padding
+    source_length_B: torch.Tensor  # n + 1
+    target_BT: torch.Tensor  # <s> y1 .. yn </s>, then padding; of shape (B, 0) where there are no targets
+    target_length_B: torch.Tensor  # n + 1: what is to be predicted
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+def make_batch(sources: Sequence[Ids], targets: Sequence[Ids] | None = None) -> Batch:
+    """A batch of sentences from their ids, given without `<s>` and `</s>`."""
+    source_BS, source_length_B = pad([[*ids, EOS] for ids in sources])
+    if targets is None:
+        return Batch(source_BS, source_length_B, source_BS[:, :0], torch.zeros_like(source_length_B))
+    target_BT, columns_B = pad([[BOS, *ids, EOS] for ids in targets])
+    return Batch(source_BS, source_length_B, target_BT, columns_B - 1)
+
+
+def pad(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = [len(row) for row in rows]
+    ids = np.full((len(rows), max(lengths)), PAD, dtype=np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    return torch.from_numpy(ids), torch.tensor(lengths)
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+@dataclass(frozen=True)
+class EncodedSide:
+    """The ids of all sentences of one side, end to end, mapped from a file."""
+
+    ids: npt.NDArray[np.int32]
+    offsets: Indices  # row i is ids[offsets[i] : offsets[i + 1]]
+
+    def __getitem__(self, row: int) -> npt.NDArray[np.int32]:
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """The pairs that are trained on; an index counts these, a row counts all pairs of the corpus."""
+
+    pairs: Dataset
+    tokenizer: Tokenizer
+    source: EncodedSide
+    target: EncodedSide
+    rows: Indices  # in rising order
+    max_length: int  # pieces
+    sampling: float  # of subwords, anew for each batch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def source_lengths(self) -> Indices:
+        """Source pieces of each pair, `</s>` included."""
+        return np.diff(self.source.offsets)[self.rows] + 1
+
+    @cached_property
+    def target_lengths(self) -> Indices:
+        """Target pieces of each pair, `</s>` included."""
+        return np.diff(self.target.offsets)[self.rows] + 1
+
+
+def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> EncodedPairs:
+    """Tokenise the training pairs, or take what was tokenised before of the same text with the same tokenizer.
+
+    Pairs with a side that is empty, or nothing but white space, and those with more than `data.max_length` pieces on a
+    side are left out and counted in the log.
+
+    Raises:
+        UserError: when no pair is left.
+    """
+    folder = cache_folder(run.data) / "ids" / content_key(pairs, tokenizer)
+    if not folder.exists():
+        encode_to(folder, pairs, tokenizer)
+    offsets = {side: np.load(folder / f"{side}.offsets.npy") for side in SIDES}
+    lengths = np.stack([np.diff(offsets[side]) for side in SIDES])
+    limit = run.data.max_length
+    empty = lengths.min(axis=0) == 0
+    kept = ~empty & (lengths.max(axis=0) <= limit)
+    counts = (
+        f"{empty.sum():,} with an empty side, {(~empty & ~kept).sum():,} longer than data.max_length={limit} pieces"
+    )
+    if not kept.any():
+        raise UserError(f"no training pair is left of {len(pairs):,}: {counts}; look at the text, or raise the length")
+    log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
+    source, target = (EncodedSide(np.memmap(folder / f"{side}.ids", np.int32, "r"), offsets[side]) for side in SIDES)
+    return EncodedPairs(pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling)
+
+
+def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
+    """A key made of all texts and of the tokenizer."""
+    key = hashlib.sha256(tokenizer.fingerprint.encode())
+    for batch in pairs.select_columns(SIDES).iter(CHUNK):
+        for side in SIDES:
+            key.update(np.array([len(text) for text in batch[side]]).tobytes())
+            key.update("".join(batch[side]).encode())
+    return key.hexdigest()[:32]
+
+
+def encode_to(folder: Path, pairs: Dataset, tokenizer: Tokenizer) -> None:
+    """Write the ids of all pairs to a folder, which appears only when it is whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        encode_side(part, "source", pairs, tokenizer.source)
+        encode_side(part, "target", pairs, tokenizer.target)
+        part.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def encode_side(folder: Path, name: str, pairs: Dataset, side: Side) -> None:
+    lengths = [0]
+    with (
+        open(folder / f"{name}.ids", "wb") as file,
+        tqdm(total=len(pairs), desc=f"tokenising {name}", unit=" lines", leave=False, disable=None) as bar,
+    ):
+        for batch in pairs.select_columns(name).iter(CHUNK):
+            ids = side.encode(["" if text.isspace() else text for text in batch[name]])
+            np.fromiter(itertools.chain.from_iterable(ids), np.int32).tofile(file)
+            lengths += map(len, ids)
+            bar.update(len(ids))
+    np.save(folder / f"{name}.offsets.npy", np.cumsum(lengths))
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: int) -> list[Indices]:
+    """The indices of each update of an epoch, every pair once; a function of the arguments and of nothing else.
+
+    An update has pairs of similar length: as many as `train.batch_tokens` allows, where a pair counts its longer side
+    with `</s>` and without padding (a longer pair still makes an update of its own), or `train.batch_sentences`.
+    """
+    rng = np.random.default_rng((seed, epoch))
+    order = by_length(encoded, rng)
+    if config.batch_sentences is not None:
+        ends = np.arange(config.batch_sentences, len(order), config.batch_sentences)
+    else:
+        sizes = np.maximum(encoded.source_lengths, encoded.target_lengths)[order]
+        ends = cuts(sizes, config.batch_tokens)
+    batches = np.split(order, ends)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def by_length(encoded: EncodedPairs, rng: np.random.Generator) -> Indices:
+    """All indices by target length, within it by source length, at random within that.
+
+    Source lengths rise and fall in turn, so that they are alike, too, where one target length ends in the middle of a
+    batch.
+    """
+    order = rng.permutation(len(encoded))
+    target, source = encoded.target_lengths[order], encoded.source_lengths[order]
+    return order[np.lexsort((np.where(target % 2, source, -source), target))]
+
+
+def cuts(sizes: Indices, budget: int) -> Indices:
+    """Where to cut so that no part's sum is over the budget, unless it is a single number."""
+    total = np.cumsum(sizes)
+    ends, before = [], 0
+    while before + budget < total[-1]:
+        end = int(np.searchsorted(total, before + budget, side="right"))
+        start = ends[-1] if ends else 0
+        ends.append(max(end, start + 1))
+        before = int(total[ends[-1] - 1])
+    return np.array(ends if not ends or ends[-1] < len(sizes) else ends[:-1], dtype=np.int64)
+
+
+def micro_batches(indices: Indices, parts: int) -> list[Indices]:
+    """The indices in at most `parts` parts of (almost) as many pairs, none empty; lengths stay together."""
+    return np.array_split(indices, min(parts, len(indices)))
+
+
+def padding_waste(encoded: EncodedPairs, batches: Sequence[Indices]) -> float:
+    """The share of padding in the positions of both sides of all batches."""
+    order, starts = np.concatenate(batches), np.cumsum([0, *map(len, batches[:-1])])
+    counts = np.diff(np.append(starts, len(order)))
+    lengths = np.stack((encoded.source_lengths, encoded.target_lengths))[:, order]
+    positions = np.maximum.reduceat(lengths, starts, axis=1) * counts
+    return float(1 - lengths.sum() / positions.sum())
+
+
+def assemble(encoded: EncodedPairs, indices: Indices, seed: int = 0) -> Batch:
+    """The batch of some pairs.
+
+    With `tokenizer.sampling` their text is segmented anew, by the seed; a sentence that gets more than
+    `data.max_length` pieces by that keeps its best segmentation.
+    """
+    rows = encoded.rows[indices]
+    sources, targets = ([side[row] for row in rows] for side in (encoded.source, encoded.target))
+    if encoded.sampling:
+        texts = encoded.pairs[rows]
+        sources = resample(sources, encoded.tokenizer.source, texts["source"], encoded, 2 * seed)
+        targets = resample(targets, encoded.tokenizer.target, texts["target"], encoded, 2 * seed + 1)
+    return make_batch(sources, targets)
+
+
+def resample(best: list[Ids], side: Side, texts: list[str], encoded: EncodedPairs, seed: int) -> list[Ids]:
+    drawn = side.encode(texts, encoded.sampling, seed)
+    return [new if len(new) <= encoded.max_length else old for old, new in zip(best, drawn, strict=True)]

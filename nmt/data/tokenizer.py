@@ -1,0 +1,331 @@
+"""Subword pieces: a SentencePiece model for both sides, or one for each.
+
+Text survives: under the identity normalisation and with byte fallback (every type but `word`) `decode(encode(line))`
+is the line again, whatever is in it. The exceptions are U+2581, SentencePiece's sign for a space, and line breaks
+within a line; all of them come back as spaces.
+
+SentencePiece segments, we sample: its generators cannot be seeded (0.2.3 salts them for each process, and encodes a
+list in several threads), so BPE dropout and the sampling of unigram segmentations are done here, word by word.
+"""
+
+import hashlib
+import io
+import itertools
+import os
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import exp, log
+from pathlib import Path
+
+import sentencepiece
+
+from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
+from nmt.errors import UserError
+
+SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
+SPACE = "▁"
+WORD = re.compile("▁[^▁]*")
+BYTE_PIECES = 256
+SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sample where there are more
+CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
+UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
+
+
+@dataclass(frozen=True)
+class Side:
+    """The tokenizer of one language."""
+
+    model: bytes  # as SentencePiece serialises it
+
+    @cached_property
+    def processor(self) -> sentencepiece.SentencePieceProcessor:
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of pieces, the four specials included."""
+        return len(self.processor)
+
+    @cached_property
+    def bytes_fall_back(self) -> bool:
+        return bool(self.processor.piece_to_id("<0x00>") != UNK)
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """Ordinary pieces, neither specials nor bytes; log-probabilities, or the negative ranks of BPE's merges."""
+        first = len(SPECIALS) + BYTE_PIECES * self.bytes_fall_back
+        return {self.processor.id_to_piece(i): self.processor.get_score(i) for i in range(first, self.vocab_size)}
+
+    @cached_property
+    def merges(self) -> bool:
+        """Whether this is a BPE model: SentencePiece does not tell, but only a merge's rank can be 0."""
+        return max(self.scores.values(), default=0.0) == 0.0
+
+    def encode(self, lines: list[str], sampling: float = 0.0, seed: int = 0) -> list[list[int]]:
+        """Ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
+
+        sampling: 0 for the best segmentation, else BPE's dropout (Provilkov et al. 2020), or the exponent on the
+            probability of a unigram segmentation (Kudo 2018: smaller is more random).
+        seed: of the sampling; the same lines, sampling and seed give the same ids, anywhere.
+        """
+        if self.bytes_fall_back and not sampling:
+            return self.processor.encode(lines)
+        rng = random.Random(seed)
+        return [
+            [piece for word in WORD.findall(text) for piece in self._encode_word(word, sampling, rng)]
+            for text in self.processor.normalize(lines)
+        ]
+
+    def _encode_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
+        if not self.bytes_fall_back:  # SentencePiece itself would merge neighbouring unknown words into one
+            return [self.processor.piece_to_id(word)]
+        if self.merges:
+            pieces = drop_merges(word, self.scores, sampling, rng)
+        else:
+            pieces = draw_segmentation(word, segmentations(self, word, sampling), rng)
+        ids = []
+        for piece in pieces:
+            known = piece in self.scores
+            ids += self.processor.piece_to_id([piece] if known else [f"<0x{byte:02X}>" for byte in piece.encode()])
+        return ids
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The pieces of ids as strings, specials included; a space is shown as U+2581, a byte as `<0xE2>`."""
+        return self.processor.id_to_piece(list(ids))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids: specials are left out, line breaks become spaces, bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(surface, self.pieces(ids))).removeprefix(b" ").decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizers of both sides; a joint one is the same on either."""
+
+    source: Side
+    target: Side
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the models, in hexadecimal."""
+        return hashlib.sha256(self.source.model + self.target.model).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.model` if joint, else `tokenizer.source.model` and `tokenizer.target.model`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        joint = self.source == self.target
+        files = {
+            "tokenizer.model": self.source.model if joint else None,
+            "tokenizer.source.model": None if joint else self.source.model,
+            "tokenizer.target.model": None if joint else self.target.model,
+        }
+        for name, model in files.items():
+            if model is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                part = folder / f"{name}.part"
+                part.write_bytes(model)
+                os.replace(part, folder / name)
+
+
+# ---------------------------------------------------------------------------------------------------- pieces to words
+def surface(piece: str) -> bytes:
+    """The bytes that a piece stands for: none for a special one, a space for U+2581 and for a line break."""
+    if piece in ("<pad>", "<s>", "</s>"):
+        return b""
+    if len(piece) == 6 and piece.startswith("<0x"):
+        text = bytes([int(piece[3:5], 16)])
+    else:
+        text = piece.replace(SPACE, " ").encode()
+    return text.translate(bytes.maketrans(b"\n\r", b"  "))
+
+
+def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The words of a text in pieces, and for each piece the index of its word.
+
+    Words are what stands between spaces (U+0020 alone; several count as one): of the decoded text,
+    `[word for word in text.split(" ") if word]`. A piece of nothing but a space belongs to the word that follows it
+    directly; specials and superfluous spaces belong to none: -1.
+    """
+    surfaces = [surface(piece) for piece in pieces]
+    text = b"".join(surfaces)
+    found = list(re.finditer(rb"[^ ]+", text))
+    starts = [match.start() for match in found]
+    owners, end = [], 0
+    for part in surfaces:
+        letter = end + len(part) - len(part.lstrip(b" "))
+        end += len(part)
+        nowhere = not part or text[letter : letter + 1] in (b"", b" ")
+        owners.append(-1 if nowhere else bisect_right(starts, letter) - 1)
+    return [match.group().decode("utf-8", "replace") for match in found], owners
+
+
+# ----------------------------------------------------------------------------------------------------------- sampling
+def drop_merges(word: str, scores: dict[str, float], dropout: float, rng: random.Random) -> list[str]:
+    """BPE in which each possible merge is left out with probability `dropout` at every step."""
+    pieces = list(word)
+    while True:
+        merges = [
+            (-scores[left + right], i)
+            for i, (left, right) in enumerate(itertools.pairwise(pieces))
+            if left + right in scores and rng.random() >= dropout
+        ]
+        if not merges:
+            return pieces
+        _, i = min(merges)
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+
+@lru_cache(maxsize=1 << 16)
+def segmentations(side: Side, word: str, exponent: float) -> list[tuple[list[int], list[float]]]:
+    """For each end 1..len(word) of a last piece: where it may start, and the cumulative probabilities of these starts.
+
+    Forward sums over all segmentations, the probability of each raised to `exponent`.
+    """
+    unknown = min(side.scores.values()) - UNKNOWN_PENALTY
+    forward = [0.0]
+    choices = []
+    for end in range(1, len(word) + 1):
+        starts = [i for i in range(end) if word[i:end] in side.scores or i == end - 1]
+        logits = [forward[i] + exponent * side.scores.get(word[i:end], unknown) for i in starts]
+        top = max(logits)
+        cumulative = list(itertools.accumulate(exp(logit - top) for logit in logits))
+        forward.append(top + log(cumulative[-1]))
+        choices.append((starts, cumulative))
+    return choices
+
+
+def draw_segmentation(word: str, choices: list[tuple[list[int], list[float]]], rng: random.Random) -> list[str]:
+    pieces, end = [], len(word)
+    while end:
+        starts, cumulative = choices[end - 1]
+        start = rng.choices(starts, cum_weights=cumulative)[0]
+        pieces.append(word[start:end])
+        end = start
+    return pieces[::-1]
+
+
+# --------------------------------------------------------------------------------------------------- training, loading
+def train_tokenizer(
+    source_lines: Iterable[str], target_lines: Iterable[str], config: TokenizerConfig, folder: Path
+) -> Tokenizer:
+    """Train on text, write the model (or the two models) to `folder`, which is made if need be.
+
+    The same lines give the same files, on any number of cores. `vocab_size` is exact for bpe and unigram, an upper
+    limit for char and word. Of a side with more than a million lines a random sample of a million is used.
+
+    Raises:
+        UserError: for a `tokenizer.vocab_size` that the text does not allow, or when there is no text.
+    """
+    source, target = sample_lines(source_lines), sample_lines(target_lines)
+    if config.joint:
+        side = train_side(itertools.chain(source, target), config, "both sides")
+        tokenizer = Tokenizer(side, side)
+    else:
+        tokenizer = Tokenizer(
+            train_side(source, config, "the source side"), train_side(target, config, "the target side")
+        )
+    tokenizer.save(folder)
+    return tokenizer
+
+
+def sample_lines(lines: Iterable[str]) -> list[str]:
+    """At most `SAMPLE` of the lines, each with equal probability, always the same."""
+    rng = random.Random(0)
+    sample: list[str] = []
+    for number, line in enumerate(lines):
+        if number < SAMPLE:
+            sample.append(line)
+        elif (place := rng.randrange(number + 1)) < SAMPLE:
+            sample[place] = line
+    return sample
+
+
+def train_side(lines: Iterable[str], config: TokenizerConfig, name: str) -> Side:
+    byte_fallback = config.type != "word"
+    smallest = len(SPECIALS) + BYTE_PIECES + 1
+    if byte_fallback and config.vocab_size < smallest:
+        raise UserError(
+            f"tokenizer.vocab_size={config.vocab_size} is too small: there are {len(SPECIALS)} special pieces and "
+            f"{BYTE_PIECES} bytes, and characters come on top; write {smallest} or more"
+        )
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=trainable(lines),
+            model_writer=model,
+            model_type=config.type,
+            vocab_size=config.vocab_size,
+            hard_vocab_limit=config.type in ("bpe", "unigram"),
+            byte_fallback=byte_fallback,
+            character_coverage=1.0,
+            normalization_rule_name=config.normalisation,
+            remove_extra_whitespaces=config.normalisation != "identity",
+            num_threads=16,  # the pieces of a unigram model depend on this number
+            minloglevel=2,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_piece=SPECIALS[UNK],
+        )
+    except RuntimeError as error:
+        raise UserError(explain(str(error), config, name)) from error
+    return Side(model.getvalue())
+
+
+def trainable(lines: Iterable[str]) -> Iterator[str]:
+    """Lines as SentencePiece's trainer takes them: it would leave out long ones and those with its reserved U+2585."""
+    for line in lines:
+        line = line.replace("\u2585", " ")
+        for start in range(0, len(line), CHUNK):
+            yield line[start : start + CHUNK]
+
+
+def explain(error: str, config: TokenizerConfig, name: str) -> str:
+    key = f"tokenizer.vocab_size={config.vocab_size}"
+    if largest := re.search(r"too high .* <= (\d+)", error):
+        return (
+            f"{key} is more than the text of {name} allows for tokenizer.type={config.type}; "
+            f"write {largest[1]} or less, or use tokenizer.type=word or char, which take what there is"
+        )
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
+        return (
+            f"{key} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and each "
+            f"character of the text need a place; write {smallest[1]} or more"
+        )
+    if "!sentences_.empty()" in error or "all_chars_count" in error:
+        return f"there is no text on {name} to train a tokenizer on: all lines are empty"
+    return f"SentencePiece cannot train a tokenizer on the text of {name}: {error}"
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that `folder` holds.
+
+    Raises:
+        UserError: when it holds none, or a file that is not a SentencePiece model.
+    """
+    joint = folder / "tokenizer.model"
+    if joint.exists():
+        side = load_side(joint)
+        return Tokenizer(side, side)
+    return Tokenizer(load_side(folder / "tokenizer.source.model"), load_side(folder / "tokenizer.target.model"))
+
+
+def load_side(path: Path) -> Side:
+    try:
+        side = Side(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
+        ) from error
+    try:
+        if side.model and side.pieces(range(len(SPECIALS))) == list(SPECIALS):
+            return side
+    except (RuntimeError, IndexError):
+        pass
+    raise UserError(f"{path} is not a tokenizer of this program: not a SentencePiece model, or one with other ids")

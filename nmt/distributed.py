@@ -1,0 +1,81 @@
+"""Where a command runs: device, precision, logging."""
+
+import logging
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from nmt.errors import UserError
+
+log = logging.getLogger("nmt")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU when there is one.
+
+    Raises:
+        UserError: the device is unknown or not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name} is none of auto, cpu, cuda, cuda:N, mps") from None
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = there.get(device.type, 0)
+    if (device.index or 0) >= count:
+        found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
+        raise UserError(f"device={name} is not there; this machine has {found}; device=auto picks one")
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """`auto` by capability alone: bf16 where the processor has matrix units for it, fp32 else.
+
+    Raises:
+        UserError: the device cannot do it.
+    """
+    if name == "fp64" and device.type == "mps":
+        raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def place(model: nn.Module, precision: str, device: torch.device) -> None:
+    """Move a model to where it computes and tell it in what. Parameters stay fp32, or become fp64."""
+    model.to(device, torch.float64 if precision == "fp64" else torch.float32)
+    model.dtype = DTYPES[precision]  # type: ignore[assignment]
+
+
+class _Lines(logging.Handler):
+    """Lines to standard error that do not break a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def log_to_stderr() -> None:
+    """Show what nmt reports on standard error; standard output is for results."""
+    log.handlers.clear()
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    handler = _Lines()
+    handler.addFilter(lambda record: not getattr(record, "quiet", False))
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+
+
+def log_to_file(path: Path) -> logging.Handler:
+    """Append all reports to a file too, with the time."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    return handler

@@ -1,0 +1,42 @@
+"""What users can mend: the error that tells them, and the checks of values that raise it."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the choice nearest to `word` by its dotted name or the last part of it, else `""`."""
+    choices = list(choices)
+    leaves = {choice.rpartition(".")[2]: choice for choice in reversed(choices)}
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1)]
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise UserError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
+
+
+def check_at_least(low: float, **values: float | None) -> None:
+    """Refuse every named value below `low`; None means unset. A double underscore in a name stands for a dot."""
+    for name, value in values.items():
+        if value is not None and not low <= value < math.inf:
+            raise UserError(f"{name.replace('__', '.')}={value} must be a number of at least {low}")
+
+
+def check_above_zero(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name.replace('__', '.')}={value} must be a number greater than 0")
+
+
+def check_share(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise UserError(f"{name.replace('__', '.')}={value} must be at least 0 and below 1")

@@ -1,0 +1,107 @@
+"""Measure a trained model on a split of its own data, or of another corpus.
+
+    python -m nmt.evaluate checkpoint=runs/NAME
+    python -m nmt.evaluate checkpoint=runs/NAME data.split=valid search.beam=1
+    python -m nmt.evaluate --help
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from nmt.alignment import Record, word_weights
+from nmt.checkpoint import load_model, write_atomically
+from nmt.config import EvaluateRun, main
+from nmt.data.corpus import column, load_pairs
+from nmt.data.tokenizer import words
+from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
+from nmt.metrics import looks_tokenised, scores
+from nmt.plot import heat_map
+from nmt.training import evaluate_loss
+from nmt.translator import Translation, Translator
+
+EXAMPLES = 4  # translations shown at the end
+
+
+def artefact(translation: Translation) -> Record:
+    """A translation's alignment: pieces, words, weights and score."""
+    return Record(
+        source_pieces=translation.source_pieces,
+        target_pieces=translation.target_pieces,
+        source_words=words(translation.source_pieces)[0],
+        target_words=words(translation.target_pieces)[0],
+        weights=translation.weights_TS,
+        score=translation.score,
+    )
+
+
+def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path]:
+    """Heat maps, word by word, of the first translations that are not empty."""
+    paths = []
+    for number, translation in enumerate(translations, 1):
+        if len(paths) == limit:
+            break
+        if translation.weights_TS is None or not translation.text:
+            continue
+        source_words, source_index = words(translation.source_pieces)
+        target_words, target_index = words(translation.target_pieces)
+        weights = word_weights(translation.weights_TS, source_index, target_index)
+        paths.append(folder / f"alignment_{number}.png")
+        heat_map(paths[-1], source_words, target_words, weights)
+    return paths
+
+
+@main("evaluate")
+def evaluate(command: EvaluateRun) -> float | None:
+    """Returns BLEU."""
+    log_to_stderr()
+    assert command.checkpoint is not None
+    model, tokenizer, run, folder = load_model(command.checkpoint)
+    device = choose_device(command.device)
+    precision = choose_precision(command.precision, device)
+    place(model, precision, device)
+    data = command.data.over(run.data)
+    pairs = load_pairs(data, data.split)
+    sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
+    if data.format != "toy" and looks_tokenised(references):
+        log.warning("the references look tokenised (spaces before punctuation); BLEU compares with raw text elsewhere")
+
+    measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
+    translator = Translator(model, tokenizer, command.search, device)
+    started = time.perf_counter()
+    found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
+    measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
+    measures |= scores([translation.text for translation in found], references)
+    measures |= {"sentences": len(sources), "precision": precision, "beam": command.search.beam}
+
+    results = folder / "eval" / data.split
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomically(results / "translations.txt", "".join(translation.text + "\n" for translation in found))
+    write_atomically(results / "alignments.jsonl", "".join(artefact(t).to_json() + "\n" for t in found))
+    write_atomically(results / "metrics.json", json.dumps(measures, indent=1, ensure_ascii=False) + "\n")
+    pictures = draw(results, found, command.pictures)
+    report(sources, references, found, measures, pictures, folder)
+    return measures["bleu"]  # type: ignore[no-any-return]
+
+
+def report(
+    sources: list[str], references: list[str], found: list[Translation], measures: dict[str, Any],
+    pictures: list[Path], folder: Path,
+) -> None:  # fmt: skip
+    """What a user wants to see first, on standard output."""
+    for source, reference, translation in list(zip(sources, references, found, strict=True))[:EXAMPLES]:
+        print(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
+    names = ("loss", "ppl", "accuracy", "bleu", "chrf", "ter", "sentences_per_second")
+    for name in names:
+        value = measures[name]
+        print(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:3] else f"{value:.2f}"))
+    for name, signature in measures["signatures"].items():
+        print(f"{name:<22}{signature}")
+    if pictures:
+        print(f"{'alignment picture':<22}{pictures[0]}")
+    print(f"{'results':<22}{folder / 'eval'}\n{'run':<22}{folder}")
+
+
+if __name__ == "__main__":
+    evaluate()

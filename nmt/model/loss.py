@@ -1,0 +1,73 @@
+"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits.
+
+Shapes: R target tokens (no padding among them), D feature size, V vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
+
+
+class Loss(NamedTuple):
+    """Sums over target tokens, `</s>` included; who adds them up over batches divides once at the end."""
+
+    smoothed: Tensor  # what training minimises
+    nats: Tensor  # negative log-likelihood, without smoothing
+    correct: Tensor  # tokens that the model ranks first
+
+
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """The forward pass turns logits into their gradient in place, a chunk of rows at a time; the backward pass is two
+    products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight = weight_VD.to(x_RD.dtype)
+        logits_RV = F.linear(x_RD, weight, None if bias_V is None else bias_V.to(x_RD.dtype))
+        wide = torch.promote_types(x_RD.dtype, torch.float32)
+        smoothed, nats = torch.zeros(2, dtype=wide, device=x_RD.device).unbind()
+        correct = torch.zeros((), dtype=torch.int64, device=x_RD.device)
+        vocabulary = logits_RV.shape[1]
+        training = any(ctx.needs_input_grad)
+        for logits_rV, target_r1 in zip(logits_RV.split(CHUNK), target_R.unsqueeze(1).split(CHUNK), strict=True):
+            logp_rV = torch.log_softmax(logits_rV, 1, dtype=wide)
+            target_logp_r1 = logp_rV.gather(1, target_r1)
+            correct += (target_logp_r1 >= logp_rV.amax(1, keepdim=True)).sum()
+            nats -= target_logp_r1.sum()
+            smoothed -= (1 - smoothing) * target_logp_r1.sum()
+            if smoothing:
+                smoothed -= smoothing / vocabulary * logp_rV.sum()
+            if training:
+                gradient_rV = logp_rV.exp_()
+                if smoothing:
+                    gradient_rV -= smoothing / vocabulary
+                gradient_rV.scatter_add_(1, target_r1, torch.full_like(target_logp_r1, smoothing - 1))
+                logits_rV.copy_(gradient_rV)
+        if training:
+            ctx.save_for_backward(x_RD, weight, logits_RV)
+            ctx.dtype, ctx.biased = weight_VD.dtype, bias_V is not None
+        ctx.mark_non_differentiable(nats, correct)
+        return smoothed, nats, correct
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x_RD, weight_VD, gradient_RV = ctx.saved_tensors
+        scale = gradients[0]
+        dx = (gradient_RV @ weight_VD) * scale.to(x_RD.dtype)
+        dweight = (gradient_RV.t() @ x_RD).to(ctx.dtype) * scale
+        dbias = gradient_RV.sum(0, dtype=ctx.dtype) * scale if ctx.biased else None
+        return dx, dweight, dbias, None, None
+
+
+def cross_entropy(
+    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0
+) -> Loss:
+    """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
+    (Szegedy et al. 2016, section 7)."""
+    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing))

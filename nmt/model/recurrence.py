@@ -1,0 +1,193 @@
+"""What makes a step loop fast: linear maps with deferred weight gradients, cells, and whole-sequence recurrent layers.
+
+Parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its weights to it, once
+for a whole loop. Shapes: B sentences, N rows, T steps, I input size, D state size, G gates (4 LSTM, 3 GRU), O output size.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` whose weights follow the dtype of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+    def bind(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        """The same map for use inside a step loop, see `bind`."""
+        return bind(self.weight, self.bias, dtype)
+
+
+# ----------------------------------------------------------------------------------------- deferred weight gradients
+Tape = list[tuple[Tensor, Tensor]]  # (dy_NO, x_NI) of each step
+
+
+class _Anchor(torch.autograd.Function):
+    """Casts a map's weights before a loop. Its backward runs after that of every step and makes the weights' gradients
+    from what the steps left on the tape: one product over all T x N rows instead of one, and one addition, a step."""
+
+    @staticmethod
+    def forward(ctx: Any, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, tape: Tape) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.dtype, ctx.biased = tape, weight_OI.dtype, bias_O is not None
+        return weight_OI.to(dtype, copy=True), None if bias_O is None else bias_O.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        if not ctx.tape:
+            return None, None, None, None
+        gradients, inputs = zip(*ctx.tape, strict=True)
+        ctx.tape.clear()
+        dy_RO, x_RI = torch.cat(gradients), torch.cat(inputs)
+        return (dy_RO.t() @ x_RI).to(ctx.dtype), dy_RO.sum(0, dtype=ctx.dtype) if ctx.biased else None, None, None
+
+
+class _Step(torch.autograd.Function):
+    """y = x W^T + b; backward returns dx at once and leaves (dy, x) on the tape for the anchor of W and b."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tape: Tape) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.tape = tape
+        return F.linear(x_NI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x_NI, weight_OI = ctx.saved_tensors
+        ctx.tape.append((gradients[0], x_NI))
+        return gradients[0] @ weight_OI, None, None, None
+
+
+def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """A linear map x_NI -> x W^T + b for one step loop: cast once, its weights' gradients one product at the end.
+
+    It must not outlive the loop's backward pass: bind again for the next loop.
+    """
+    if not torch.is_grad_enabled():
+        weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
+        return lambda x_NI: F.linear(x_NI, weight, bias)
+    tape: Tape = []
+    anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
+    return lambda x_NI: _Step.apply(x_NI, *anchors, tape)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------------------- cells
+class _LSTMCell(torch.autograd.Function):
+    """The pointwise half of an LSTM step with its gradient written out: half the operations that autograd would run."""
+
+    @staticmethod
+    def forward(ctx: Any, gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, Tensor]:
+        size = c_ND.shape[1]
+        sigmoids_NG = torch.sigmoid(gates_NG)
+        i, f, _, o = sigmoids_NG.split(size, 1)
+        g = torch.tanh(gates_NG[:, 2 * size : 3 * size])
+        new_c = torch.addcmul(f * c_ND, i, g)
+        tanh_c = torch.tanh(new_c)
+        ctx.save_for_backward(sigmoids_NG, g, c_ND, tanh_c)
+        return o * tanh_c, new_c
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
+        dh, dc_next = gradients
+        sigmoids_NG, g, c, tanh_c = ctx.saved_tensors
+        size = c.shape[1]
+        i, f, _, o = sigmoids_NG.split(size, 1)
+        dc = torch.addcmul(dc_next, dh * o, 1 - tanh_c * tanh_c)
+        dgates_NG = sigmoids_NG * (1 - sigmoids_NG)
+        dgates_NG[:, :size].mul_(dc).mul_(g)
+        dgates_NG[:, size : 2 * size].mul_(dc).mul_(c)
+        torch.mul(dc * i, 1 - g * g, out=dgates_NG[:, 2 * size : 3 * size])
+        dgates_NG[:, 3 * size :].mul_(dh).mul_(tanh_c)
+        return dgates_NG, dc * f
+
+
+def lstm_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
+    """One LSTM step (Hochreiter and Schmidhuber 1997, with forget gates) from its pre-activations.
+
+    i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
+    `inputs_NG` is what comes from the input, `hidden_NG` what comes from h_{t-1}, biases included.
+    """
+    return _LSTMCell.apply(inputs_NG + hidden_NG, state[1])  # type: ignore[no-any-return]
+
+
+def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
+    """One GRU step (Cho et al. 2014) with the reset gate after the product, as in cuDNN, from its pre-activations.
+
+    r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n.
+    """
+    h_ND = state[0]
+    size = h_ND.shape[1]
+    r, z = torch.sigmoid(inputs_NG[:, : 2 * size] + hidden_NG[:, : 2 * size]).split(size, 1)
+    n = torch.tanh(torch.addcmul(inputs_NG[:, 2 * size :], r, hidden_NG[:, 2 * size :]))
+    return (torch.lerp(n, h_ND, z),)
+
+
+CELLS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step, gates, tensors of state
+
+
+class RNN(nn.Module):
+    """One unidirectional recurrent layer: a whole sequence in one call, or a map for each step of a loop."""
+
+    def __init__(self, cell: str, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.cell, gates, self.states = CELLS[cell]
+        self.hidden = hidden
+        self.whole = torch.lstm if cell == "lstm" else torch.gru
+        self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
+        self.bias_ih = nn.Parameter(torch.zeros(gates * hidden))
+        self.bias_hh = nn.Parameter(torch.zeros(gates * hidden))
+        for block in self.weight_ih.detach().split(hidden):
+            nn.init.xavier_uniform_(block)
+        for block in self.weight_hh.detach().split(hidden):
+            nn.init.orthogonal_(block)
+        if cell == "lstm":
+            nn.init.ones_(self.bias_ih.detach()[hidden : 2 * hidden])  # remember at first (Jozefowicz et al. 2015)
+
+    def zeros(self, like_BTI: Tensor) -> State:
+        """The state before the first step, for a batch like `like_BTI`."""
+        return (like_BTI.new_zeros(like_BTI.shape[0], self.hidden),) * self.states
+
+    def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
+        """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
+        weights = [w.to(x_BTI.dtype) for w in (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)]
+        start = tuple(s.unsqueeze(0).contiguous() for s in state)
+        initial = start if self.states == 2 else start[0]
+        h_BTD, *final = self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
+        return h_BTD, tuple(s.squeeze(0) for s in final)
+
+    def project(self, x_BTI: Tensor) -> Tensor:
+        """inputs_BTG: what the first I inputs add to the pre-activations, biases included, for all T steps at once."""
+        weight_GI = self.weight_ih[:, : x_BTI.shape[2]]
+        return F.linear(x_BTI, weight_GI.to(x_BTI.dtype), self.bias_ih.to(x_BTI.dtype))
+
+    def bind(self, dtype: torch.dtype, projected: int = 0) -> "Step":
+        """The layer as a step of a loop. Its first `projected` inputs have gone through `project` outside the loop.
+
+        Returns step(x_NI, state, inputs_NG) -> state, where x are the other inputs and `inputs_NG` is a step of what
+        `project` returned, None if `projected` is 0.
+        """
+        input_map = bind(self.weight_ih[:, projected:], None if projected else self.bias_ih, dtype)
+        hidden_map = bind(self.weight_hh, self.bias_hh, dtype)
+
+        def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
+            mapped_NG = input_map(x_NI)
+            return self.cell(mapped_NG if inputs_NG is None else mapped_NG + inputs_NG, hidden_map(state[0]), state)
+
+        return step
+
+
+Step = Callable[..., State]
+
+
+def uniform_(weight: Tensor, fan: int) -> None:
+    """U(-1/sqrt(fan), 1/sqrt(fan)), torch's own default for linear maps, for parameters that stand alone."""
+    nn.init.uniform_(weight, -1 / math.sqrt(fan), 1 / math.sqrt(fan))

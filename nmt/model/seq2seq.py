@@ -1,0 +1,77 @@
+"""The whole model: embeddings, encoder, decoder, output layer.
+
+Shapes: B sentences, N rows (sentence-major hypotheses; N = B in training), S source and T target positions, E embedding
+size, D decoder size, R target tokens without padding, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig
+from nmt.model.attention import Memory, Weights
+from nmt.model.decoder import Decoder, DecoderState
+from nmt.model.encoder import Encoder
+from nmt.model.loss import Loss, cross_entropy
+from nmt.model.recurrence import Linear
+
+
+class Seq2Seq(nn.Module):
+    """Parameters stay in fp32 (or fp64); `dtype` is what everything between embeddings and loss is computed in."""
+
+    def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int, pad: int = 0) -> None:
+        super().__init__()
+        self.pad = pad
+        self.dtype = torch.float32
+        self.target_embedding = embedding(target_vocab, config.embed, pad)
+        shared = config.tie == "three"
+        self.source_embedding = self.target_embedding if shared else embedding(source_vocab, config.embed, pad)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.dropout = nn.Dropout(config.dropout)
+        tied = config.tie != "none"
+        self.to_embedding = Linear(config.hidden, config.embed) if tied and config.hidden != config.embed else None
+        self.output = Linear(config.embed if tied else config.hidden, target_vocab)
+        nn.init.zeros_(self.output.bias)
+        if tied:
+            self.output.weight = self.target_embedding.weight
+
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
+        """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
+        embedded_BSE = self.dropout(self.source_embedding(source_BS).to(self.dtype))
+        outputs_BSM, lasts = self.encoder(embedded_BSE, length_B)
+        return self.decoder.start(outputs_BSM, lasts, length_B)
+
+    def decode(self, tokens_NT: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
+        """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW and the state after."""
+        embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
+        return self.decoder(embedded_NTE, state, memory)  # type: ignore[no-any-return]
+
+    def readout(self, features: Tensor) -> Tensor:
+        """Features as the output layer wants them."""
+        features = self.dropout(features)
+        return features if self.to_embedding is None else self.to_embedding(features)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The output layer: (..., D) -> (..., V)."""
+        return self.output(self.readout(features))  # type: ignore[no-any-return]
+
+    def loss(self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0) -> Loss:
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer."""
+        memory, state = self.start(source_BS, length_B)
+        features_BTD, _, _ = self.decode(target_BT[:, :-1], state, memory)
+        wanted_BT = target_BT[:, 1:]
+        inside_R = (wanted_BT != self.pad).flatten().nonzero().squeeze(1)
+        x_RD = self.readout(features_BTD.flatten(0, 1).index_select(0, inside_R))
+        return cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_BT.flatten()[inside_R], smoothing)
+
+
+def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:
+    table = nn.Embedding(vocabulary, size, padding_idx=pad)
+    nn.init.normal_(table.weight, std=size**-0.5)  # small enough to serve as an output layer too
+    nn.init.zeros_(table.weight.detach()[pad])
+    return table
+
+
+def build_model(config: ModelConfig, source_vocab: int, target_vocab: int) -> Seq2Seq:
+    """A model with fresh parameters, drawn from torch's global generator."""
+    return Seq2Seq(config, source_vocab, target_vocab)

@@ -1,0 +1,102 @@
+"""Pictures of attention. The only file that imports matplotlib, and only when a picture is drawn."""
+
+import logging
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nmt.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
+
+CELL = 0.3  # inches; text of FONT points stands well in it
+FONT = 10
+LARGEST = 24  # inches of a side; beyond, cells and text shrink
+LONGEST = 24  # characters of a word that are shown
+SCRIPTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Hebrew",
+           "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Emoji",
+           "Arial Unicode MS", "Segoe UI", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Hiragino Sans",
+           "Nirmala UI", "FreeSans", "Unifont")  # fmt: skip
+INK = "0.15"
+
+
+def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarray, title: str | None = None) -> None:
+    """Draw the alignment of one pair of sentences, as in figure 3 of Bahdanau et al. 2014, and write it as PNG.
+
+    Args:
+        path: the picture; its folder exists.
+        source: words, one for each column.
+        target: words, one for each row.
+        weights: target words x source words, 0 (white) to 1 (black); what is not finite stays white.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    assert weights.shape == (len(target), len(source)) and weights.size
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("pictures need matplotlib: pip install 'nmt[plot]'") from None
+    scale = min(1.0, LARGEST / (CELL * max(weights.shape)))
+    with matplotlib.rc_context({"font.family": installed_fonts(), "font.size": FONT * scale}):
+        figure = Figure(figsize=(CELL * scale * len(source), CELL * scale * len(target)))
+        draw(figure, source, target, weights, title)
+        save(figure, path)
+
+
+def draw(figure: "Figure", source: list[str], target: list[str], weights: np.ndarray, title: str | None) -> None:
+    """The cells fill the figure; words and title stand outside, where saving makes room for them."""
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(weights, cmap="gray_r", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.xaxis.tick_top()
+    literal: dict[str, Any] = {"parse_math": False, "color": INK}
+    axes.set_xticks(
+        range(len(source)), [shown(word) for word in source], rotation=50, ha="left", rotation_mode="anchor", **literal
+    )
+    axes.set_yticks(range(len(target)), [shown(word) for word in target], **literal)
+    axes.tick_params(length=0, pad=4)
+    rows, columns = weights.shape
+    grid: dict[str, Any] = {"color": "0.9", "linewidth": 0.6}
+    axes.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **grid)
+    axes.hlines(np.arange(0.5, rows - 1), -0.5, columns - 0.5, **grid)
+    axes.spines[:].set(color=INK, linewidth=0.8)
+    if title is not None:
+        axes.set_title(title, parse_math=False, color=INK, pad=10)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
+    for warning in caught:
+        if "missing from font" in str(warning.message):  # once for each glyph
+            warn_of_missing_glyphs()
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@cache
+def warn_of_missing_glyphs() -> None:
+    log.warning("no installed font has all characters of these words, so pictures show boxes; Noto fonts have them")
+
+
+@cache
+def installed_fonts() -> list[str]:
+    """Font families to try for each character, the first first."""
+    from matplotlib import font_manager
+
+    installed = set(font_manager.get_font_names())
+    return ["DejaVu Sans", *(name for name in SCRIPTS if name in installed)]
+
+
+def shown(word: str) -> str:
+    """A word as a label: short, and without what would break the line."""
+    visible = "".join(character if character.isprintable() else "·" for character in word)
+    return visible if len(visible) <= LONGEST else visible[: LONGEST - 1] + "…"

@@ -1,0 +1,280 @@
+"""The training loop: plain functions on one `TrainState`.
+
+Randomness is stateless: torch's generator is reseeded at each micro-batch from (seed, step, micro-batch), and the order
+of the data is a function of (seed, epoch), so a checkpoint stores positions, and resuming is exact.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from datasets import Dataset
+from tqdm import tqdm
+
+from nmt.checkpoint import delete_all_but, load_tensors, load_weights, pointer, restore, save_checkpoint, verify
+from nmt.checkpoint import OPTIMISER, STATE, write_atomically
+from nmt.config import SearchConfig, TrainConfig, TrainRun
+from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
+from nmt.data.corpus import column
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import log
+from nmt.metrics import bleu
+from nmt.model.seq2seq import Seq2Seq
+from nmt.optim import build_optimiser, learning_rate
+from nmt.translator import Translator, batches_by_length
+
+HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training has come: all that a checkpoint stores beside tensors."""
+
+    step: int = 0  # updates made
+    epoch: int = 0  # epochs completed
+    position: int = 0  # batches of the present epoch done
+    best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
+    waiting: int = 0  # validations since the last better one
+    decays: int = 0  # plateaus of the learning rate
+    seconds: float = 0.0  # spent in training steps
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What a run works with."""
+
+    run: TrainRun
+    folder: Path
+    device: torch.device
+    model: Seq2Seq
+    tokenizer: Tokenizer
+    optimiser: torch.optim.Optimizer
+    train: EncodedPairs
+    valid: Dataset
+    progress: Progress
+    board: Any = None  # TensorBoard's writer, where its extra is installed
+
+
+class Sums(NamedTuple):
+    """Sums over target tokens since the last report."""
+
+    smoothed: torch.Tensor
+    nats: torch.Tensor
+    correct: torch.Tensor
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed from several numbers, well mixed and the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
+
+
+# -------------------------------------------------------------------------------------------------------------- loop
+def fit(state: TrainState) -> float:
+    """Train to the end that the settings give. Returns the best validation score."""
+    run, progress = state.run, state.progress
+    batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
+    last_step = horizon(run.train, len(batches))
+    log.info(
+        f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}"
+    )
+    if finished(state, last_step):
+        log.info(f"{state.folder} is finished already; a larger train.max_epochs or train.max_steps goes on")
+    window = Window(state)
+    with tqdm(total=last_step, initial=progress.step, unit=" steps", disable=None) as bar:
+        while not finished(state, last_step):
+            if progress.position == len(batches):
+                progress.epoch, progress.position = progress.epoch + 1, 0
+                batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
+            window.add(*train_step(state, batches[progress.position], last_step))
+            progress.position += 1
+            bar.update()
+
+            epoch_ends = progress.position == len(batches)
+            due = progress.step % run.train.validate_every == 0 if run.train.validate_every else epoch_ends
+            due = due or progress.step == last_step
+            if progress.step % run.train.log_every == 0 or due:
+                bar.set_postfix_str(window.report(last_step, quiet=not bar.disable))
+            if due:
+                judge(state, validate(state))
+                window.restart()
+            elif run.train.save_every and progress.step % run.train.save_every == 0:
+                save(state)
+                window.restart()
+    best = progress.best[0]
+    log.info(f"finished at step {progress.step}: best {run.train.monitor} {best[0]:.4g} at step {best[1]}")
+    return best[0]
+
+
+def horizon(config: TrainConfig, updates: int) -> int:
+    """The number of the last update, whichever of max_steps and max_epochs comes first; every epoch has `updates`."""
+    by_epochs = None if config.max_epochs is None else config.max_epochs * updates
+    return min(end for end in (config.max_steps, by_epochs) if end is not None)
+
+
+def finished(state: TrainState, last_step: int) -> bool:
+    """Whether the last update is made, or patience is at its end."""
+    config, progress = state.run.train, state.progress
+    return progress.step >= last_step or config.patience is not None and progress.waiting >= config.patience
+
+
+def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, int, int]:
+    """One update: the gradient of the mean loss over all target tokens of all micro-batches. Returns the sums of the
+    loss, and the number of source and of target tokens."""
+    run, model, progress = state.run, state.model, state.progress
+    parts = micro_batches(indices, run.train.accumulate)
+    batches = [assemble(state.train, part, seed_of(run.seed, progress.step, i)) for i, part in enumerate(parts)]
+    tokens = sum(int(batch.target_length_B.sum()) for batch in batches)
+    rate = learning_rate(run.optim, progress.step + 1, last_step, progress.decays)
+    for group in state.optimiser.param_groups:
+        group["lr"] = rate
+
+    model.train()
+    sums = []
+    for i, batch in enumerate(batches):
+        torch.manual_seed(seed_of(run.seed, progress.step, i))
+        batch = batch.to(state.device)
+        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        (loss.smoothed / tokens).backward()
+        sums.append(Sums(*(part.detach() for part in loss)))
+    if run.optim.clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
+    state.optimiser.step()
+    state.optimiser.zero_grad(set_to_none=True)
+    progress.step += 1
+    source_tokens = sum(int(batch.source_length_B.sum()) for batch in batches)
+    return Sums(*(sum(parts) for parts in zip(*sums, strict=True))), source_tokens, tokens
+
+
+# -------------------------------------------------------------------------------------------------------- validation
+@torch.inference_mode()
+def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, float]:
+    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
+    over every pair, none left out."""
+    model.eval()
+    sources = tokenizer.source.encode(list(column(pairs, "source")))
+    targets = tokenizer.target.encode(list(column(pairs, "target")))
+    lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
+    nats = correct = tokens = 0.0
+    for rows in batches_by_length(lengths, 1, SearchConfig(batch_tokens=4000)):
+        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
+        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
+        tokens += int(batch.target_length_B.sum())
+    mean = nats / tokens
+    return {"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": correct / tokens}
+
+
+def validate(state: TrainState) -> dict[str, float]:
+    """Loss, perplexity, token accuracy, and greedy BLEU against the raw references."""
+    started = time.perf_counter()
+    scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
+    translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1), state.device)
+    found = translator.translate(list(column(state.valid, "source")))
+    scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
+    progress = state.progress
+    log.info(
+        f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {scores['ppl']:.2f}, "
+        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f} ({time.perf_counter() - started:.0f} s)"
+    )
+    record(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
+    return scores
+
+
+def judge(state: TrainState, scores: dict[str, float]) -> None:
+    """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
+    config, progress = state.run.train, state.progress
+    score, sign = scores[config.monitor], 1 if HIGHER_IS_BETTER[config.monitor] else -1
+    better = not progress.best or sign * score > sign * progress.best[0][0]
+    progress.waiting = 0 if better else progress.waiting + 1
+    progress.decays += not better and state.run.optim.schedule == "plateau"
+    ranked = sorted([*progress.best, (score, progress.step)], key=lambda entry: (-sign * entry[0], entry[1]))
+    progress.best = ranked[: config.keep]
+    if config.patience is not None and progress.waiting >= config.patience:
+        log.info(f"no better {config.monitor} in {progress.waiting} validations (train.patience): stopping")
+    save(state)
+
+
+def save(state: TrainState) -> None:
+    """Write the last checkpoint, point `best` to the best one, and delete what need not be kept."""
+    folder = save_checkpoint(state.folder, state.model, state.optimiser, dataclasses.asdict(state.progress))
+    kept = [f"step_{step:06d}" for _, step in state.progress.best]
+    if kept:
+        write_atomically(state.folder / "checkpoints" / "best", kept[0] + "\n")
+    delete_all_but(state.folder, {folder.name, *kept})
+
+
+# ----------------------------------------------------------------------------------------------------------- reports
+class Window:
+    """Speed and loss since the last report."""
+
+    def __init__(self, state: TrainState) -> None:
+        self.state = state
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, leaving out the time that went to something else than training."""
+        self.sums: list[Sums] = []
+        self.source = self.target = 0
+        self.started = time.perf_counter()
+
+    def add(self, sums: Sums, source: int, target: int) -> None:
+        self.sums.append(sums)
+        self.source, self.target = self.source + source, self.target + target
+
+    def report(self, last_step: int, quiet: bool) -> str:
+        """Write the window to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
+        Returns a short form of it."""
+        state, progress = self.state, self.state.progress
+        nats = torch.stack([sums.nats for sums in self.sums]).sum().item() / self.target
+        correct = torch.stack([sums.correct for sums in self.sums]).sum().item() / self.target
+        seconds = time.perf_counter() - self.started
+        progress.seconds += seconds
+        speed, target_speed = (self.source + self.target) / seconds, self.target / seconds
+        rate = state.optimiser.param_groups[0]["lr"]
+        epoch = progress.epoch + 1
+        record(state, {
+            "event": "train", "step": progress.step, "epoch": progress.epoch, "loss": nats, "ppl": math.exp(min(nats, 700)),
+            "accuracy": correct, "lr": rate, "tokens_per_second": speed, "target_tokens_per_second": target_speed,
+        })  # fmt: skip
+        left = progress.seconds / progress.step * (last_step - progress.step)
+        short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
+        log.info(
+            f"step {progress.step}/{last_step} epoch {epoch} {short}, lr {rate:.2g}, {left / 60:.1f} min left",
+            extra={"quiet": quiet},
+        )
+        self.restart()
+        return short
+
+
+def record(state: TrainState, event: dict[str, Any]) -> None:
+    """Append one event to metrics.jsonl; numbers that are not finite become null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+    with open(state.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(finite) + "\n")
+    if state.board is not None:
+        for key, value in finite.items():
+            if isinstance(value, float):
+                state.board.add_scalar(f"{event['event']}/{key}", value, event["step"])
+
+
+# ------------------------------------------------------------------------------------------------------------ resume
+def resume(state: TrainState) -> None:
+    """Go back to the last checkpoint: weights, optimiser, place in the data; metrics.jsonl is cut back to its step."""
+    folder = pointer(state.folder, "last")
+    assert folder is not None
+    verify(folder)
+    load_weights(state.model, folder)
+    restore(state.optimiser, load_tensors(folder / OPTIMISER))
+    state.progress = Progress(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    state.progress.best = [(score, step) for score, step in state.progress.best]
+    step = state.progress.step
+    path = state.folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    write_atomically(path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+    log.info(f"resuming {state.folder} at step {step}")

@@ -1,0 +1,155 @@
+"""Translate lines of text, or score given translations.
+
+    echo "Ein Hund schläft ." | python -m nmt.translate checkpoint=runs/NAME
+    python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.beam=5
+    python -m nmt.translate --help
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from nmt.alignment import links, pharaoh
+from nmt.checkpoint import load_model
+from nmt.config import TranslateRun, main
+from nmt.data.corpus import read_lines
+from nmt.data.tokenizer import words
+from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.errors import UserError
+from nmt.translator import Translation, Translator
+
+CHUNK = 4096  # lines in memory at a time
+
+
+def as_text(line: str, options: list[Translation], n_best: int) -> str:
+    """Exactly n lines for each input, padded with empty ones."""
+    texts = [option.text for option in options] + [""] * (n_best - len(options))
+    return "".join(text + "\n" for text in texts)
+
+
+def as_jsonl(line: str, options: list[Translation], n_best: int) -> str:
+    """One object for each input, with its translations best first."""
+    translations = [
+        {
+            "text": option.text,
+            "score": option.score,
+            "source_words": words(option.source_pieces)[0],
+            "target_words": words(option.target_pieces)[0],
+            "source_pieces": option.source_pieces,
+            "target_pieces": option.target_pieces,
+            "links": word_links(option),
+        }
+        for option in options
+    ]
+    return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
+
+
+FORMATS = {"text": as_text, "jsonl": as_jsonl}
+
+
+def word_links(translation: Translation) -> list[tuple[int, int]]:
+    """Links between source and target words of a translation that kept its weights."""
+    if translation.weights_TS is None:
+        return []
+    source_index, target_index = words(translation.source_pieces)[1], words(translation.target_pieces)[1]
+    return links(translation.weights_TS, source_index, target_index)
+
+
+class Output:
+    """A file that appears only when it is whole, or standard output."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = None if path is None else Path(path)
+        self.temporary = None if self.path is None else self.path.with_name(self.path.name + ".new")
+        try:
+            self.stream: BinaryIO = sys.stdout.buffer if self.temporary is None else open(self.temporary, "wb")
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+    def write(self, text: str) -> None:
+        self.stream.write(text.encode("utf-8", errors="replace"))
+        self.stream.flush()
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.path is None or self.temporary is None:
+            return
+        self.stream.close()
+        if kind is None:
+            self.temporary.replace(self.path)
+        else:
+            self.temporary.unlink(missing_ok=True)
+
+
+def read_text(path: str | None) -> Iterator[str]:
+    """The lines of a file, or of standard input; bytes that are not UTF-8 become U+FFFD, with a warning."""
+    if path is None:
+        yield from read_lines(sys.stdin.buffer, "standard input", "replace")
+    else:
+        with open(path, "rb") as file:
+            yield from read_lines(file, path, "replace")
+
+
+def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Lists of at most `size` lines."""
+    iterator = iter(lines)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def translate_lines(command: TranslateRun, translator: Translator, lines: Iterable[str]) -> None:
+    """Write a translation for each line, in order, a chunk at a time."""
+    want_links = command.alignments is not None or command.format == "jsonl"
+    interactive = command.input is None and sys.stdin.isatty()
+    done = 0
+    with ExitStack() as stack:
+        output = stack.enter_context(Output(command.output))
+        pharaoh_output = stack.enter_context(Output(command.alignments)) if command.alignments else None
+        for chunk in chunks(lines, 1 if interactive else CHUNK):
+            found = translator.translate(chunk, want_links, first_line=done + 1, progress=command.output is not None)
+            for line, options in zip(chunk, found, strict=True):
+                output.write(FORMATS[command.format](line, options, command.search.n_best))
+                if pharaoh_output is not None:
+                    listed = [pharaoh(word_links(option)) for option in options]
+                    listed += [""] * (command.search.n_best - len(listed))
+                    pharaoh_output.write("".join(one + "\n" for one in listed))
+            done += len(chunk)
+
+
+def score_pairs(command: TranslateRun, translator: Translator) -> None:
+    """Write the log-probability of each given pair."""
+    sources, targets = (list(read_text(path)) for path in (command.input, command.target))
+    if len(sources) != len(targets):
+        raise UserError(f"input={command.input} has {len(sources):,} lines, target={command.target} {len(targets):,}")
+    with Output(command.output) as output:
+        for start in range(0, len(sources), CHUNK):
+            part = slice(start, start + CHUNK)
+            for scored in translator.score(sources[part], targets[part], progress=command.output is not None):
+                output.write(f"{scored.score:.6f}\n")
+
+
+@main("translate")
+def translate(command: TranslateRun) -> None:
+    log_to_stderr()
+    assert command.checkpoint is not None
+    for path in (command.input, command.target):
+        if path is not None and not Path(path).is_file():
+            raise UserError(f"{path} is not a file")
+    model, tokenizer, _, _ = load_model(command.checkpoint)
+    device = choose_device(command.device)
+    place(model, choose_precision(command.precision, device), device)
+    translator = Translator(model, tokenizer, command.search, device)
+    if command.mode == "score":
+        score_pairs(command, translator)
+    else:
+        translate_lines(command, translator, read_text(command.input))
+
+
+if __name__ == "__main__":
+    translate()

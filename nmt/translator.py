@@ -1,0 +1,170 @@
+"""Lines of text in, translations out, in the order of the input.
+
+Lines are sorted by length and batched inside; what one line becomes does not depend on the others. An empty line becomes
+an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nmt.config import EOS, SearchConfig
+from nmt.data.batching import make_batch
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import log
+from nmt.model.seq2seq import Seq2Seq
+from nmt.search import Hypothesis, force, search
+
+R = TypeVar("R")
+SENTENCE_END = tuple(".!?;:。！？；…")
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A line's translation. Pieces end with `</s>`, unless the translation was cut at its maximum length."""
+
+    text: str
+    source_pieces: list[str] = field(default_factory=list)
+    target_pieces: list[str] = field(default_factory=list)
+    score: float = 0.0  # summed log-probability, `</s>` included, without penalties
+    weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
+
+
+def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
+    """Cut a long line into parts of at most `limit` pieces: after punctuation, else before a word, else anywhere."""
+    parts = []
+    while len(ids) > limit:
+        ends = [i for i in range(limit // 2, limit) if pieces[i].endswith(SENTENCE_END)]
+        words = [i - 1 for i in range(limit // 2, limit + 1) if pieces[i].startswith("▁")]
+        cut = (ends or words or [limit - 1])[-1] + 1
+        parts.append(ids[:cut])
+        ids, pieces = ids[cut:], pieces[cut:]
+    return [*parts, ids]
+
+
+def join(parts: list[Translation]) -> Translation:
+    """One translation of the translations of a line's parts; weights become blocks along the diagonal."""
+    if len(parts) == 1:
+        return parts[0]
+    weights = None
+    if all(part.weights_TS is not None for part in parts):
+        blocks = [part.weights_TS for part in parts if part.weights_TS is not None]
+        weights = np.zeros(np.sum([block.shape for block in blocks], axis=0), dtype=blocks[0].dtype)
+        row = column = 0
+        for block in blocks:
+            weights[row : row + block.shape[0], column : column + block.shape[1]] = block
+            row, column = row + block.shape[0], column + block.shape[1]
+    return Translation(
+        text=" ".join(part.text for part in parts if part.text),
+        source_pieces=[piece for part in parts for piece in part.source_pieces],
+        target_pieces=[piece for part in parts for piece in part.target_pieces],
+        score=sum(part.score for part in parts),
+        weights_TS=weights,
+    )
+
+
+@dataclass(slots=True)
+class Translator:
+    """A model with its tokenizer, and how to search with it."""
+
+    model: Seq2Seq
+    tokenizer: Tokenizer
+    config: SearchConfig
+    device: torch.device
+
+    def translate(
+        self, lines: Sequence[str], keep_weights: bool = False, first_line: int = 1, progress: bool = False
+    ) -> list[list[Translation]]:
+        """For each line its `search.n_best` translations, best first; fewer where there are no more.
+
+        `first_line` is the number of the first line in warnings about lines that had to be split.
+        """
+        encoded = self.tokenizer.source.encode(list(lines))
+        owners, sources, parts_of = [], [], [1] * len(lines)
+        for line, ids in enumerate(encoded):
+            if not lines[line].strip():
+                parts_of[line] = 0
+                continue
+            parts = [ids]
+            if len(ids) >= self.config.max_source:
+                parts = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
+                log.warning(
+                    f"line {first_line + line} has {len(ids):,} pieces, more than search.max_source="
+                    f"{self.config.max_source}: translated in {len(parts)} parts"
+                )
+            owners += [line] * len(parts)
+            sources += parts
+            parts_of[line] = len(parts)
+
+        def run(rows: list[int]) -> list[list[Hypothesis]]:
+            batch = make_batch([sources[row] for row in rows]).to(self.device)
+            # Parts are joined one with one, so only whole lines have alternatives
+            return search(self.model, batch.source_BS, batch.source_length_B, self.config, keep_weights)
+
+        found = self.in_batches([len(source) for source in sources], self.config.beam, run, progress)
+        results: list[list[Translation]] = [[] for _ in lines]
+        parts: list[list[Translation]] = [[] for _ in lines]
+        for line, source, hypotheses in zip(owners, sources, found, strict=True):
+            options = [self.read(source, hypothesis) for hypothesis in hypotheses]
+            if parts_of[line] == 1:
+                results[line] = options
+            else:
+                parts[line].append(options[0])
+        for line, number in enumerate(parts_of):
+            if number != 1:
+                results[line] = [join(parts[line]) if number else Translation("")]
+        return results
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
+        """Forced decoding: the log-probability and the alignment of each given pair."""
+        source_ids = self.tokenizer.source.encode(list(sources))
+        target_ids = self.tokenizer.target.encode(list(targets))
+
+        def run(rows: list[int]) -> list[Hypothesis]:
+            batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
+            assert batch.target_BT is not None
+            return force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT)
+
+        lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
+        found = self.in_batches(lengths, 1, run, progress)
+        return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
+
+    def in_batches(
+        self, lengths: list[int], width: int, run: Callable[[list[int]], list[R]], progress: bool
+    ) -> list[R]:
+        """Run on batches of like length, the longest first, and put the results back in order."""
+        results: dict[int, R] = {}
+        with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
+            for rows in batches_by_length(lengths, width, self.config):
+                results.update(zip(rows, run(rows), strict=True))
+                bar.update(len(rows))
+        return [results[row] for row in range(len(lengths))]
+
+    def read(self, source: list[int], hypothesis: Hypothesis) -> Translation:
+        """A hypothesis as text and pieces."""
+        weights: Tensor | None = hypothesis.weights_TS
+        return Translation(
+            text=self.tokenizer.target.decode([token for token in hypothesis.tokens if token != EOS]),
+            source_pieces=self.tokenizer.source.pieces([*source, EOS]),
+            target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
+            score=hypothesis.score,
+            weights_TS=None if weights is None else weights[:, : len(source) + 1].double().numpy(),
+        )
+
+
+def batches_by_length(lengths: list[int], width: int, config: SearchConfig) -> Iterator[list[int]]:
+    """Rows of like length: `search.batch_sentences` of them, or as many as `search.batch_tokens` allows when each counts
+    its padded length times the beam; at least one."""
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    while order:
+        longest = lengths[order[0]] + 1
+        size = config.batch_sentences or max(1, config.batch_tokens // (longest * width))
+        yield order[:size]
+        order = order[size:]
+
+

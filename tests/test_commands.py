@@ -1,0 +1,218 @@
+"""The commands as a user runs them: real processes on real files, from text to translations."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmt.data.toy import generate
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = (
+    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
+    "train.log_every=5", "optim.lr=0.005",
+)  # fmt: skip
+NASTY = [
+    "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
+    "lone \r carriage return", "line\u2028separator", "▁ underline", "x" * 10_000, "a b c . " * 1_250, "Ende",
+]  # fmt: skip
+
+
+def nmt(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run `python -m nmt.<command> arguments` in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
+        cwd=folder, input=text, capture_output=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+
+
+def works(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    done = nmt(command, *arguments, folder=folder, text=text)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refused(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    """The message of a command that must fail as users should see it."""
+    done = nmt(command, *arguments, folder=folder, text=text)
+    message = done.stderr.decode()
+    assert done.returncode == 1 and "Traceback" not in message, message
+    assert not done.stdout
+    return message.splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small line-aligned text files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for split, pairs in generate(1, {"train": 600, "valid": 40, "test": 30}).items():
+        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which runs/mine is trained for two epochs."""
+    folder = tmp_path_factory.mktemp("home")
+    works("train", "name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2", folder=folder)
+    return folder
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip() / "model.safetensors").read_bytes()
+
+
+def events(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_one_folder(home: Path) -> None:
+    run = home / "runs" / "mine"
+    names = {"config.yaml", "tokenizer.model", "train.log", "metrics.jsonl", "checkpoints"}
+    assert names <= {path.name for path in run.iterdir()}
+    found = events(run)
+    assert {event["event"] for event in found} == {"train", "validate"}
+    validations = [event for event in found if event["event"] == "validate"]
+    assert [event["epoch"] for event in validations] == [0, 1]
+    assert validations[1]["loss"] < validations[0]["loss"]
+    assert {"loss", "ppl", "accuracy", "bleu"} <= validations[0].keys()
+    step = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
+    assert {path.name for path in step.iterdir()} == {
+        "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
+    }  # fmt: skip
+
+
+def test_evaluate_writes_what_it_measures(home: Path) -> None:
+    shown = works("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
+    results = home / "runs" / "mine" / "eval" / "test"
+    measures = json.loads((results / "metrics.json").read_text())
+    assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()
+    assert "tok:13a" in measures["signatures"]["bleu"] and f"{measures['bleu']:.2f}" in shown
+    translations = (results / "translations.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    records = [json.loads(line) for line in (results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(translations) == len(records) == 30
+    for record in records:
+        assert len(record["weights"]) == len(record["target_pieces"])
+        assert all(len(row) == len(record["source_pieces"]) for row in record["weights"])
+        assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in record["weights"])
+        assert record["source_pieces"][-1] == "</s>"
+    [picture] = results.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in shown
+
+
+def test_one_line_out_for_each_line_in(home: Path) -> None:
+    text = "\n".join(NASTY).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
+    lines = text.count(b"\n") + 1
+    piped = nmt("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
+    assert piped.returncode == 0 and b"U+FFFD" in piped.stderr and b"max_source" in piped.stderr, piped.stderr
+    out = piped.stdout.decode().split("\n")
+    assert len(out) == lines + 1 and out[-1] == "" and out[1] == out[2] == "" and not re.search("[\r\u2028]", out[0])
+    (home / "in.txt").write_bytes(text)
+    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
+    assert (home / "out.txt").read_bytes() == piped.stdout
+    assert works("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""
+
+
+def test_formats_and_alignments(home: Path) -> None:
+    text = "\n".join([*NASTY[:4], "Die Frau liest ein Buch ."]).encode() + b"\n"
+    three = ("checkpoint=runs/mine", "search.beam=3", "search.n_best=3")
+    texts = works("translate", *three, "alignments=links.txt", folder=home, text=text).split("\n")
+    links = (home / "links.txt").read_text().split("\n")
+    assert len(texts) == len(links) == 5 * 3 + 1
+    assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
+    rows = [json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()]
+    assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
+    best = rows[4]["translations"]
+    assert best[0]["source_words"] == ["Die", "Frau", "liest", "ein", "Buch", "."]
+    (home / "s.txt").write_text("Die Frau liest ein Buch .\n" * 3, encoding="utf-8")
+    (home / "t.txt").write_text("".join(option["text"] + "\n" for option in best), encoding="utf-8")
+    scores = works("translate", "checkpoint=runs/mine", "mode=score", "input=s.txt", "target=t.txt",
+                   "precision=fp32", folder=home).split()  # fmt: skip
+    assert len(scores) == 3 and all(float(score) < 0 for score in scores)
+
+
+def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(corpus: Path, tmp_path: Path) -> None:
+    common = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.sampling=0.1", "train.accumulate=2")
+    for name in ("one", "two"):
+        works("train", f"name={name}", *common, "train.max_steps=40", folder=tmp_path)
+    works("train", "name=stopped", *common, "train.max_steps=17", folder=tmp_path)
+    works("train", "name=stopped", *common, "train.max_steps=40", "resume=true", folder=tmp_path)
+    one, two, stopped = (tmp_path / "runs" / name for name in ("one", "two", "stopped"))
+    assert weights(one) == weights(two) == weights(stopped)
+    timed = {"tokens_per_second", "target_tokens_per_second"}
+    numbers = [[{k: v for k, v in event.items() if k not in timed} for event in events(run)] for run in (one, two)]
+    assert numbers[0] == numbers[1]
+    assert events(one)[-1] == events(stopped)[-1]
+    again = nmt("train", "name=one", *common, "train.max_steps=40", "resume=auto", folder=tmp_path)
+    assert again.returncode == 0 and b"finished already" in again.stderr
+
+
+def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
+    before = weights(home / "runs" / "mine")
+    same = ("name=mine", "data=text", f"data.path={corpus}", *TINY)
+    message = refused("train", *same, folder=home)
+    assert "resume=true" in message and "overwrite=true" in message
+    assert "model.hidden=64 (was 32)" in refused("train", *same, "resume=true", "model.hidden=64", folder=home)
+    assert weights(home / "runs" / "mine") == before
+    assert "resume=auto" in refused("train", "name=none", "resume=true", folder=home)
+
+
+def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
+    same = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "optim.lr=1e-9", "name=child")
+    works("train", *same, "init_from=runs/mine", folder=home)
+    parent, child = (events(home / "runs" / name)[-1] for name in ("mine", "child"))
+    assert child["loss"] == pytest.approx(parent["loss"], rel=0.01)
+    tokenizers = [(home / "runs" / name / "tokenizer.model").read_bytes() for name in ("mine", "child")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for path in corpus.iterdir():
+        (bad / path.name).write_bytes(path.read_bytes())
+    train = ("name=bad", "data=text", f"data.path={bad}", *TINY, "train.max_steps=2")
+
+    def message_with(name: str, content: bytes) -> str:
+        before = (bad / name).read_bytes()
+        (bad / name).write_bytes(content)
+        message = refused("train", *train, folder=tmp_path)
+        (bad / name).write_bytes(before)
+        return message
+
+    lines = (bad / "train.de").read_bytes().splitlines(keepends=True)
+    assert "600" in (message := message_with("train.en", b"".join(lines[:599]))) and "599" in message
+    assert "train.de:3" in message_with("train.de", b"".join([*lines[:2], b"\xff\xfe\n", *lines[3:]]))
+    assert "train.de" in message_with("train.de", b"")
+    message = refused("train", *train, "tokenizer.vocab_size=8000", folder=tmp_path)
+    assert re.search(r"tokenizer.vocab_size=8000 .* write \d+ or less", message)
+    (bad / "valid.en").unlink()
+    assert "valid.en" in refused("train", *train, folder=tmp_path)
+    assert "data.path=nowhere" in refused("train", "data=text", "data.path=nowhere", folder=tmp_path)
+    assert "device=cuda:9 is not there" in refused("train", *train, "device=cuda:9", folder=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
+    assert "checkpoint=nowhere is not a folder" in refused("evaluate", "checkpoint=nowhere", folder=home)
+    assert "holds no checkpoint" in refused("translate", f"checkpoint={tmp_path}", folder=home, text=b"x\n")
+    assert "checkpoint=runs/NAME" in refused("translate", folder=home, text=b"x\n")
+    assert "missing.txt" in refused("translate", "checkpoint=runs/mine", "input=missing.txt", folder=home)
+    damaged = tmp_path / "runs" / "damaged"
+    for path in (home / "runs" / "mine").rglob("*"):
+        if path.is_file():
+            copy = damaged / path.relative_to(home / "runs" / "mine")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    [model] = damaged.rglob("best")
+    model = model.parent / model.read_text().strip() / "model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[-5] ^= 1
+    model.write_bytes(content)
+    assert "model.safetensors is missing or damaged" in refused("evaluate", f"checkpoint={damaged}", folder=home)

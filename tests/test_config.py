@@ -1,0 +1,232 @@
+"""What a user may type, and what a slip is answered with."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nmt import config
+from nmt.config import (
+    AttentionConfig,
+    DataConfig,
+    DataOverride,
+    EvaluateRun,
+    ModelConfig,
+    OptimConfig,
+    SearchConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainRun,
+    TranslateRun,
+)
+from nmt.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = """
+from nmt import config
+
+@config.main("train")
+def train(run: config.TrainRun) -> float | None:
+    print(run.model.style, run.model.attention.score)
+
+train()
+"""
+Result = tuple[int, str]
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run a program of `nmt.train`'s schema in an empty folder: its exit code, and what it says on standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["train", *arguments])
+        try:
+            config.main("train")(lambda run: None)()
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return end.code, capsys.readouterr().err
+        return 0, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argument", "answer"),
+    [
+        ("model.hiden=5", "there is no key 'model.hiden'; did you mean 'model.hidden'?"),
+        ("lr=0.1", "there is no key 'lr'; did you mean 'optim.lr'?"),
+        ("max_epoch=3", "did you mean 'train.max_epochs'?"),
+        ("datta=text", "there is no key 'datta'; did you mean 'data'?"),
+        ("data@valid=text", "there is no key 'data@valid'"),
+        ("+model.hidden=5", "no + is needed: model.hidden=5"),
+        ("++model.hidden=5", "no + is needed: model.hidden=5"),
+        ("+model.hiden=5", "there is no key 'model.hiden'"),
+        ("~model.hidden", "~model.hidden: ModelConfig (DictConfig) does not support deletion"),
+        ("--name=x", "--name=x: settings are written without dashes: name=x"),
+        ("--name", "--name: settings are written without dashes: name=VALUE"),
+        ("-seed=3", "-seed=3: settings are written without dashes: seed=3"),
+        ("--epochs", "there is no option --epochs; write key=value; did you mean 'train.max_epochs'?"),
+        ("-x", "there is no option -x; write key=value"),
+        ("model.hidden", "model.hidden cannot be read; write key=value"),
+        (
+            "model.hidden=[1",
+            """model.hidden=[1 cannot be read; quote a value that has signs in it: 'model.hidden="[1"'""",
+        ),
+        ("name=a=b", """name=a=b cannot be read; quote a value that has signs in it: 'name="a=b"'"""),
+        ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
+        ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("overwrite=maybe", "overwrite=maybe: Value 'maybe' is not a valid bool (type str)"),
+        ("seed=null", "seed=null: a value is needed here"),
+        ("name=${nothing}", "Interpolation key 'nothing' not found"),
+        ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
+        ("model.attention=dot", "model.attention=dot: model.attention is a section; set the keys in it"),
+        ("data=txt", "data=txt is not one of hub, jsonl, parquet, text, toy, tsv; did you mean 'text'?"),
+        ("model=", "model= is not one of bahdanau, luong"),
+        ("model=null", "model=null: write model=CHOICE, or leave model out"),
+        ("experiment=nothing", "experiment"),
+        ("model.attention.score=dott", "model.attention.score=dott is not one of additive, concat, dot,"),
+        ("seed=-1", "seed=-1 must be a number of at least 0"),
+        ("hydra.nothing=1", "hydra.nothing"),
+    ],
+)
+def test_slips_are_answered_in_one_line(train: Callable[..., Result], argument: str, answer: str) -> None:
+    code, message = train(argument)
+    assert code == 1
+    assert message.startswith("error: ") and message.count("\n") == 1 and answer in message
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize(
+    "argument", ["seed=7", "name=a b", "data.cache=/x:y/z", "resume=auto", "optim.clip=null", "-m"]
+)
+def test_what_is_right_runs(train: Callable[..., Result], argument: str) -> None:
+    assert train(argument) == (0, "")
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails(train: Callable[..., Result]) -> None:
+    code, message = train("-m", "model.hidden=31,32", "model.dropout=0,1")
+    assert code == 1 and message.count("error: ") == 3  # odd, odd, and a dropout of 1
+
+
+def test_a_bug_is_not_taken_for_a_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+    @config.main("train")
+    def program(run: TrainRun) -> float | None:
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        program()
+
+
+def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "name=mine"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+    @config.main("train")
+    def program(run: TrainRun) -> float | None:
+        Path("runs/mine/train.log").touch()
+        raise UserError("the disk is full")
+
+    with pytest.raises(SystemExit):
+        program()
+    assert Path("runs/mine/train.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["model=luong"], 0), (["--hidden", "5"], 1), (["model=lung"], 1), (["model.hidden=5"], 1)]
+)
+def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
+    """The same by a real command line: exit code, the message alone, and no folder left behind."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == code
+    if code:
+        assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+    else:
+        assert done.stdout == "luong general\n" and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("build", "answer"),
+    [
+        (lambda: TrainRun(name=""), "name='' names no folder"),
+        (lambda: TrainRun(name=".."), "name='..' names no folder"),
+        (lambda: TrainRun(device="gpu"), "device=gpu is not one of auto, cpu, cuda, cuda:N, mps"),
+        (lambda: TrainRun(device="cuda:-1"), "device=cuda:-1"),
+        (lambda: TrainRun(precision="fp23"), "precision=fp23 is not one of .*did you mean 'fp32'"),
+        (lambda: TrainRun(resume="maybe"), "resume=maybe is not one of false, true, auto"),
+        (lambda: TrainRun(resume="true", overwrite=True), "overwrite=true contradicts resume=true"),
+        (
+            lambda: TrainRun(tokenizer=TokenizerConfig(joint=False), model=ModelConfig(tie="three")),
+            "model.tie=three .* tokenizer.joint=true",
+        ),
+        (lambda: DataConfig(format="csv"), "data.format=csv is not one of"),
+        (lambda: DataConfig(format="text"), "data.path is not set"),
+        (lambda: DataConfig(source="en"), "data.source and data.target are both 'en'"),
+        (lambda: DataConfig(source="fr"), "the built-in corpus has de and en"),
+        (lambda: DataConfig(limit=0), "data.limit=0 must be a number of at least 1"),
+        (lambda: DataConfig(max_length=0), "data.max_length=0"),
+        (lambda: DataConfig(invalid="ignore"), "data.invalid=ignore is not one of refuse, drop"),
+        (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),
+        (lambda: TokenizerConfig(vocab_size=0), "tokenizer.vocab_size=0"),
+        (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
+        (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
+        (lambda: ModelConfig(hidden=0), "model.hidden=0"),
+        (lambda: ModelConfig(hidden=31), "model.hidden=31 must be even"),
+        (lambda: ModelConfig(decoder_layers=0), "model.decoder_layers=0"),
+        (lambda: ModelConfig(dropout=float("nan")), "model.dropout=nan"),
+        (lambda: ModelConfig(bridge="last", encoder_hidden=8), "model.bridge=last copies the encoder's state"),
+        (lambda: ModelConfig(encoder_hidden=8, attention=AttentionConfig(score="dot")), "or use general"),
+        (lambda: ModelConfig(attention=AttentionConfig(score="dot", size=8)), "model.attention.size=8 has no meaning"),
+        (lambda: AttentionConfig(window="local"), "model.attention.window=local is not one of"),
+        (lambda: OptimConfig(lr=0), "optim.lr=0 must be a number greater than 0"),
+        (lambda: OptimConfig(lr=float("inf")), "optim.lr=inf"),
+        (lambda: OptimConfig(weight_decay=float("inf")), "optim.weight_decay=inf"),
+        (lambda: OptimConfig(decay=1.0), "optim.decay=1.0 must be below 1"),
+        (lambda: OptimConfig(schedule="inverse_sqrt"), "needs optim.warmup"),
+        (lambda: OptimConfig(label_smoothing=1.0), "optim.label_smoothing=1.0"),
+        (lambda: TrainConfig(max_epochs=None), "training needs an end"),
+        (lambda: TrainConfig(batch_tokens=0), "train.batch_tokens=0"),
+        (lambda: TrainConfig(monitor="belu"), "train.monitor=belu is not one of .*did you mean 'bleu'"),
+        (lambda: SearchConfig(beam=0), "search.beam=0"),
+        (lambda: SearchConfig(beam=2, n_best=3), "search.n_best=3 must not be more than search.beam=2"),
+        (lambda: EvaluateRun(), "checkpoint is not set"),
+        (lambda: TranslateRun(), "checkpoint is not set"),
+        (lambda: TranslateRun(checkpoint="x", mode="score"), "mode=score needs two files"),
+        (lambda: TranslateRun(checkpoint="x", target="y"), "target=y is for mode=score only"),
+    ],
+)
+def test_impossible_values(build: Callable[[], object], answer: str) -> None:
+    with pytest.raises(UserError, match=answer):
+        build()
+
+
+def test_commands_take_the_data_of_the_run_unless_told() -> None:
+    run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
+    assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
+    assert DataOverride(split="valid", path="other").over(run).path == "other"
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "expected"),
+    [
+        ("luon", ["bahdanau", "luong"], "; did you mean 'luong'?"),
+        ("beam", ["train.seam", "search.beam"], "; did you mean 'search.beam'?"),
+        ("batch_tokens", ["train.batch_tokens", "search.batch_tokens"], "; did you mean 'train.batch_tokens'?"),
+        ("xyz", ["bahdanau", "luong"], ""),
+        ("", ["bahdanau"], ""),
+    ],
+)
+def test_nearest(word: str, choices: list[str], expected: str) -> None:
+    assert nearest(word, choices) == expected

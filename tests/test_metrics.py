@@ -1,0 +1,96 @@
+import math
+
+import pytest
+
+from nmt.metrics import bleu, looks_tokenised, scores
+
+CAT = "the cat sat on the mat"
+
+
+# BLEU by hand: the geometric mean of the n-gram precisions, times exp(1 - r / c) for c < r words; the k-th order without
+# a match counts as 1 / 2^k matches, unless no word matches. TER: edits and shifts of phrases per word of the reference.
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected_bleu", "expected_ter"),
+    [
+        (CAT, CAT, 100.0, 0.0),
+        ("a dog ran off", "the cat sat there", 0.0, 100.0),
+        ("a dog sat down", "the cat sat there", 100 * (1 / 4 * 1 / 6 * 1 / 8 * 1 / 8) ** 0.25, 75.0),
+        ("the cat sat on the", CAT, 100 * math.exp(1 - 6 / 5), 100 / 6),
+        (CAT + " .", CAT, 100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25, 100 / 6),
+        ("on the mat the cat sat", CAT, 100 * (6 / 6 * 4 / 5 * 2 / 4 * (1 / 2) / 3) ** 0.25, 100 / 6),
+        ("The cat sat on the mat", CAT, 100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25, 0.0),  # TER ignores case
+        ("", CAT, 0.0, 100.0),
+        (CAT, "", 0.0, 100.0),
+        ("", "", 0.0, 0.0),
+    ],
+)
+def test_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
+    measured = scores([hypothesis], [reference])
+    assert measured["bleu"] == pytest.approx(expected_bleu)
+    assert measured["ter"] == pytest.approx(expected_ter)
+    assert measured["bleu"] == bleu([hypothesis], [reference])
+
+
+# chrF by hand: F_2 of the mean precision and the mean recall over the orders 1 to 6 that there are.
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected"),
+    [
+        ("abcdef", "abcdef", 100.0),
+        ("ab", "ab", 100.0),
+        ("a b", "ab", 100.0),  # spaces do not count
+        ("abc", "abd", 100 * (2 / 3 + 1 / 2 + 0) / 3),
+        ("xyz", "abc", 0.0),
+        ("", "abc", 0.0),
+    ],
+)
+def test_chrf(hypothesis, reference, expected):
+    assert scores([hypothesis], [reference])["chrf"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_bleu_sums_over_the_corpus_before_it_divides():
+    other = "a dog ran off"
+    precisions = (6 + 2) / 10 * (5 + 1) / 8 * 4 / 6 * 3 / 4
+    assert bleu([CAT, "a dog walked home"], [CAT, other]) == pytest.approx(100 * precisions**0.25)
+
+
+def test_signatures_say_how_it_was_computed():
+    signatures = scores([CAT], [CAT])["signatures"]
+    assert set(signatures) == {"bleu", "chrf", "ter"}
+    assert "case:mixed" in signatures["bleu"] and "tok:13a" in signatures["bleu"]
+    assert all("version:" in signature for signature in signatures.values())
+
+
+def test_no_sentences_have_no_score():
+    assert scores([], []) == {"bleu": None, "chrf": None, "ter": None, "signatures": {}}
+    assert bleu([], []) is None
+
+
+def test_scoring_does_not_warn_by_itself(caplog):
+    lines = ["Hello , world ."] * 200  # enough for sacreBLEU to complain
+    scores(lines, lines)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("line", "tokenised"),
+    [
+        ("Hello , world .", True),
+        ("Two men , both in hats", True),
+        ("It 's raining", True),
+        ("They do n't know", True),
+        ("It &apos;s raining", True),
+        ("a well @-@ known man", True),
+        ("Hello, world.", False),
+        ("He's here; they don't know: it costs 3.50 or .5 a piece ...", False),
+        ("Qui est là ? Personne !", False),
+        ("'tis 'real' \"text\"", False),
+        ("", False),
+    ],
+)
+def test_looks_tokenised(line, tokenised):
+    assert looks_tokenised([line]) is tokenised
+
+
+def test_a_few_odd_lines_do_not_make_a_text_tokenised():
+    assert not looks_tokenised(["Hello , world ."] + ["Hello, world."] * 9)
+    assert not looks_tokenised([])

@@ -1,0 +1,238 @@
+"""The model against slow twins and finite differences, in float64, for every style, cell, score and depth."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
+from nmt.model.attention import SCORES, Attention
+from nmt.model.decoder import DecoderState
+from nmt.model.encoder import reverse
+from nmt.model.loss import cross_entropy
+from nmt.model.recurrence import CELLS, RNN, bind
+from nmt.model.seq2seq import Seq2Seq, build_model
+
+VOCABULARY = 13
+STYLES = {"bahdanau": ("bahdanau", True), "luong, input feeding": ("luong", True), "luong": ("luong", False)}
+
+
+def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
+    name, feeding = STYLES[style]
+    settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
+    config = ModelConfig(
+        style=name, cell=cell, input_feeding=feeding, attention=AttentionConfig(score=score), **settings
+    )
+    torch.manual_seed(5)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    return model
+
+
+def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """source_BS, length_B and target_BT (`<s> ... </s>`), padded, of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    source_BS = torch.randint(4, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+    target_BT = torch.randint(4, VOCABULARY, (len(lengths), target + 2), generator=generator)
+    target_BT[:, 0] = 2
+    for row, length in enumerate(lengths):
+        source_BS[row, length - 1], source_BS[row, length:] = EOS, PAD
+        end = target + 1 - row % 3
+        target_BT[row, end], target_BT[row, end + 1 :] = EOS, PAD
+    return source_BS, torch.tensor(lengths), target_BT
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("score", SCORES)
+def test_all_positions_at_once_equal_one_at_a_time(style: str, cell: str, score: str) -> None:
+    model = model_of(style, cell, score).eval()
+    source_BS, length_B, target_BT = ragged_batch()
+    memory, state = model.start(source_BS, length_B)
+    together, weights, last = model.decode(target_BT, state, memory)
+    for t in range(target_BT.shape[1]):
+        features, step_weights, state = model.decode(target_BT[:, t : t + 1], state, memory)
+        torch.testing.assert_close(features[:, 0], together[:, t])
+        torch.testing.assert_close(step_weights.weights_BQW[:, 0], weights.weights_BQW[:, t])
+    for expected, found in zip(itertools.chain(*last.cells), itertools.chain(*state.cells), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert (weights.weights_BQW.sum(2) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("bridge", ["bridge", "last", "mean", "zero"])
+def test_padding_and_neighbours_change_nothing(style: str, cell: str, bridge: str) -> None:
+    model = model_of(style, cell, bridge=bridge).eval()
+    source_BS, length_B, target_BT = ragged_batch()
+    memory, state = model.start(source_BS, length_B)
+    together, weights, _ = model.decode(target_BT, state, memory)
+    for row, length in enumerate(length_B.tolist()):
+        memory, state = model.start(source_BS[row : row + 1, :length], length_B[row : row + 1])
+        alone, own_weights, _ = model.decode(target_BT[row : row + 1], state, memory)
+        torch.testing.assert_close(alone[0], together[row])
+        torch.testing.assert_close(own_weights.weights_BQW[0], weights.weights_BQW[row, :, :length])
+        assert not weights.weights_BQW[row, :, length:].any()
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("tie", ["none", "two", "three"])
+def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> None:
+    model = model_of(style, cell, tie=tie, bridge="mean" if tie == "none" else "bridge")
+    source_BS, length_B, target_BT = ragged_batch()
+
+    def loss() -> Tensor:
+        return model.loss(source_BS, length_B, target_BT, smoothing=0.1).smoothed
+
+    loss().backward()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if name.endswith("embedding.weight"):
+            direction[PAD] = 0  # the row of padding is not learned as an input
+        values = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                parameter.add_(direction, alpha=step)
+                values.append(loss().item())
+                parameter.sub_(direction, alpha=step)
+        assert parameter.grad is not None, name
+        expected, found = (values[0] - values[1]) / 2e-5, (parameter.grad * direction).sum().item()
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6), name
+
+
+def test_hypotheses_share_the_memory_of_their_sentence() -> None:
+    for style in STYLES:
+        model = model_of(style).eval()
+        source_BS, length_B, target_BT = ragged_batch()
+        memory, state = model.start(source_BS, length_B)
+        rows_N = torch.arange(len(source_BS)).repeat_interleave(3)
+        tokens_NT = torch.cat([target_BT, target_BT.flip(1), target_BT.roll(1, 1)], 1).view(len(rows_N), -1)
+        shared, shared_weights, _ = model.decode(tokens_NT, state.select(rows_N), memory)
+        copied, weights, _ = model.decode(tokens_NT, state.select(rows_N), memory.select(rows_N))
+        torch.testing.assert_close(shared, copied)
+        torch.testing.assert_close(shared_weights.weights_BQW, weights.weights_BQW)
+
+
+def test_scores_are_the_equations_of_the_papers() -> None:
+    for score in SCORES:
+        config = ModelConfig(embed=6, hidden=8, attention=AttentionConfig(score=score))
+        attention = Attention(config).double()
+        values_BSM, query_BQD = torch.randn(2, 5, 8).double(), torch.randn(2, 3, 8).double()
+        length_B = torch.tensor([5, 2])
+        memory = attention.memorise(values_BSM, length_B)
+        context_BQM, weights = attention(attention.score.query(query_BQD), memory)
+        for b, q in itertools.product(range(2), range(3)):
+            query, seen = query_BQD[b, q], values_BSM[b, : length_B[b]]
+            part = attention.score
+            equations = {
+                "additive": lambda h: part.v @ torch.tanh(
+                    part.query.weight @ query + part.key.weight @ h + part.key.bias),  # noqa: B023
+                "dot": lambda h: query @ h,  # noqa: B023
+                "scaled_dot": lambda h: query @ h / 8**0.5,  # noqa: B023
+                "general": lambda h: query @ part.key.weight @ h,  # noqa: B023
+            }  # fmt: skip
+            equations["concat"] = equations["additive"]
+            expected = torch.softmax(torch.stack([equations[score](h) for h in seen]), 0)
+            torch.testing.assert_close(weights.weights_BQW[b, q, : length_B[b]], expected, atol=1e-10, rtol=0)
+            torch.testing.assert_close(context_BQM[b, q], expected @ seen, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> None:
+    torch.manual_seed(1)
+    rnn = RNN(cell, 5, 7).double()
+    reference = {"lstm": torch.nn.LSTMCell, "gru": torch.nn.GRUCell}[cell](5, 7).double()
+    with torch.no_grad():
+        rnn.bias_hh.normal_()
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            getattr(reference, name).copy_(getattr(rnn, name))
+    x_BTI = torch.randn(3, 4, 5, dtype=torch.float64)
+    state = expected = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.states))
+    outputs, last = rnn(x_BTI, state)
+    for projected in (0, 3, 5):
+        step, now, wanted = rnn.bind(torch.float64, projected), state, expected
+        inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
+        for t in range(4):
+            now = step(x_BTI[:, t, projected:], now, None if inputs_BTG is None else inputs_BTG[:, t])
+            wanted = reference(x_BTI[:, t], wanted if cell == "lstm" else wanted[0])
+            wanted = wanted if cell == "lstm" else (wanted,)
+            torch.testing.assert_close(now, tuple(wanted))
+            torch.testing.assert_close(outputs[:, t], now[0])
+        torch.testing.assert_close(last, now)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_cells_pass_gradcheck(cell: str) -> None:
+    step, gates, states = CELLS[cell]
+    inputs = [torch.randn(2, 3 * gates, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    state = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(states)]
+    assert torch.autograd.gradcheck(lambda a, b, *s: step(a, b, s), (*inputs, *state))
+
+
+def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
+    x_TNI = torch.randn(4, 3, 5, dtype=torch.float64)
+    weight, bias = torch.randn(5, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+
+    def run(deferred: bool) -> tuple[Tensor, ...]:
+        w, b = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+        linear = bind(w, b, torch.float64) if deferred else lambda x: F.linear(x, w, b)
+        h = torch.zeros(3, 5, dtype=torch.float64)
+        for x in x_TNI:
+            h = torch.tanh(linear(h) + x)
+        h.square().sum().backward()
+        assert w.grad is not None and b.grad is not None
+        return h.detach(), w.grad, b.grad
+
+    torch.testing.assert_close(run(True), run(False))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_equals_torchs(smoothing: float) -> None:
+    torch.manual_seed(2)
+    x, weight, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((150, 6), (11, 6), (11,)))
+    target = torch.randint(0, 11, (150,))
+    logits = F.linear(x, weight, bias)
+    expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
+    found = cross_entropy(x, weight, bias, target, smoothing)
+    torch.testing.assert_close(found.smoothed, expected)
+    torch.testing.assert_close(found.nats, F.cross_entropy(logits, target, reduction="sum"))
+    assert found.correct == (logits.argmax(1) == target).sum()
+    scale = torch.tensor(0.3, dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.smoothed * scale, (x, weight, bias)),
+        torch.autograd.grad(expected * scale, (x, weight, bias)),
+    )
+
+
+def test_half_precision_stays_near_double() -> None:
+    for style, cell in itertools.product(STYLES, CELLS):
+        model = model_of(style, cell)
+        batch = ragged_batch()
+        losses, gradients = [], []
+        for dtype in (torch.float64, torch.bfloat16):
+            model.to(torch.float64 if dtype == torch.float64 else torch.float32).dtype = dtype
+            model.zero_grad()
+            loss = model.loss(*batch, smoothing=0.1).smoothed
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append(torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]))
+        assert losses[1] == pytest.approx(losses[0], rel=0.01)
+        assert F.cosine_similarity(gradients[0], gradients[1], dim=0) > 0.99
+
+
+def test_reverse_is_its_own_inverse() -> None:
+    x_BSE, length_B = torch.arange(24.0).view(2, 6, 2), torch.tensor([6, 4])
+    backwards = reverse(x_BSE, length_B)
+    assert backwards[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
+    torch.testing.assert_close(reverse(backwards, length_B), x_BSE)
+
+
+def test_state_select_takes_rows_in_order() -> None:
+    state = DecoderState(((torch.arange(4.0).unsqueeze(1),),), torch.arange(4.0).unsqueeze(1) * 10)
+    chosen = state.select(torch.tensor([2, 2, 0]))
+    assert chosen.cells[0][0].flatten().tolist() == [2, 2, 0]
+    assert chosen.feed_ND is not None and chosen.feed_ND.flatten().tolist() == [20, 20, 0]

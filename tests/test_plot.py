@@ -1,0 +1,82 @@
+import logging
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nmt import plot
+from nmt.errors import UserError
+from nmt.plot import heat_map
+
+pytest.importorskip("matplotlib")
+SOURCE, TARGET = ["Ein", "Hund", "läuft", "."], ["A", "dog", "runs", "."]
+
+
+def size(path):
+    """Width and height of a PNG, pixels."""
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:])
+
+
+def pixels(path):
+    from matplotlib.image import imread
+
+    return imread(path)[..., :3].mean(axis=2)
+
+
+def test_black_where_the_weight_is(tmp_path):
+    heat_map(tmp_path / "all.png", SOURCE, TARGET, np.ones((4, 4)))
+    heat_map(tmp_path / "none.png", SOURCE, TARGET, np.zeros((4, 4)))
+    heat_map(tmp_path / "nan.png", SOURCE, TARGET, np.full((4, 4), np.nan))
+    assert pixels(tmp_path / "all.png").mean() < pixels(tmp_path / "none.png").mean() - 0.3
+    np.testing.assert_array_equal(pixels(tmp_path / "nan.png"), pixels(tmp_path / "none.png"))
+
+
+def test_rows_are_target_words_from_above(tmp_path):
+    weights = np.zeros((4, 4))
+    weights[0, 3] = 1  # the first target word looks at the last source word: the cell on the upper right
+    heat_map(tmp_path / "a.png", SOURCE, TARGET, weights)
+    heat_map(tmp_path / "b.png", SOURCE, TARGET, np.zeros((4, 4)))
+    rows, columns = np.nonzero(pixels(tmp_path / "b.png") - pixels(tmp_path / "a.png") > 0.5)
+    page, cell = pixels(tmp_path / "a.png"), plot.CELL * 150
+    assert page.shape[1] - columns.min() < 2 * cell and page.shape[0] - rows.min() > 3.5 * cell
+
+
+def test_the_picture_grows_with_the_words_up_to_a_limit(tmp_path):
+    sizes = []
+    for words in (4, 40, 100):
+        heat_map(tmp_path / "a.png", ["Wort"] * words, ["word"] * words, np.eye(words))
+        sizes.append(size(tmp_path / "a.png"))
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert min(sizes[1]) > 40 * plot.CELL * 150 and max(sizes[2]) < 1.2 * plot.LARGEST * 150
+
+
+def test_words_are_shown_as_they_are(tmp_path):
+    words = ["$x^2$", "$", "\\frac{", "a_b", "%", "tab\there", "\x00", "w" * 5000]
+    heat_map(tmp_path / "a.png", words, words, np.eye(len(words)), title="$\\bad$")
+    assert max(size(tmp_path / "a.png")) < 2000
+    assert plot.shown("tab\there\n") == "tab·here·" and len(plot.shown("w" * 5000)) == plot.LONGEST
+
+
+def test_glyphs_that_no_font_has_are_one_line_in_the_log(tmp_path, monkeypatch, caplog, recwarn):
+    plot.warn_of_missing_glyphs.cache_clear()
+    monkeypatch.setattr(plot, "installed_fonts", lambda: ["DejaVu Sans"])  # matplotlib's own: no Chinese in it
+    with caplog.at_level(logging.WARNING, logger="nmt"):
+        for _ in range(2):
+            heat_map(tmp_path / "a.png", ["漢", "字"], ["漢", "字"], np.eye(2))
+    assert len(caplog.records) == 1 and not recwarn.list
+
+
+def test_without_matplotlib_there_is_a_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"pip install 'nmt\[plot\]'"):
+        heat_map(tmp_path / "a.png", SOURCE, TARGET, np.eye(4))
+    assert not list(tmp_path.iterdir())
+
+
+def test_importing_it_does_not_import_matplotlib():
+    program = "import sys, nmt.plot; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

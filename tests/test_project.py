@@ -1,0 +1,138 @@
+"""The house itself: who imports whom, how long files are, that the configuration composes and the versions agree."""
+
+import ast
+import importlib
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from packaging.requirements import Requirement
+
+from nmt.command import CONFIGS, checked
+from nmt.config import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = {
+    ".".join(path.relative_to(ROOT / "nmt").with_suffix("").parts): path for path in sorted(ROOT.glob("nmt/**/*.py"))
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
+TOKENIZER = {"data.tokenizer"}
+DATA = TOKENIZER | {"data.corpus", "data.batching"}
+MODEL = {"model.attention", "model.encoder", "model.decoder", "model.loss", "model.recurrence", "model.seq2seq"}
+ALL = DATA | MODEL | {"alignment", "checkpoint", "distributed", "metrics", "optim", "plot", "search", "translator"}
+MAY_IMPORT = {
+    "__init__": ALL,
+    "errors": set(),
+    "command": {"errors"},
+    "config": {"command", "errors"},
+    "distributed": set(),
+    "data.__init__": set(),
+    "data.lexicon": set(),
+    "data.grammar": {"data.lexicon"},
+    "data.toy": {"data.grammar", "data.lexicon"},
+    "data.corpus": {"data.toy", "distributed"},
+    "data.tokenizer": {"distributed"},
+    "data.batching": {"data.corpus", "data.tokenizer", "distributed"},
+    "model.__init__": set(),
+    "model.recurrence": set(),
+    "model.loss": {"model.recurrence"},
+    "model.attention": {"model.recurrence"},
+    "model.encoder": {"model.recurrence"},
+    "model.decoder": {"model.attention", "model.recurrence"},
+    "model.seq2seq": MODEL - {"model.seq2seq"},
+    "search": MODEL,
+    "translator": DATA | MODEL | {"search", "distributed"},
+    "alignment": set(),
+    "metrics": {"alignment"},
+    "plot": {"alignment"},
+    "optim": set(),
+    "checkpoint": TOKENIZER | MODEL | {"distributed"},
+    "training": ALL,
+    "train": ALL | {"training"},
+    "evaluate": ALL | {"training"},
+    "translate": ALL | {"training"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_one_way(module: str) -> None:
+    assert module in MAY_IMPORT, f"give {module} its place in MAY_IMPORT"
+    own = {name.removeprefix("nmt.") for name in imports(MODULES[module])} & set(MODULES)
+    allowed = MAY_IMPORT[module] | (set() if module in ("errors", "command", "config") else {"config", "errors"})
+    assert own <= allowed, f"{module} must not import {own - allowed}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_holds_one_job(module: str) -> None:
+    lines = MODULES[module].read_text(encoding="utf-8").count("\n")
+    assert lines <= (350 if module == "training" else 400)
+
+
+def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
+    users = {module for module, path in MODULES.items() if any(n.startswith("matplotlib") for n in imports(path))}
+    assert users == {"plot"}
+    top_level = ast.parse(MODULES["plot"].read_text(encoding="utf-8")).body
+    names = [ast.unparse(node) for node in top_level if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any("matplotlib" in name for name in names)
+
+
+def test_the_configuration_needs_no_torch() -> None:
+    for module in ("errors", "command", "config"):
+        assert not any(name.split(".")[0] == "torch" for name in imports(MODULES[module]))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_composes(path: Path) -> None:
+    """Each command's own file; each choice of a group as training takes it."""
+    group = path.parent.name if path.parent != CONFIGS else None
+    command = "train" if group else path.stem
+    given = {"train": [], "evaluate": ["checkpoint=runs/x"], "translate": ["checkpoint=runs/x"]}[command]
+    if group:
+        given = [f"{group}={path.stem}", *([] if path.stem == "toy" else ["data.path=x"])]
+    ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        run = checked(compose(command, overrides=given))
+    assert isinstance(run, COMMANDS[command])
+    assert "_target_" not in path.read_text(encoding="utf-8")
+
+
+def test_a_checkout_has_its_configuration_beside_the_package() -> None:
+    assert ROOT / "configs" == CONFIGS and not (ROOT / "nmt" / "configs").exists()
+
+
+@pytest.mark.parametrize("name", PROJECT["scripts"])
+def test_console_scripts_are_programs(name: str) -> None:
+    module, _, function = PROJECT["scripts"][name].partition(":")
+    assert not inspect.signature(getattr(importlib.import_module(module), function)).parameters
+
+
+def test_constraints_pin_what_is_required() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {normal(name): version for name, version in pinned.items()}
+    extras = PROJECT["optional-dependencies"].values()
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *(text for extra in extras for text in extra)]):
+        assert pinned[normal(requirement.name)] in requirement.specifier, requirement
+
+
+def normal(name: str) -> str:
+    """A distribution's name as PyPI compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
