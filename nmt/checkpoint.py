@@ -1,7 +1,8 @@
-"""Checkpoints: written whole or not at all, verified when read, enough to rebuild the model from the run's own settings.
+"""Checkpoints: written whole or not at all, verified when read, enough to rebuild the model from the run's settings.
 
-    runs/<name>/config.yaml  tokenizer*.model  checkpoints/step_000500/{model,optimizer}.safetensors state.json manifest.json
-                             checkpoints/last  checkpoints/best        (one line each: the name of a step folder)
+    runs/<name>/config.yaml  tokenizer*.model
+    runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
+    runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
 
 Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML.
 """

@@ -11,19 +11,19 @@ from nmt.config import OptimConfig
 
 def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Adam with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters."""
-    return OPTIMISERS[config.name](
-        parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
-    )
+    return OPTIMISERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
 
 def learning_rate(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
     """The rate of update `step` = 1, 2, ... `last_step`; `decays` counts the plateaus so far.
 
-    warm-up: lr step / warmup, then constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up to
-    a constant); cosine: half a wave from lr down to 0 at `last_step`; plateau: lr decay^decays.
+    warm-up: lr step / warmup, then constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up
+    to a constant); cosine: half a wave from lr down to 0 at `last_step`; plateau: lr decay^decays.
     """
-    return config.lr * min(1.0, step / config.warmup if config.warmup else 1.0) * SCHEDULES[config.schedule](
-        config, step, last_step, decays
+    return (
+        config.lr
+        * min(1.0, step / config.warmup if config.warmup else 1.0)
+        * SCHEDULES[config.schedule](config, step, last_step, decays)
     )
 
 
@@ -32,7 +32,7 @@ def constant(config: OptimConfig, step: int, last_step: int, decays: int) -> flo
 
 
 def inverse_sqrt(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
-    return (config.warmup / max(step, config.warmup)) ** 0.5  # type: ignore[no-any-return]
+    return (config.warmup / max(step, config.warmup)) ** 0.5
 
 
 def cosine(config: OptimConfig, step: int, last_step: int, decays: int) -> float:

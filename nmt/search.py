@@ -4,7 +4,8 @@ It knows a model only by `start`, `decode`, `logits`, and what they return by `s
 slot; a sentence is done when none of its live hypotheses can still beat those that would be returned, so beam 1 is
 greedy search and stopping early changes nothing.
 
-Shapes: B sentences, K hypotheses of each, N = B x K rows (sentence-major), S source and T target positions, V vocabulary.
+Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
+and T target positions, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def expand(logp_BKV: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
 
 
 def select(score_BKC: Tensor, token_BKC: Tensor, beams: Beams, alpha: float) -> tuple[Beams, Tensor]:
-    """The K best of all continuations by penalised score. Returns them and which hypothesis each came from, parent_BK."""
+    """The K best of all continuations by penalised score, and the hypothesis that each came from, parent_BK."""
     slots, choices = score_BKC.shape[1:]
     length_BK = beams.length_BK + ~beams.finished_BK
     ranked_BX = (score_BKC / length_penalty(length_BK, alpha).unsqueeze(2)).flatten(1)
@@ -91,7 +92,7 @@ def select(score_BKC: Tensor, token_BKC: Tensor, beams: Beams, alpha: float) -> 
 
 
 def done(beams: Beams, steps: int, config: SearchConfig) -> Tensor:
-    """done_B: no live hypothesis can come before the ones that would be returned, whatever follows, or none may grow."""
+    """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
     ranked_BK = beams.score_BK / length_penalty(beams.length_BK, config.length_penalty)
     bound_BK = beams.score_BK / length_penalty(limit_B1, config.length_penalty)  # scores only fall, penalties grow
@@ -109,7 +110,9 @@ def search(
     sentences, width, device = len(source_BS), config.beam, source_BS.device
     memory, state = model.start(source_BS, length_B)
     state = state.select(torch.arange(sentences, device=device).repeat_interleave(width))
-    score_BK = torch.zeros(sentences, width, device=device, dtype=torch.promote_types(memory.values_BSM.dtype, torch.float32))
+    score_BK = torch.zeros(
+        sentences, width, device=device, dtype=torch.promote_types(memory.values_BSM.dtype, torch.float32)
+    )
     score_BK[:, 1:] = float("-inf")  # all slots begin alike: one of them counts
     beams = Beams(
         token_BK=torch.full((sentences, width), BOS, device=device),
@@ -127,7 +130,9 @@ def search(
         logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(*beams.token_BK.shape, -1)
         rows_BK = beams.sentence_B.unsqueeze(1) * width + slots_K  # slots of the whole batch
         beams, parent_BK = select(*expand(logp_BKV, beams), beams, config.length_penalty)
-        history.append(record(rows_BK, parent_BK, beams.token_BK, weights if keep_weights else None, sentences, source_BS.shape[1]))
+        history.append(
+            record(rows_BK, parent_BK, beams.token_BK, weights if keep_weights else None, sentences, source_BS.shape[1])
+        )
         final_score_BK[beams.sentence_B] = beams.score_BK
         final_rank_BK[beams.sentence_B] = beams.score_BK / length_penalty(beams.length_BK, config.length_penalty)
         over_B = done(beams, len(history), config)
@@ -183,9 +188,7 @@ def read_back(history: list[Step], score_BK: Tensor, n_best: int) -> list[list[H
 
 
 @torch.inference_mode()
-def force(
-    model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor
-) -> list[Hypothesis]:
+def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) -> list[Hypothesis]:
     """Score given targets, `<s> y_1 ... </s>` and padding, and align them: forced decoding."""
     memory, state = model.start(source_BS, length_B)
     features_BTD, weights, _ = model.decode(target_BT[:, :-1], state, memory)

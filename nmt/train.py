@@ -1,8 +1,8 @@
 """Train a model.
 
-    python -m nmt.train                                                            the built-in corpus
-    python -m nmt.train data=text data.path=DIR data.source=de data.target=en      your own text
-    python -m nmt.train --help
+python -m nmt.train                                                            the built-in corpus
+python -m nmt.train data=text data.path=DIR data.source=de data.target=en      your own text
+python -m nmt.train --help
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def tensorboard(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
 @main("train")

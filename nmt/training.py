@@ -17,8 +17,18 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
-from nmt.checkpoint import delete_all_but, load_tensors, load_weights, pointer, restore, save_checkpoint, verify
-from nmt.checkpoint import OPTIMISER, STATE, write_atomically
+from nmt.checkpoint import (
+    OPTIMISER,
+    STATE,
+    delete_all_but,
+    load_tensors,
+    load_weights,
+    pointer,
+    restore,
+    save_checkpoint,
+    verify,
+    write_atomically,
+)
 from nmt.config import SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
 from nmt.data.corpus import column
@@ -26,7 +36,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import log
 from nmt.metrics import bleu
 from nmt.model.seq2seq import Seq2Seq
-from nmt.optim import build_optimiser, learning_rate
+from nmt.optim import learning_rate
 from nmt.translator import Translator, batches_by_length
 
 HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
@@ -80,9 +90,7 @@ def fit(state: TrainState) -> float:
     run, progress = state.run, state.progress
     batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
     last_step = horizon(run.train, len(batches))
-    log.info(
-        f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}"
-    )
+    log.info(f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
     if finished(state, last_step):
         log.info(f"{state.folder} is finished already; a larger train.max_epochs or train.max_steps goes on")
     window = Window(state)
@@ -238,10 +246,12 @@ class Window:
         speed, target_speed = (self.source + self.target) / seconds, self.target / seconds
         rate = state.optimiser.param_groups[0]["lr"]
         epoch = progress.epoch + 1
-        record(state, {
-            "event": "train", "step": progress.step, "epoch": progress.epoch, "loss": nats, "ppl": math.exp(min(nats, 700)),
-            "accuracy": correct, "lr": rate, "tokens_per_second": speed, "target_tokens_per_second": target_speed,
-        })  # fmt: skip
+        event = {
+            **{"event": "train", "step": progress.step, "epoch": progress.epoch},
+            **{"loss": nats, "ppl": math.exp(min(nats, 700)), "accuracy": correct, "lr": rate},
+            **{"tokens_per_second": speed, "target_tokens_per_second": target_speed},
+        }
+        record(state, event)
         left = progress.seconds / progress.step * (last_step - progress.step)
         short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
         log.info(

@@ -1,15 +1,15 @@
 """Translate lines of text, or score given translations.
 
-    echo "Ein Hund schläft ." | python -m nmt.translate checkpoint=runs/NAME
-    python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.beam=5
-    python -m nmt.translate --help
+echo "Ein Hund schläft ." | python -m nmt.translate checkpoint=runs/NAME
+python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.beam=5
+python -m nmt.translate --help
 """
 
 import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,32 +59,26 @@ def word_links(translation: Translation) -> list[tuple[int, int]]:
     return links(translation.weights_TS, source_index, target_index)
 
 
-class Output:
-    """A file that appears only when it is whole, or standard output."""
+@contextmanager
+def output(path: str | None) -> Iterator[BinaryIO]:
+    """A file to write to that appears only when it is whole, or standard output."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    temporary = Path(f"{path}.new")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
-    def __init__(self, path: str | None) -> None:
-        self.path = None if path is None else Path(path)
-        self.temporary = None if self.path is None else self.path.with_name(self.path.name + ".new")
-        try:
-            self.stream: BinaryIO = sys.stdout.buffer if self.temporary is None else open(self.temporary, "wb")
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
-    def write(self, text: str) -> None:
-        self.stream.write(text.encode("utf-8", errors="replace"))
-        self.stream.flush()
-
-    def __enter__(self) -> "Output":
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if self.path is None or self.temporary is None:
-            return
-        self.stream.close()
-        if kind is None:
-            self.temporary.replace(self.path)
-        else:
-            self.temporary.unlink(missing_ok=True)
+def write(file: BinaryIO, text: str) -> None:
+    file.write(text.encode("utf-8", errors="replace"))
+    file.flush()
 
 
 def read_text(path: str | None) -> Iterator[str]:
@@ -109,16 +103,16 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
     interactive = command.input is None and sys.stdin.isatty()
     done = 0
     with ExitStack() as stack:
-        output = stack.enter_context(Output(command.output))
-        pharaoh_output = stack.enter_context(Output(command.alignments)) if command.alignments else None
+        text_file = stack.enter_context(output(command.output))
+        links_file = stack.enter_context(output(command.alignments)) if command.alignments else None
         for chunk in chunks(lines, 1 if interactive else CHUNK):
             found = translator.translate(chunk, want_links, first_line=done + 1, progress=command.output is not None)
             for line, options in zip(chunk, found, strict=True):
-                output.write(FORMATS[command.format](line, options, command.search.n_best))
-                if pharaoh_output is not None:
+                write(text_file, FORMATS[command.format](line, options, command.search.n_best))
+                if links_file is not None:
                     listed = [pharaoh(word_links(option)) for option in options]
                     listed += [""] * (command.search.n_best - len(listed))
-                    pharaoh_output.write("".join(one + "\n" for one in listed))
+                    write(links_file, "".join(one + "\n" for one in listed))
             done += len(chunk)
 
 
@@ -127,11 +121,11 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
     sources, targets = (list(read_text(path)) for path in (command.input, command.target))
     if len(sources) != len(targets):
         raise UserError(f"input={command.input} has {len(sources):,} lines, target={command.target} {len(targets):,}")
-    with Output(command.output) as output:
+    with output(command.output) as file:
         for start in range(0, len(sources), CHUNK):
             part = slice(start, start + CHUNK)
             for scored in translator.score(sources[part], targets[part], progress=command.output is not None):
-                output.write(f"{scored.score:.6f}\n")
+                write(file, f"{scored.score:.6f}\n")
 
 
 @main("translate")

@@ -1,7 +1,7 @@
 """Lines of text in, translations out, in the order of the input.
 
-Lines are sorted by length and batched inside; what one line becomes does not depend on the others. An empty line becomes
-an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
+Lines are sorted by length and batched inside; what one line becomes does not depend on the others. An empty line
+becomes an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -90,16 +90,16 @@ class Translator:
             if not lines[line].strip():
                 parts_of[line] = 0
                 continue
-            parts = [ids]
+            pieces = [ids]
             if len(ids) >= self.config.max_source:
-                parts = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
+                pieces = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
                 log.warning(
                     f"line {first_line + line} has {len(ids):,} pieces, more than search.max_source="
-                    f"{self.config.max_source}: translated in {len(parts)} parts"
+                    f"{self.config.max_source}: translated in {len(pieces)} parts"
                 )
-            owners += [line] * len(parts)
-            sources += parts
-            parts_of[line] = len(parts)
+            owners += [line] * len(pieces)
+            sources += pieces
+            parts_of[line] = len(pieces)
 
         def run(rows: list[int]) -> list[list[Hypothesis]]:
             batch = make_batch([sources[row] for row in rows]).to(self.device)
@@ -158,13 +158,11 @@ class Translator:
 
 
 def batches_by_length(lengths: list[int], width: int, config: SearchConfig) -> Iterator[list[int]]:
-    """Rows of like length: `search.batch_sentences` of them, or as many as `search.batch_tokens` allows when each counts
-    its padded length times the beam; at least one."""
+    """Rows of like length: `search.batch_sentences` of them, or as many as `search.batch_tokens` allows when each
+    counts its padded length times the beam; at least one."""
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     while order:
         longest = lengths[order[0]] + 1
         size = config.batch_sentences or max(1, config.batch_tokens // (longest * width))
         yield order[:size]
         order = order[size:]
-
-

@@ -22,7 +22,9 @@ NASTY = [
 ]  # fmt: skip
 
 
-def nmt(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def nmt(
+    command: str, *arguments: object, folder: Path, text: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
     """Run `python -m nmt.<command> arguments` in `folder`."""
     return subprocess.run(
         [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
@@ -126,7 +128,9 @@ def test_formats_and_alignments(home: Path) -> None:
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
-    rows = [json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()]
+    rows = [
+        json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
+    ]
     assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
     best = rows[4]["translations"]
     assert best[0]["source_words"] == ["Die", "Frau", "liest", "ein", "Buch", "."]

@@ -7,8 +7,8 @@ from nmt.metrics import bleu, looks_tokenised, scores
 CAT = "the cat sat on the mat"
 
 
-# BLEU by hand: the geometric mean of the n-gram precisions, times exp(1 - r / c) for c < r words; the k-th order without
-# a match counts as 1 / 2^k matches, unless no word matches. TER: edits and shifts of phrases per word of the reference.
+# BLEU by hand: the geometric mean of the n-gram precisions, times exp(1 - r / c) for c < r words; the k-th order
+# without a match counts as 1 / 2^k matches, unless no word matches. TER: edits and shifts per reference word.
 @pytest.mark.parametrize(
     ("hypothesis", "reference", "expected_bleu", "expected_ter"),
     [

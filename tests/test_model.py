@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn import functional as F
 
 from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
@@ -117,6 +118,15 @@ def test_hypotheses_share_the_memory_of_their_sentence() -> None:
         torch.testing.assert_close(shared_weights.weights_BQW, weights.weights_BQW)
 
 
+def equation(name: str, part: Module, q: Tensor, h: Tensor) -> Tensor:
+    """The score of one query and one encoder output, as the papers write it."""
+    if name in ("additive", "concat"):
+        return part.v @ torch.tanh(part.query.weight @ q + part.key.weight @ h + part.key.bias)
+    if name == "general":
+        return q @ part.key.weight @ h
+    return q @ h * {"dot": 1, "scaled_dot": len(q) ** -0.5}[name]
+
+
 def test_scores_are_the_equations_of_the_papers() -> None:
     for score in SCORES:
         config = ModelConfig(embed=6, hidden=8, attention=AttentionConfig(score=score))
@@ -127,16 +137,7 @@ def test_scores_are_the_equations_of_the_papers() -> None:
         context_BQM, weights = attention(attention.score.query(query_BQD), memory)
         for b, q in itertools.product(range(2), range(3)):
             query, seen = query_BQD[b, q], values_BSM[b, : length_B[b]]
-            part = attention.score
-            equations = {
-                "additive": lambda h: part.v @ torch.tanh(
-                    part.query.weight @ query + part.key.weight @ h + part.key.bias),  # noqa: B023
-                "dot": lambda h: query @ h,  # noqa: B023
-                "scaled_dot": lambda h: query @ h / 8**0.5,  # noqa: B023
-                "general": lambda h: query @ part.key.weight @ h,  # noqa: B023
-            }  # fmt: skip
-            equations["concat"] = equations["additive"]
-            expected = torch.softmax(torch.stack([equations[score](h) for h in seen]), 0)
+            expected = torch.softmax(torch.stack([equation(score, attention.score, query, h) for h in seen]), 0)
             torch.testing.assert_close(weights.weights_BQW[b, q, : length_B[b]], expected, atol=1e-10, rtol=0)
             torch.testing.assert_close(context_BQM[b, q], expected @ seen, atol=1e-10, rtol=0)
 

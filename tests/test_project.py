@@ -124,6 +124,10 @@ def test_console_scripts_are_programs(name: str) -> None:
     assert not inspect.signature(getattr(importlib.import_module(module), function)).parameters
 
 
+def test_the_package_carries_the_readme_there_is() -> None:
+    assert (PROJECT.get("readme") == "README.md") == (ROOT / "README.md").exists()
+
+
 def test_constraints_pin_what_is_required() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))

@@ -34,7 +34,9 @@ def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam
                 continue
             ended += 1
             own = slice(row, row + 1)
-            [forced] = force(model, source_BS[own, : length_B[row]], length_B[own], torch.tensor([[BOS, *found.tokens]]))
+            [forced] = force(
+                model, source_BS[own, : length_B[row]], length_B[own], torch.tensor([[BOS, *found.tokens]])
+            )
             assert forced.score == pytest.approx(found.score, abs=1e-9)
             assert forced.tokens == found.tokens
             torch.testing.assert_close(found.weights_TS[:, : length_B[row]], forced.weights_TS)
@@ -57,7 +59,9 @@ def test_a_beam_as_large_as_the_space_is_exhaustive(alpha: float) -> None:
         scored = []
         for tokens in whole:
             features, _, _ = model.decode(torch.tensor([[BOS, *tokens[:-1]]]), state, memory)
-            logp = log_probabilities(model.logits(features[0])).gather(1, torch.tensor(tokens).unsqueeze(1)).sum().item()
+            logp = (
+                log_probabilities(model.logits(features[0])).gather(1, torch.tensor(tokens).unsqueeze(1)).sum().item()
+            )
             scored.append((logp / ((5 + len(tokens)) / 6) ** alpha, tokens))
         expected = [tokens for _, tokens in sorted(scored, reverse=True)[:5]]
         assert [found.tokens for found in hypotheses] == expected

@@ -48,19 +48,22 @@ class Batch(NamedTuple):
 
 def make_batch(sources: Sequence[Ids], targets: Sequence[Ids] | None = None) -> Batch:
     """A batch of sentences from their ids, given without `<s>` and `</s>`."""
-    source_BS, source_length_B = pad([[*ids, EOS] for ids in sources])
+    source_BS, source_length_B = pad(sources, 0)
     if targets is None:
         return Batch(source_BS, source_length_B, source_BS[:, :0], torch.zeros_like(source_length_B))
-    target_BT, columns_B = pad([[BOS, *ids, EOS] for ids in targets])
-    return Batch(source_BS, source_length_B, target_BT, columns_B - 1)
+    target_BT, target_length_B = pad(targets, 1)
+    target_BT[:, 0] = BOS
+    return Batch(source_BS, source_length_B, target_BT, target_length_B)
 
 
-def pad(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    lengths = [len(row) for row in rows]
-    ids = np.full((len(rows), max(lengths)), PAD, dtype=np.int64)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = row
-    return torch.from_numpy(ids), torch.tensor(lengths)
+def pad(sentences: Sequence[Ids], first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids from column `first` on, `</s>` after each sentence; and the lengths, `</s>` included."""
+    lengths = np.array([len(ids) + 1 for ids in sentences])
+    padded = np.full((len(sentences), first + lengths.max()), PAD, dtype=np.int64)
+    for row, ids in zip(padded, sentences, strict=True):
+        row[first : first + len(ids)] = ids
+        row[first + len(ids)] = EOS
+    return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
 # -------------------------------------------------------------------------------------------------------------- cache
@@ -124,7 +127,8 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     if not kept.any():
         raise UserError(f"no training pair is left of {len(pairs):,}: {counts}; look at the text, or raise the length")
     log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
-    source, target = (EncodedSide(np.memmap(folder / f"{side}.ids", np.int32, "r"), offsets[side]) for side in SIDES)
+    ids = {side: np.asarray(np.memmap(folder / f"{side}.ids", np.int32, "r")) for side in SIDES}
+    source, target = (EncodedSide(ids[side], offsets[side]) for side in SIDES)
     return EncodedPairs(pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling)
 
 
@@ -171,41 +175,39 @@ def encode_side(folder: Path, name: str, pairs: Dataset, side: Side) -> None:
 def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: int) -> list[Indices]:
     """The indices of each update of an epoch, every pair once; a function of the arguments and of nothing else.
 
+    Every epoch has the same number of updates, for only pairs of equal size change places before the cut.
     An update has pairs of similar length: as many as `train.batch_tokens` allows, where a pair counts its longer side
     with `</s>` and without padding (a longer pair still makes an update of its own), or `train.batch_sentences`.
     """
     rng = np.random.default_rng((seed, epoch))
     order = by_length(encoded, rng)
     if config.batch_sentences is not None:
-        ends = np.arange(config.batch_sentences, len(order), config.batch_sentences)
+        ends = list(range(config.batch_sentences, len(order), config.batch_sentences))
     else:
-        sizes = np.maximum(encoded.source_lengths, encoded.target_lengths)[order]
-        ends = cuts(sizes, config.batch_tokens)
+        ends = cuts(np.maximum(encoded.source_lengths, encoded.target_lengths)[order], config.batch_tokens)
     batches = np.split(order, ends)
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
 def by_length(encoded: EncodedPairs, rng: np.random.Generator) -> Indices:
-    """All indices by target length, within it by source length, at random within that.
+    """All indices by the longer side, among equals by the difference of the sides, among equals at random.
 
-    Source lengths rise and fall in turn, so that they are alike, too, where one target length ends in the middle of a
-    batch.
+    The differences rise and fall in turn: where a batch goes from one length to the next, they are alike, too.
     """
     order = rng.permutation(len(encoded))
-    target, source = encoded.target_lengths[order], encoded.source_lengths[order]
-    return order[np.lexsort((np.where(target % 2, source, -source), target))]
+    source, target = encoded.source_lengths[order], encoded.target_lengths[order]
+    longer, difference = np.maximum(source, target), source - target
+    return order[np.lexsort((np.where(longer % 2, difference, -difference), longer))]
 
 
-def cuts(sizes: Indices, budget: int) -> Indices:
+def cuts(sizes: Indices, budget: int) -> list[int]:
     """Where to cut so that no part's sum is over the budget, unless it is a single number."""
     total = np.cumsum(sizes)
-    ends, before = [], 0
-    while before + budget < total[-1]:
-        end = int(np.searchsorted(total, before + budget, side="right"))
-        start = ends[-1] if ends else 0
-        ends.append(max(end, start + 1))
-        before = int(total[ends[-1] - 1])
-    return np.array(ends if not ends or ends[-1] < len(sizes) else ends[:-1], dtype=np.int64)
+    ends = [0]
+    while ends[-1] < len(sizes):
+        before = total[ends[-1] - 1] if ends[-1] else 0
+        ends.append(max(ends[-1] + 1, int(np.searchsorted(total, before + budget, side="right"))))
+    return ends[1:-1]
 
 
 def micro_batches(indices: Indices, parts: int) -> list[Indices]:
@@ -229,14 +231,15 @@ def assemble(encoded: EncodedPairs, indices: Indices, seed: int = 0) -> Batch:
     `data.max_length` pieces by that keeps its best segmentation.
     """
     rows = encoded.rows[indices]
-    sources, targets = ([side[row] for row in rows] for side in (encoded.source, encoded.target))
+    sources: list[Ids] = [encoded.source[row] for row in rows]
+    targets: list[Ids] = [encoded.target[row] for row in rows]
     if encoded.sampling:
         texts = encoded.pairs[rows]
-        sources = resample(sources, encoded.tokenizer.source, texts["source"], encoded, 2 * seed)
-        targets = resample(targets, encoded.tokenizer.target, texts["target"], encoded, 2 * seed + 1)
+        sources = resample(sources, texts["source"], encoded.tokenizer.source, encoded, 2 * seed)
+        targets = resample(targets, texts["target"], encoded.tokenizer.target, encoded, 2 * seed + 1)
     return make_batch(sources, targets)
 
 
-def resample(best: list[Ids], side: Side, texts: list[str], encoded: EncodedPairs, seed: int) -> list[Ids]:
+def resample(best: list[Ids], texts: list[str], side: Side, encoded: EncodedPairs, seed: int) -> list[Ids]:
     drawn = side.encode(texts, encoded.sampling, seed)
-    return [new if len(new) <= encoded.max_length else old for old, new in zip(best, drawn, strict=True)]
+    return [new if len(new) <= encoded.max_length else old for new, old in zip(drawn, best, strict=True)]

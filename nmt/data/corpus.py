@@ -5,10 +5,11 @@ reads text here looks at every line before it stores any, so that a complaint na
 """
 
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import datasets
 import huggingface_hub.utils
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, Features, Value
 
 from nmt.config import DataConfig
 from nmt.data import toy
@@ -42,8 +43,6 @@ def load_pairs(data: DataConfig, split: str) -> Dataset:
     """
     with quiet():
         pairs = READERS[data.format](data, split)
-    if not len(pairs):
-        raise UserError(f"the split {split} of data.path={data.path} is empty")
     if split == "train" and data.limit is not None:
         pairs = pairs.select(range(min(data.limit, len(pairs))))
     return pairs
@@ -76,10 +75,10 @@ def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> Iterator[str]:
-    """The lines of a file opened in binary, or of standard input's buffer.
+    """The lines of a file opened in binary, or of standard input's buffer; `name` stands for it in messages.
 
-    invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn, once,
-        after the last line, of how many there were.
+    invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn of
+        such lines after the last one.
 
     Raises:
         UserError: name:line, for a line that is refused.
@@ -90,26 +89,22 @@ def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> 
             yield line.decode()
         except UnicodeDecodeError as error:
             if invalid == "refuse":
-                raise not_utf8(name, number, error) from None
+                raise bad_line(name, number, error) from None
             replaced.append(number)
             yield line.decode(errors="replace")
     if replaced:
-        log.warning(f"{name}: {count_lines(replaced)} not UTF-8; U+FFFD stands for the bad bytes")
+        first = ", ".join(map(str, replaced[:5]))
+        log.warning(f"{name}: {len(replaced):,} lines are not UTF-8 (first: {first}); U+FFFD stands for the bad bytes")
 
 
-def not_utf8(name: object, number: int, error: UnicodeDecodeError) -> UserError:
-    return UserError(
-        f"{name}:{number}: not UTF-8 (byte 0x{error.object[error.start]:02X} at column {error.start + 1}); convert the "
-        "file, for example with iconv -f LATIN1 -t UTF-8, or leave such lines out: data.invalid=drop"
-    )
+def bad_line(name: object, number: int, error: ValueError) -> UserError:
+    reason = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        reason = f"not UTF-8 (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
+    return UserError(f"{name}:{number}: {reason}")
 
 
-def count_lines(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    return f"1 line ({shown}) is" if len(numbers) == 1 else f"{len(numbers):,} lines ({shown}) are"
-
-
-# ------------------------------------------------------------------------------------------------------- text and tsv
+# ---------------------------------------------------------------------------------------------------- files of lines
 def text_pairs(source: Path, target: Path) -> Iterator[Pair | UserError]:
     """The pairs of two line-aligned files; in the place of a bad one, what is wrong with it."""
     with open(source, "rb") as source_file, open(target, "rb") as target_file:
@@ -119,112 +114,147 @@ def text_pairs(source: Path, target: Path) -> Iterator[Pair | UserError]:
                 longer = number + sum(1 for _ in lines)
                 counts = (number - 1, longer) if left is None else (longer, number - 1)
                 raise UserError(
-                    f"{source} has {counts[0]:,} lines, {target} has {counts[1]:,}; line n of one must translate "
-                    "line n of the other"
+                    f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}; each line of one must translate "
+                    "the same line of the other"
                 )
-            path = source
+            file = source
             try:
                 text = left.decode()
-                path = target
+                file = target
                 yield text, right.decode()
             except UnicodeDecodeError as error:
-                yield not_utf8(path, number, error)
+                yield bad_line(file, number, error)
+
+
+def parsed(path: Path, parse: Callable[[str], Pair | None], skip: int = 0) -> Iterator[Pair | UserError]:
+    """The pairs that `parse` finds in the lines of a file; in the place of a bad one, what is wrong with it."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(raw_lines(file), 1):
+            if number <= skip:
+                continue
+            try:
+                pair = parse(line.decode())
+            except ValueError as error:
+                yield bad_line(path, number, error)
+            else:
+                if pair is not None:
+                    yield pair
 
 
 def tsv_pairs(path: Path, source: str, target: str) -> Iterator[Pair | UserError]:
-    """The pairs of a file of columns, by names in its first line or, where both are numbers, by these, from 1."""
-    with open(path, "rb") as file:
-        lines = enumerate(raw_lines(file), 1)
-        if source.isdecimal() and target.isdecimal():
-            columns = [int(source) - 1, int(target) - 1]
-        else:
-            names = next(lines, (1, b""))[1].decode(errors="replace").split("\t")
-            columns = [index_of(name, names, path) for name in (source, target)]
-        needed = max(columns) + 1
-        for number, line in lines:
-            try:
-                cells = line.decode().split("\t")
-            except UnicodeDecodeError as error:
-                yield not_utf8(path, number, error)
-                continue
-            if len(cells) >= needed:
-                yield cells[columns[0]], cells[columns[1]]
-            else:
-                yield UserError(
-                    f"{path}:{number}: {len(cells)} columns, but {needed} are needed; mend the line, or leave such "
-                    "lines out: data.invalid=drop"
+    """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1."""
+    header = not (source.isdecimal() and target.isdecimal())
+    if header:
+        with open(path, "rb") as file:
+            names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
+        for name in (source, target):
+            if name not in names:
+                raise UserError(
+                    f"{path}: no column '{name}' in the first line, which has {listed(names)}{nearest(name, names)}; "
+                    "if it names no columns, give their numbers: data.source=1 data.target=2"
                 )
+        left, right = names.index(source), names.index(target)
+    else:
+        left, right = int(source) - 1, int(target) - 1
+        if min(left, right) < 0:
+            raise UserError(f"data.source={source} data.target={target}: columns are counted from 1")
+
+    def parse(line: str) -> Pair:
+        cells = line.split("\t")
+        if len(cells) <= max(left, right):
+            raise ValueError(f"{len(cells)} columns, but {max(left, right) + 1} are needed")
+        return cells[left], cells[right]
+
+    return parsed(path, parse, skip=int(header))
 
 
-def index_of(name: str, names: list[str], path: Path) -> int:
-    if name not in names:
-        raise UserError(
-            f"{path}: no column '{name}' in the first line, which has {listed(names)}{nearest(name, names)}; where it "
-            "names no columns, give their numbers: data.source=1 data.target=2"
-        )
-    return names.index(name)
+def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[Pair | UserError]:
+    """The pairs of a file of JSON objects, one a line; keys may be nested as in `translation.de`."""
+
+    def parse(line: str) -> Pair | None:
+        if not line.strip():
+            return None
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON ({error.msg} at position {error.pos + 1})") from None
+        texts = dig(record, source), dig(record, target)
+        for key, text in zip((source, target), texts, strict=True):
+            if not isinstance(text, str):
+                held = listed(list(record)) if isinstance(record, dict) else type(record).__name__
+                raise ValueError(f"no text under '{key}' but {text!r}; the line has {held}")
+            text.encode()  # half a surrogate pair is no text
+        return texts
+
+    return parsed(path, parse)
 
 
-LINE_READERS = {"text": text_pairs, "tsv": tsv_pairs}
+def dig(record: Any, key: str) -> Any:
+    """The value of a key in a JSON object, or in an object within it; else None."""
+    if not isinstance(record, dict):
+        return None
+    head, dot, rest = key.partition(".")
+    return dig(record.get(head), rest) if dot and key not in record else record.get(key)
+
+
+LINE_READERS: dict[str, Callable[..., Iterator[Pair | UserError]]] = {
+    "text": text_pairs,
+    "tsv": tsv_pairs,
+    "jsonl": jsonl_pairs,
+}
 
 
 def stored(kind: str, arguments: tuple[Any, ...], data: DataConfig) -> Dataset:
     """Check all pairs, then keep them in the cache, under a key made of the pairs themselves."""
-    key, bad = hashlib.sha256(), []
+    key, count, bad = hashlib.sha256(), 0, []
     for item in LINE_READERS[kind](*arguments):
-        if isinstance(item, tuple):
-            key.update("\n".join((*item, "")).encode())
-        elif data.invalid == "refuse":
-            raise item
+        if isinstance(item, UserError):
+            bad.append(str(item))
+            if data.invalid == "refuse":
+                raise UserError(f"{item}; mend the line, or leave such lines out: data.invalid=drop")
         else:
-            bad.append(item)
+            key.update(f"{len(item[0])} {len(item[1])} {item[0]}{item[1]}".encode())
+            count += 1
     if bad:
-        log.warning(f"dropped {len(bad):,} lines that cannot be read, the first of them {str(bad[0]).split('; ')[0]}")
-    folder = cache_folder(data)
+        log.warning(f"data.invalid=drop: left out {len(bad):,} lines, the first: {'; '.join(bad[:3])}")
+    if not count:
+        raise UserError(f"{arguments[0]} has no pair of texts")
     return Dataset.from_generator(
         generate,
         gen_kwargs={"kind": kind, "arguments": arguments, "key": key.hexdigest()},
         features=Features({"source": Value("string"), "target": Value("string")}),
-        cache_dir=str(folder / "text"),
+        cache_dir=str(cache_folder(data) / "text"),
     )
 
 
 def generate(kind: str, arguments: tuple[Any, ...], key: str) -> Iterator[dict[str, str]]:
+    """What the cache holds; the key is an argument because `datasets` knows a cache by the arguments."""
     for item in LINE_READERS[kind](*arguments):
-        if isinstance(item, tuple):
+        if not isinstance(item, UserError):
             yield {"source": item[0], "target": item[1]}
 
 
 def read_text(data: DataConfig, split: str) -> Dataset:
-    endings = [ending.rpartition(".")[2] for ending in (data.source, data.target)]
-    return stored("text", find_files(data, split, [f".{ending}" for ending in endings]), data)
+    return stored("text", find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"]), data)
 
 
 def read_tsv(data: DataConfig, split: str) -> Dataset:
     return stored("tsv", (*find_files(data, split, [".tsv"]), data.source, data.target), data)
 
 
+def read_jsonl(data: DataConfig, split: str) -> Dataset:
+    return stored("jsonl", (*find_files(data, split, [".jsonl"]), data.source, data.target), data)
+
+
 def find_files(data: DataConfig, split: str, endings: list[str]) -> tuple[Path, ...]:
-    """The files of a split, one for each ending; their common name is the split's, or one of `VALID` for valid."""
+    """The files of a split, one for each ending; named after the split, or by another name of the validation split."""
     folder = existing_folder(data)
-    for name in names_of(split):
-        files = tuple(folder / f"{name}{ending}" for ending in endings)
-        if any(file.exists() for file in files):
-            break
-    else:
-        files = tuple(folder / f"{split}{ending}" for ending in endings)
+    sets = [tuple(folder / f"{name}{ending}" for ending in endings) for name in names_of(split)]
+    files = next((files for files in sets if any(file.exists() for file in files)), sets[0])
     for file in files:
         if not file.is_file():
             raise missing(file, data)
     return files
-
-
-def missing(file: Path, data: DataConfig) -> UserError:
-    held = sorted(path.name for path in file.parent.iterdir())
-    return UserError(
-        f"{file} does not exist; data.format={data.format} with data.source={data.source} data.target={data.target} "
-        f"needs it. In this folder there is {listed(held)}"
-    )
 
 
 def existing_folder(data: DataConfig) -> Path:
@@ -234,8 +264,21 @@ def existing_folder(data: DataConfig) -> Path:
     return folder
 
 
+def missing(file: Path, data: DataConfig) -> UserError:
+    held = sorted(path.name for path in file.parent.iterdir())
+    return UserError(
+        f"{file} does not exist; data.format={data.format} with data.source={data.source} data.target={data.target} "
+        f"needs it. The folder has {listed(held)}"
+    )
+
+
 def names_of(split: str) -> list[str]:
     return [split, *(name for name in VALID if name != split)] if split in VALID else [split]
+
+
+def last(name: str) -> str:
+    """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
+    return name.rpartition(".")[2]
 
 
 def listed(names: list[str]) -> str:
@@ -243,49 +286,40 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more if names else "nothing"
 
 
-# ------------------------------------------------------------------------------------------------ jsonl, parquet, hub
-def read_jsonl(data: DataConfig, split: str) -> Dataset:
-    return load("json", [str(file) for file in find_files(data, split, [".jsonl"])], data)
-
-
+# ----------------------------------------------------------------------------------------------------- parquet and hub
 def read_parquet(data: DataConfig, split: str) -> Dataset:
     folder = existing_folder(data)
     found = [sorted(folder.glob(f"{name}*.parquet")) for name in names_of(split)]
     files = next((files for files in found if files), None)
     if files is None:
         raise missing(folder / f"{split}*.parquet", data)
-    return load("parquet", [str(file) for file in files], data)
-
-
-def load(builder: str, files: list[str], data: DataConfig) -> Dataset:
+    where = ", ".join(map(str, files))
+    cache = str(cache_folder(data) / "parquet")
     try:
-        table = datasets.load_dataset(
-            builder, data_files={"all": files}, split="all", cache_dir=str(cache_folder(data) / builder)
-        )
-    except (datasets.exceptions.DatasetGenerationError, ValueError) as error:
-        raise UserError(f"{', '.join(files)}: {reason(error)}") from error
-    return two_columns(table, ", ".join(files), data)
+        table = datasets.load_dataset("parquet", data_files=list(map(str, files)), split="train", cache_dir=cache)
+    except Exception as error:  # the libraries have no common one for files that they cannot read
+        raise UserError(f"{where} cannot be read: {reason(error)}") from error
+    return two_columns(table, where, data)
 
 
 def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
     path = Path(str(data.path))
-    if any((path / f"{name}.{data.source.rpartition('.')[2]}").is_file() for name in (*names_of(split), "train")):
+    if (path / f"train.{last(data.source)}").is_file():
         return read_text(data, split)
-    local = str(cache_folder(data) / "hub") if path.is_dir() else None
-    log.info(f"loading {data.path}" + ("" if local else " from the hub"))
+    cache = str(cache_folder(data) / "hub") if path.is_dir() else None  # else the hub's own
+    log.info(f"loading {path}" if cache else f"loading {path} from the hub")
     try:
-        table = datasets.load_dataset(str(data.path), data.subset, cache_dir=local)
+        table = datasets.load_dataset(str(path), data.subset, cache_dir=cache)
     except Exception as error:  # whatever the library, the network or the hub may say
         raise UserError(
-            f"data.path={data.path} data.subset={data.subset} cannot be loaded: {reason(error)}. Look at the name, the "
-            "subset and the connection; a folder on this machine does as well: data.path=FOLDER"
+            f"data.path={path} data.subset={data.subset} cannot be loaded: {reason(error)}. Check the name, the subset "
+            "and the connection; a folder on this machine does as well: data.path=FOLDER"
         ) from error
-    assert isinstance(table, DatasetDict)
     name = next((name for name in names_of(split) if name in table), None)
     if name is None:
-        raise UserError(f"data.path={data.path} has no split {split}; it has {listed(list(table))}")
-    return two_columns(table[name], f"the split {name} of {data.path}", data)
+        raise UserError(f"data.path={path} has no split {split}; it has {listed(list(table))}")
+    return two_columns(table[name], f"the split {name} of {path}", data)
 
 
 def reason(error: BaseException) -> str:
@@ -298,41 +332,36 @@ def reason(error: BaseException) -> str:
 def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
     """The columns `data.source` and `data.target`, which may be nested as in `translation.de`, checked to be texts."""
     table = table.flatten()
-    for key, name in (("data.source", data.source), ("data.target", data.target)):
+    columns = {"source": data.source, "target": data.target}
+    for key, name in columns.items():
         if name not in table.column_names:
             names = table.column_names
-            raise UserError(f"{key}={name}: no such column in {where}, which has {listed(names)}{nearest(name, names)}")
-    pairs = table.select_columns([data.source, data.target])
-    pairs = pairs.rename_columns({data.source: "source", data.target: "target"})
-    first_row = 1
+            raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{nearest(name, names)}")
+    pairs = table.select_columns([data.source, data.target]).rename_columns(
+        {name: key for key, name in columns.items()}
+    )
+    rows = 0
     for batch in pairs.with_format("arrow").iter(CHUNK):
-        for key, name in (("source", data.source), ("target", data.target)):
-            kind = str(batch[key].type)
-            if kind not in ("string", "large_string") or batch[key].null_count:
-                row = next(i for i, cell in enumerate(batch[key].to_pylist()) if not isinstance(cell, str))
-                raise UserError(
-                    f"{where}: row {first_row + row} has {batch[key][row].as_py()!r} for {name}, which is not a text"
-                )
-        first_row += len(batch)
+        for key, name in columns.items():
+            texts = str(batch[key].type) in ("string", "large_string")
+            if not texts or batch[key].null_count:
+                row = rows + (batch[key].to_pylist().index(None) if texts else 0)
+                raise UserError(f"{where}: row {row + 1} has no text in '{name}' but {pairs[row][key]!r}")
+        rows += len(batch)
     return pairs
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the libraries' progress bars and notices away from the screen."""
-    bars = not datasets.are_progress_bars_disabled(), not huggingface_hub.utils.are_progress_bars_disabled()
-    level = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    huggingface_hub.utils.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
-    try:
+    with ExitStack() as after:
+        for library, notices in ((datasets, datasets.logging), (huggingface_hub.utils, huggingface_hub.utils.logging)):
+            if not library.are_progress_bars_disabled():
+                library.disable_progress_bars()
+                after.callback(library.enable_progress_bars)
+            after.callback(notices.set_verbosity, notices.get_verbosity())
+            notices.set_verbosity(logging.CRITICAL)
         yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        if bars[0]:
-            datasets.enable_progress_bars()
-        if bars[1]:
-            huggingface_hub.utils.enable_progress_bars()
 
 
 # ---------------------------------------------------------------------------------------------------------------- toy

@@ -40,6 +40,7 @@ COMMA = Phrase(german=(Token(",", None),))
 
 
 def tokens(words: Iterable[str], key: object, head: int = 0) -> tuple[Token, ...]:
+    """Words of one unit; head -1: none of them is the head."""
     return tuple(Token(word, key, i == head) for i, word in enumerate(words))
 
 
@@ -67,7 +68,7 @@ class Nominal:
     kind: str = "adult"
     who: str = "3s"
     slot: str = "p"  # gender, or p for the plural
-    article: str = ""
+    article: str = ""  # "name" for what stands by itself
     pronoun: bool = False
     negator: tuple[Token, ...] = ()  # the "not" that a German "kein" asks of the English clause
 
@@ -89,9 +90,11 @@ def choose_article(rng: random.Random, noun: Noun, case: str, plural: bool, defi
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
-def noun_phrase(rng: random.Random, noun: Noun, case: str, definite: bool, negated: bool = False) -> Nominal:
-    """The noun with an article, sometimes in the plural or with an adjective; negated: with "kein"."""
-    plural = bool(noun.plural) and not noun.prepositions and rng.random() < 0.3
+def noun_phrase(
+    rng: random.Random, noun: Noun, case: str, definite: bool, negated: bool = False, many: float = 0.3
+) -> Nominal:
+    """The noun with an article ("kein" if negated), sometimes with an adjective, in the plural as often as `many`."""
+    plural = bool(noun.plural) and rng.random() < many
     slot = "p" if plural else noun.gender
     name = "kein" if negated else choose_article(rng, noun, case, plural, definite)
     english = noun.english_plural if plural else noun.english
@@ -161,8 +164,7 @@ def place(rng: random.Random, kinds: Sequence[str], role: str) -> Phrase:
         german, english = ("von:from" if role == "from" else noun.prepositions[role == "to"]).split(":")
         head = "0"
     case = "acc" if role == "to" and german != "zu" else "dat"
-    while (found := noun_phrase(rng, noun, case, definite=rng.random() < 0.8)).who == "3p":
-        pass
+    found = noun_phrase(rng, noun, case, definite=rng.random() < 0.8, many=0)
     return prepositional(german, english.replace("_", " "), int(head), found)
 
 
@@ -278,7 +280,7 @@ def realise(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: 
 
 @cache
 def verbs_with(tense: str, subject: str = "", thing: str = "") -> list[Verb]:
-    """The verbs with this tense, a subject of this kind, and one object of that kind and no need of anything else."""
+    """Verbs that have this tense; take a subject of this kind; and take this kind of thing as the only object."""
     unfit = {"now": ["event"], "habit": ["state"], "past": [], "modal": ["event", "state"]}[tense]
     verbs = [verb for verb in lexicon.VERBS if verb.aspect not in unfit and (verb.participle or tense != "past")]
     if subject:
@@ -300,8 +302,10 @@ def clause_of(
 ) -> Clause:
     """A clause about the subject, or anybody (somebody `definite`), with a time phrase with probability `timed`."""
     verb = verb or rng.choice(verbs_with(tense, subject.kind if subject else ""))
-    modal = rng.choice(lexicon.MODALS) if tense == "modal" else None
     subject = subject or nominal(rng, verb.subjects, "nom", definite or negated)
+    person = subject.kind in lexicon.PEOPLE
+    modals = [modal for modal in lexicon.MODALS if person or not modal.rest]  # a key has no wishes and no duties
+    modal = rng.choice(modals) if tense == "modal" else None
     objects = {}
     for case in verb.objects:
         kein = negated and case == "acc" and rng.random() < 0.5 and not (modal and modal.auxiliary == "can")
@@ -332,7 +336,7 @@ def clause_of(
 def copular(rng: random.Random, tense: str, subject: Nominal, job: bool = False) -> Clause:
     """What the subject is: in a state, of a profession, or like something."""
     person = subject.kind in lexicon.PEOPLE
-    jobs = [noun for noun in lexicon.NOUNS["adult"] if noun.german in lexicon.JOBS and noun.gender == subject.slot]
+    jobs = [noun for noun in lexicon.JOBS if noun.gender == subject.slot]
     if job and jobs and person and subject.kind != "child" and subject.article in ("mein", "dein", "unser", "name"):
         noun = rng.choice(jobs)
         article = "an" if noun.english[0] in "aeiou" else "a"

@@ -18,50 +18,46 @@ NOUN_TABLES = {
     "adult": """Mann m Männer man men, Frau f Frauen woman women, Lehrerin f Lehrerinnen teacher, Arzt m Ärzte doctor,
         Student mw Studenten student, Nachbar mw Nachbarn neighbour, Sängerin f Sängerinnen singer,
         Koch m Köche chef, Polizist mw Polizisten policeman policemen, Künstlerin f Künstlerinnen artist,
-        Krankenschwester f Krankenschwestern nurse, Gärtner m Gärtner gardener, Busfahrer m Busfahrer bus_driver,
-        Touristin f Touristinnen tourist""",
+        Krankenschwester f Krankenschwestern nurse, Gärtner m Gärtner gardener, Busfahrer m Busfahrer bus_driver""",
     "child": "Kind n Kinder child children, Junge mw Jungen boy, Mädchen n Mädchen girl",
     "kin": """Bruder m Brüder brother, Schwester f Schwestern sister, Mutter f - mother, Vater m - father,
-        Tante f Tanten aunt, Onkel m Onkel uncle, Großmutter f - grandmother, Sohn m Söhne son,
-        Tochter f Töchter daughter, Freund m Freunde friend, Kollegin f Kolleginnen colleague""",
-    "pet": "Hund m Hunde dog, Katze f Katzen cat, Vogel m Vögel bird, Kaninchen n Kaninchen rabbit",
+        Tante f Tanten aunt, Großmutter f - grandmother, Sohn m Söhne son, Tochter f Töchter daughter,
+        Freund m Freunde friend""",
+    "pet": "Hund m Hunde dog, Katze f Katzen cat, Vogel m Vögel bird",
     "cattle": "Pferd n Pferde horse, Kuh f Kühe cow",
-    "fruit": "Apfel m Äpfel apple, Birne f Birnen pear, Ei n Eier egg, Tomate f Tomaten tomato tomatoes",
-    "cake": "Kuchen m Kuchen cake, Apfelkuchen m Apfelkuchen apple_pie, Pfannkuchen m Pfannkuchen pancake",
-    "dish": "Tomatensuppe f - tomato_soup, Kartoffelsalat m - potato_salad, Schokoladeneis n - chocolate_ice_cream",
-    "bread": "Brot n - bread, Käse m - cheese, Reis m - rice, Schokolade f - chocolate",
-    "drink": "Wasser n - water, Milch f - milk, Kaffee m - coffee, Tee m - tea, Orangensaft m - orange_juice",
-    "text": """Buch n Bücher book, Brief m Briefe letter, Gedicht n Gedichte poem, Geschichte f Geschichten story,
+    "fruit": "Apfel m Äpfel apple, Ei n Eier egg, Tomate f Tomaten tomato tomatoes",
+    "cake": "Kuchen m Kuchen cake, Apfelkuchen m Apfelkuchen apple_pie",
+    "dish": "Tomatensuppe f - tomato_soup, Kartoffelsalat m - potato_salad",
+    "bread": "Brot n - bread, Käse m - cheese, Reis m - rice",
+    "drink": "Wasser n - water, Milch f - milk, Kaffee m - coffee, Orangensaft m - orange_juice",
+    "text": """Buch n Bücher book, Brief m Briefe letter, Gedicht n Gedichte poem,
         Zeitungsartikel m Zeitungsartikel newspaper_article, Liebesbrief m Liebesbriefe love_letter""",
     "paper": "Zeitung f Zeitungen newspaper, Postkarte f Postkarten postcard",
     "clothes": """Mantel m Mäntel coat, Hemd n Hemden shirt, Hut m Hüte hat, Jacke f Jacken jacket,
-        Wintermantel m Wintermäntel winter_coat, Mütze f Mützen cap""",
+        Wintermantel m Wintermäntel winter_coat""",
     "thing": """Schlüssel m Schlüssel key, Tasche f Taschen bag, Koffer m Koffer suitcase, Ball m Bälle ball,
-        Regenschirm m Regenschirme umbrella, Kamera f Kameras camera, Autoschlüssel m Autoschlüssel car_key,
-        Geschenk n Geschenke present, Kaffeetasse f Kaffeetassen coffee_cup""",
-    "device": """Lampe f Lampen lamp, Fernseher m Fernseher television, Computer m Computer computer,
-        Waschmaschine f Waschmaschinen washing_machine""",
+        Regenschirm m Regenschirme umbrella, Autoschlüssel m Autoschlüssel car_key, Geschenk n Geschenke present,
+        Kaffeetasse f Kaffeetassen coffee_cup""",
+    "device": "Lampe f Lampen lamp, Fernseher m Fernseher television, Waschmaschine f Waschmaschinen washing_machine",
     "door": """Tür f Türen door, Fenster n Fenster window, Haustür f Haustüren front_door,
         Gartentor n Gartentore garden_gate""",
-    "vehicle": "Auto n Autos car, Fahrrad n Fahrräder bicycle, Boot n Boote boat, Motorrad n Motorräder motorbike",
+    "vehicle": "Auto n Autos car, Fahrrad n Fahrräder bicycle, Boot n Boote boat",
     "furniture": """Tisch m Tische table, Stuhl m Stühle chair, Sofa n Sofas sofa, Bett n Betten bed,
         Küchentisch m Küchentische kitchen_table""",
-    "landmark": """Haus n Häuser house, Kirche f Kirchen church, Rathaus n Rathäuser town_hall, Turm m Türme tower,
+    "landmark": """Haus n Häuser house, Kirche f Kirchen church, Rathaus n Rathäuser town_hall,
         Brücke f Brücken bridge, Bushaltestelle f Bushaltestellen bus_stop""",
 }
 
 # As above, then the prepositions for being there and for going there, German:English.
 PLACE_TABLES = {
-    "home": """Garten m Gärten garden in:in in:into, Küche f Küchen kitchen in:in in:into,
-        Wohnzimmer n Wohnzimmer living_room in:in in:into, Keller m Keller cellar in:in in:into""",
-    "shop": """Supermarkt m Supermärkte supermarket in:at in:to, Markt m Märkte market auf:at auf:to,
-        Fahrradladen m Fahrradläden bicycle_shop in:in in:to, Bäckerei f Bäckereien bakery in:in zu:to""",
-    "town": """Park m Parks park in:in in:to, Bibliothek f Bibliotheken library in:in in:to,
-        Bahnhof m Bahnhöfe station an:at zu:to, Kino n Kinos cinema in:at in:to, Museum n Museen museum in:in in:to,
-        Strand m Strände beach an:on zu:to, Schule f Schulen school in:at zu:to, Café n Cafés café in:in in:to,
-        Flughafen m Flughäfen airport an:at zu:to, Spielplatz m Spielplätze playground auf:in zu:to""",
+    "home": """Garten m - garden in:in in:into, Küche f - kitchen in:in in:into, Keller m - cellar in:in in:into,
+        Wohnzimmer n - living_room in:in in:into""",
+    "shop": """Supermarkt m - supermarket in:at in:to, Markt m - market auf:at auf:to, Bäckerei f - bakery in:in zu:to,
+        Fahrradladen m - bicycle_shop in:in in:to""",
+    "town": """Park m - park in:in in:to, Bibliothek f - library in:in in:to, Bahnhof m - station an:at zu:to,
+        Kino n - cinema in:at in:to, Strand m - beach an:on zu:to, Schule f - school in:at zu:to,
+        Flughafen m - airport an:at zu:to, Spielplatz m - playground auf:in zu:to""",
 }
-
 # Where something is put or found: classes of nouns; German preposition, English one, index of its main word.
 POSITION_TABLES = {
     "furniture": ("furniture", "auf on 0, unter under 0, neben next_to 0"),
@@ -82,8 +78,8 @@ PRONOUN_TABLE = """1s - ich mich mir I me, 2s - du dich dir you you, 3s m er ihn
 # A verb: prefix|infinitive, third person, participle (ist+ where the perfect is formed with sein), English, past, -ing
 # where irregular.
 VERB_TABLES = {
-    "person: at home town": """lachen lacht gelacht laugh laughed, weinen weint geweint cry cried,
-        tanzen tanzt getanzt dance danced, singen singt gesungen sing sang""",
+    "person: at home town": """lachen lacht gelacht laugh laughed, tanzen tanzt getanzt dance danced,
+        singen singt gesungen sing sang""",
     "adult kin: at hause home shop town": "arbeiten arbeitet gearbeitet work worked",
     "person: at shop": "ein|kaufen kauft eingekauft shop shopped shopping",
     "person pet: at hause home": "schlafen schläft geschlafen sleep slept",
@@ -91,7 +87,7 @@ VERB_TABLES = {
     "person:": "auf|stehen steht ist+aufgestanden get_up got getting, weg|gehen geht ist+weggegangen leave left",
     "person [event]:": """auf|wachen wacht ist+aufgewacht wake_up woke, an|kommen kommt ist+angekommen arrive arrived,
         ein|schlafen schläft ist+eingeschlafen fall_asleep fell""",
-    "person: to hause home shop town": "gehen geht ist+gegangen go went, rennen rennt ist+gerannt run ran running",
+    "person: to hause home shop town": "gehen geht ist+gegangen go went",
     "adult kin: to hause shop town": "fahren fährt ist+gefahren drive drove",
     "person: from shop town": "zurück|kommen kommt ist+zurückgekommen come_back came",
     "person: in hause home town": "bleiben bleibt ist+geblieben stay stayed",
@@ -106,20 +102,16 @@ VERB_TABLES = {
     "adult kin: acc text": "schreiben schreibt geschrieben write wrote",
     "person: acc fruit cake dish bread; at home": "essen isst gegessen eat ate",
     "person: acc drink; at home": "trinken trinkt getrunken drink drank",
-    "adult kin: acc cake": "backen backt gebacken bake baked",
-    "adult kin: acc cake dish drink": "bestellen bestellt bestellt order ordered",
-    "adult kin: acc cake dish bread": "probieren probiert probiert try tried",
-    "adult kin: acc fruit bread drink paper; at shop": "holen holt geholt fetch fetched",
+    "adult kin: acc cake dish bread drink": "bestellen bestellt bestellt order ordered",
     "adult kin: acc fruit bread paper clothes thing vehicle furniture; at shop": "kaufen kauft gekauft buy bought",
     "adult kin: acc vehicle furniture device": "verkaufen verkauft verkauft sell sold",
-    "person: acc person": """besuchen besucht besucht visit visited, fragen fragt gefragt ask asked,
-        an|rufen ruft angerufen call called, ein|laden lädt eingeladen invite invited,
-        ab|holen holt abgeholt collect collected""",
+    "person: acc person": """besuchen besucht besucht visit visited, an|rufen ruft angerufen call called,
+        ein|laden lädt eingeladen invite invited, ab|holen holt abgeholt collect collected""",
     "person: acc person; at town": "treffen trifft getroffen meet met",
     "person: acc person thing animal": "suchen sucht gesucht look_for looked",
-    "person [state]: acc person": "kennen kennt gekannt know knew, verstehen versteht verstanden understand understood",
+    "person [state]: acc person": "kennen kennt gekannt know knew",
     "person [state]: acc animal fruit dish bread drink text": "mögen mag gemocht like liked",
-    "person [sense]: acc person animal": "sehen sieht gesehen see saw, hören hört gehört hear heard",
+    "person [sense]: acc person animal": "sehen sieht gesehen see saw",
     "person [state]: acc thing clothes": "brauchen braucht gebraucht need needed",
     "person [event]: acc thing clothes": """finden findet gefunden find found, verlieren verliert verloren lose lost,
         vergessen vergisst vergessen forget forgot""",
@@ -127,33 +119,29 @@ VERB_TABLES = {
     "person: acc vehicle clothes cattle": "waschen wäscht gewaschen wash washed",
     "person: acc door furniture vehicle": "putzen putzt geputzt clean cleaned",
     "adult kin: acc thing furniture": "tragen trägt getragen carry carried",
-    "person: acc animal landmark town": """malen malt gemalt paint painted,
-        fotografieren fotografiert fotografiert photograph photographed""",
+    "person: acc animal landmark town": "malen malt gemalt paint painted",
     "person: acc animal": "füttern füttert gefüttert feed fed",
     "pet: acc pet": "jagen jagt gejagt chase chased",
     "person: acc door": """zu|machen macht zugemacht close closed, auf|machen macht aufgemacht open opened,
         ab|schließen schließt abgeschlossen lock locked""",
-    "person: acc device": """an|machen macht angemacht turn_on turned, aus|machen macht ausgemacht turn_off turned""",
+    "person: acc device": "an|machen macht angemacht turn_on turned, aus|machen macht ausgemacht turn_off turned",
     "person: acc home": "auf|räumen räumt aufgeräumt tidy_up tidied",
-    "person: acc clothes": """an|ziehen zieht angezogen put_on put putting, aus|ziehen zieht ausgezogen take_off took,
+    "person: acc clothes": """an|ziehen zieht angezogen put_on put putting,
         an|probieren probiert anprobiert try_on tried""",
     "person: acc text paper fruit": "weg|werfen wirft weggeworfen throw_away threw",
     "person: acc thing clothes; to furniture": "legen legt gelegt put put putting",
     "adult kin: acc person; to town": "bringen bringt gebracht take took",
     "person: dat person": """helfen hilft geholfen help helped, danken dankt gedankt thank thanked,
         folgen folgt ist+gefolgt follow followed, zu|hören hört zugehört listen_to listened""",
-    "person [state]: dat person": "vertrauen vertraut vertraut trust trusted",
     "thing clothes vehicle [state]: dat person": "gehören gehört - belong_to belonged",
-    "person: dat person; acc text paper thing": """geben gibt gegeben give gave, zeigen zeigt gezeigt show showed,
-        schicken schickt geschickt send sent, leihen leiht geliehen lend lent""",
+    "person: dat person; acc text paper thing": "geben gibt gegeben give gave, zeigen zeigt gezeigt show showed",
 }
 
-# Verbs that take a clause with the conjunctions named.
+# Verbs that take a clause, by its conjunction.
 REPORT_TABLES = {
     "dass:that": """sagen sagt gesagt say said, glauben glaubt geglaubt believe believed,
-        hoffen hofft gehofft hope hoped""",
-    "ob:whether": "fragen fragt gefragt ask asked",
-    "dass:that ob:whether": "wissen weiß - know knew",
+        hoffen hofft gehofft hope hoped, wissen weiß - know knew""",
+    "ob:whether": "fragen fragt gefragt ask asked, wissen weiß - know knew",
 }
 WEATHER_TABLE = "regnen regnet geregnet rain rained, schneien schneit geschneit snow snowed"
 COPULA_TABLE = "sein ist - be was"
@@ -170,27 +158,26 @@ MODAL_TABLE = """können kann kannst kann können can -, müssen muss musst muss
 # What people may be, as a predicate: for a while, or by profession.
 STATE_TABLE = """müde tired, hungrig hungry, traurig sad, glücklich happy, krank ill, allein alone, nervös nervous,
     zufrieden satisfied"""
-JOBS = "Lehrerin Arzt Student Sängerin Koch Polizist Künstlerin Krankenschwester Gärtner Busfahrer"
+JOB_TABLE = "Lehrerin Arzt Student Sängerin Koch Polizist Künstlerin Krankenschwester Gärtner Busfahrer"
 # What somebody or something is like.
 ADJECTIVE_TABLES = {
     "adult child": "freundlich friendly, klug clever, müde tired, glücklich happy, traurig sad, groß tall",
     "adult": "jung young, alt old, berühmt famous",
     "child": "klein small",
-    "animal": """klein small, groß big, jung young, alt old, weiß white, schwarz black, braun brown,
-        hungrig hungry, schnell fast""",
+    "animal": "klein small, groß big, jung young, alt old, weiß white, schwarz black, hungrig hungry, schnell fast",
     "fruit cake dish bread": "frisch fresh, lecker delicious, billig cheap",
     "drink": "kalt cold, heiß hot",
-    "text": "kurz short, lang long, interessant interesting, langweilig boring",
+    "text": "kurz short, lang long, interessant interesting",
     "paper thing": "neu new, alt old",
     "clothes": "rot red, blau blue, grün green, schwarz black, neu new, teuer expensive, warm warm",
     "thing": "klein small, schwarz black, rot red, teuer expensive, schwer heavy",
     "device vehicle": "neu new, alt old, teuer expensive, billig cheap, kaputt broken",
     "vehicle": "rot red, blau blue, schnell fast",
     "door": "alt old, neu new, weiß white, grün green, kaputt broken, schwer heavy",
-    "furniture": "klein small, groß big, braun brown, weiß white, schwer heavy",
+    "furniture": "klein small, groß big, weiß white, schwer heavy",
     "landmark": "alt old, neu new, klein small, groß big, schön beautiful",
     "shop town": "klein small, groß big, schön beautiful, berühmt famous",
-    "home": "klein small, groß big, warm warm, kalt cold, dunkel dark",
+    "home": "klein small, groß big, warm warm, kalt cold",
 }
 
 # Time phrases by what they go with, word by word.
@@ -368,6 +355,7 @@ def present(infinitive: str, third: str, who: str) -> str:
 
 PEOPLE, ANIMALS, THINGS = classes("person"), classes("animal"), classes(GROUPS["object"])
 NOUNS = {k: [parse_noun(k, row) for row in entries(table)] for k, table in (NOUN_TABLES | PLACE_TABLES).items()}
+JOBS = [noun for noun in NOUNS["adult"] if noun.german in JOB_TABLE.split()]
 ADJECTIVES = {
     kind: [row for kinds, table in ADJECTIVE_TABLES.items() if kind in classes(kinds) for row in entries(table)]
     for kind in NOUNS
@@ -377,23 +365,19 @@ NAMES = entries(NAME_TABLE)
 PRONOUNS = entries(PRONOUN_TABLE)
 STATES = entries(STATE_TABLE)
 VERBS = [parse_verb(frame, row) for frame, table in VERB_TABLES.items() for row in entries(table)]
-REPORTS = {
-    conjunction: [
-        parse_verb("person [state]:", row)
-        for conjunctions, table in REPORT_TABLES.items()
-        if conjunction in conjunctions.split()
-        for row in entries(table)
-    ]
-    for conjunction in ("dass:that", "ob:whether")
-}
+REPORTS = {key: [parse_verb("person [state]:", row) for row in entries(table)] for key, table in REPORT_TABLES.items()}
 WEATHER = [parse_verb("weather:", row) for row in entries(WEATHER_TABLE)]
 COPULA = parse_verb("person:", COPULA_TABLE.split())
 MODALS = [parse_modal(row) for row in entries(MODAL_TABLE)]
 FORMS = {row[0]: row[1:5] for row in entries(IRREGULAR_TABLE) + entries(MODAL_TABLE)}
 TIMES = {tense: lines(table) for tense, table in TIME_TABLES.items()}
 FREQUENCIES = lines(FREQUENCY_TABLE)
+# English content words, in all their forms.
 LEMMAS = {word: word for _, word in sum(ADJECTIVES.values(), STATES)} | {name: name for name, _ in NAMES}
 LEMMAS |= {word: verb.english for verb in VERBS for word in (verb.english, with_s(verb.english), verb.past, verb.ing)}
-for noun in (noun for nouns in NOUNS.values() for noun in nouns):
-    words = zip(f"{noun.english} {noun.english_plural}".split(), f"{noun.english} {noun.english}".split(), strict=True)
-    LEMMAS |= dict(words)
+LEMMAS |= {
+    word: lemma
+    for noun in sum(NOUNS.values(), [])
+    for form in (noun.english, noun.english_plural)
+    for word, lemma in zip(form.split(), noun.english.split(), strict=True)
+}

@@ -2,10 +2,10 @@
 
 Text survives: under the identity normalisation and with byte fallback (every type but `word`) `decode(encode(line))`
 is the line again, whatever is in it. The exceptions are U+2581, SentencePiece's sign for a space, and line breaks
-within a line; all of them come back as spaces.
+within a line; all of them come back as spaces. `word` keeps the words that it knows, one space apart.
 
-SentencePiece segments, we sample: its generators cannot be seeded (0.2.3 salts them for each process, and encodes a
-list in several threads), so BPE dropout and the sampling of unigram segmentations are done here, word by word.
+SentencePiece segments, we sample: its random generators cannot be seeded for good (0.2.3 salts them in each process
+and encodes a list in several threads), so BPE dropout and the sampling of unigram segmentations are done here.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import exp, log
+from operator import add
 from pathlib import Path
 
 import sentencepiece
@@ -29,7 +30,7 @@ from nmt.errors import UserError
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
 WORD = re.compile("▁[^▁]*")
-BYTE_PIECES = 256
+FIRST_BYTE, BYTE_PIECES = len(SPECIALS), 256  # byte pieces follow the specials
 SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sample where there are more
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
 UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
@@ -55,10 +56,15 @@ class Side:
         return bool(self.processor.piece_to_id("<0x00>") != UNK)
 
     @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The ids of ordinary pieces, neither specials nor bytes."""
+        first = FIRST_BYTE + BYTE_PIECES * self.bytes_fall_back
+        return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
+
+    @cached_property
     def scores(self) -> dict[str, float]:
-        """Ordinary pieces, neither specials nor bytes; log-probabilities, or the negative ranks of BPE's merges."""
-        first = len(SPECIALS) + BYTE_PIECES * self.bytes_fall_back
-        return {self.processor.id_to_piece(i): self.processor.get_score(i) for i in range(first, self.vocab_size)}
+        """Log-probabilities of ordinary pieces, or the negative ranks of BPE's merges."""
+        return {piece: self.processor.get_score(i) for piece, i in self.vocabulary.items()}
 
     @cached_property
     def merges(self) -> bool:
@@ -74,23 +80,21 @@ class Side:
         """
         if self.bytes_fall_back and not sampling:
             return self.processor.encode(lines)
+        texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
+        if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbours
+            return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]
         rng = random.Random(seed)
-        return [
-            [piece for word in WORD.findall(text) for piece in self._encode_word(word, sampling, rng)]
-            for text in self.processor.normalize(lines)
-        ]
+        return [[piece for word in text for piece in self._sample(word, sampling, rng)] for text in texts]
 
-    def _encode_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
-        if not self.bytes_fall_back:  # SentencePiece itself would merge neighbouring unknown words into one
-            return [self.processor.piece_to_id(word)]
+    def _sample(self, word: str, sampling: float, rng: random.Random) -> list[int]:
         if self.merges:
-            pieces = drop_merges(word, self.scores, sampling, rng)
+            pieces = drop_merges(word, self.vocabulary, sampling, rng)
         else:
             pieces = draw_segmentation(word, segmentations(self, word, sampling), rng)
         ids = []
         for piece in pieces:
-            known = piece in self.scores
-            ids += self.processor.piece_to_id([piece] if known else [f"<0x{byte:02X}>" for byte in piece.encode()])
+            known = self.vocabulary.get(piece)
+            ids += [FIRST_BYTE + byte for byte in piece.encode()] if known is None else [known]
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -165,19 +169,21 @@ def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
-def drop_merges(word: str, scores: dict[str, float], dropout: float, rng: random.Random) -> list[str]:
-    """BPE in which each possible merge is left out with probability `dropout` at every step."""
+def drop_merges(word: str, vocabulary: dict[str, int], dropout: float, rng: random.Random) -> list[str]:
+    """BPE in which each possible merge is left out with probability `dropout` at every step.
+
+    `vocabulary` has the merges in the order in which they were learned, by id.
+    """
     pieces = list(word)
     while True:
-        merges = [
-            (-scores[left + right], i)
-            for i, (left, right) in enumerate(itertools.pairwise(pieces))
-            if left + right in scores and rng.random() >= dropout
-        ]
-        if not merges:
+        best, place = None, 0
+        for i, pair in enumerate(map(add, pieces, pieces[1:])):
+            merge = vocabulary.get(pair)
+            if merge is not None and (best is None or merge < best) and rng.random() >= dropout:
+                best, place = merge, i
+        if best is None:
             return pieces
-        _, i = min(merges)
-        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
 
 
 @lru_cache(maxsize=1 << 16)

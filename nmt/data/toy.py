@@ -9,8 +9,10 @@ one language is fronted in the other; "you" is always "du", and no pronoun occur
 Gold links join the words of a translation unit. The link between the two heads is sure, all others are possible:
 
 - *im = in the*: im-in is sure, im-the possible; *Haustür = front door*: Haustür-door is sure, Haustür-front possible;
-- *steht ... auf = gets up*, *hat ... gelesen = read*, *liest = is reading*, *muss = has to*: the heads are the words
-  with the meaning (steht, gets; gelesen, read; liest, reading; muss, has); prefix, particle and auxiliary are possible;
+  *vor = in front of*: vor-front is sure, vor-in and vor-of possible; so too *neben = next to*, *nach Hause = home*;
+- *steht ... auf = gets up*, *hat ... gelesen = read*, *liest = is reading*, *muss = has to*, *möchte = would like to*:
+  heads are the words with the meaning (steht, gets; gelesen, read; liest, reading; muss, has; möchte, like), so that
+  links of a prefix, a particle or an auxiliary are possible;
 - *kein Buch = not ... a book*: kein-not is sure, kein-a possible; *kann nicht = cannot*: nicht-cannot is possible;
 - "to" of an indirect object and "a" before a profession have no German word: they are possible links of the first word
   of that object (dem Kind = to the child) and of the profession (Lehrerin = a teacher);
@@ -246,15 +248,15 @@ def finish(phrase: Phrase, mark: str) -> Pair:
     phrase += unit(mark, mark)
     following = [token.text for token in phrase.german[1:]] + [""]
     german = [t for t, after in zip(phrase.german, following, strict=True) if t.unit or after not in (",", ".", "?")]
-    sure: list[tuple[int, int]] = []
-    possible: list[tuple[int, int]] = []
-    for i, word in enumerate(german):
-        for j, other in enumerate(phrase.english):
-            if word.unit and word.unit is other.unit:
-                (sure if word.head and other.head else possible).append((i, j))
+    counterparts: dict[object, list[tuple[int, bool]]] = {}
+    for j, word in enumerate(phrase.english):
+        counterparts.setdefault(word.unit, []).append((j, word.head))
+    counterparts.pop(None, None)
+    linked = [(i, j, w.head and head) for i, w in enumerate(german) for j, head in counterparts.get(w.unit, ())]
     texts = (" ".join(token.text for token in side) for side in (german, phrase.english))
     source, target = (text[0].upper() + text[1:] for text in texts)
-    return Pair(source, target, tuple(sure), tuple(possible), phrase.tags)
+    sure, possible = (tuple((i, j) for i, j, heads in linked if heads == wanted) for wanted in (True, False))
+    return Pair(source, target, sure, possible, phrase.tags)
 
 
 def sensible(pair: Pair) -> bool:

@@ -1,7 +1,7 @@
 """Attention = score x window x normaliser, parts that know nothing of each other.
 
-A score compares queries with keys, a window says which source positions may be looked at, a normaliser turns scores into
-weights that sum to 1. The context is the weighted sum of the values.
+A score compares queries with keys, a window says which source positions may be looked at, a normaliser turns scores
+into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
 D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a

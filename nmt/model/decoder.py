@@ -90,9 +90,7 @@ class Decoder(nn.Module):
             return self.whole(embedded_NTE, state, memory)
         return self.steps(embedded_NTE, state, memory)
 
-    def whole(
-        self, embedded_NTE: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, Weights, DecoderState]:
+    def whole(self, embedded_NTE: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
         """Attention does not feed back: every layer in one call, all positions attend at once."""
         x_NTD, cells = embedded_NTE, []
         for depth, (rnn, cell) in enumerate(zip(self.layers, state.cells, strict=True)):
@@ -105,11 +103,13 @@ class Decoder(nn.Module):
         context_BQM, weights = self.attention(query.reshape(len(memory.values_BSM), -1, query.shape[2]), memory)
         context_NTM = context_BQM.reshape(rows, steps, -1)
         features_NTD = torch.tanh(self.readout(torch.cat([context_NTM, x_NTD], 2)))
-        return features_NTD, Weights(weights.weights_BQW.reshape(rows, steps, -1), None), DecoderState(tuple(cells), None)
+        return (
+            features_NTD,
+            Weights(weights.weights_BQW.reshape(rows, steps, -1), None),
+            DecoderState(tuple(cells), None),
+        )
 
-    def steps(
-        self, embedded_NTE: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, Weights, DecoderState]:
+    def steps(self, embedded_NTE: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
         rows, length, embed = embedded_NTE.shape
         dtype = embedded_NTE.dtype
@@ -117,7 +117,8 @@ class Decoder(nn.Module):
         inputs_TNG = self.layers[0].project(embedded_NTE).unbind(1)
         masks_LTND = self.dropout(embedded_NTE.new_ones(len(upper), length, rows, state.cells[0][0].shape[1]))
         query_map = self.attention.score.query
-        query_map = query_map.bind(dtype) if isinstance(query_map, Linear) else query_map
+        if isinstance(query_map, Linear):
+            query_map = query_map.bind(dtype)
         readout = self.readout.bind(dtype)
 
         def attend(query_ND: Tensor) -> Tensor:
@@ -144,6 +145,7 @@ class Decoder(nn.Module):
                 contexts.append(attend(cells[-1][0]))
                 outputs.append(climb(contexts[-1], inputs_NG, masks_LND))
             else:
+                assert feed_ND is not None
                 top_ND = climb(feed_ND, inputs_NG, masks_LND)
                 feed_ND = torch.tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
                 outputs.append(feed_ND)

@@ -1,6 +1,7 @@
 """The encoder: a stack of GRU or LSTM layers over the source, in one direction or both.
 
-Shapes: B sentences, S source positions, E embedding size, D state size of one direction, M output size (D x directions).
+Shapes: B sentences, S source positions, E embedding size, D state size of one direction, M output size: D times the
+number of directions.
 """
 
 import torch
@@ -32,9 +33,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList()
         for layer in range(config.encoder_layers):
             inputs = config.memory if layer else config.embed
-            self.layers.append(
-                nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions))
-            )
+            self.layers.append(nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions)))
         self.residual = config.residual
         self.dropout = nn.Dropout(config.dropout)
 
@@ -46,17 +45,14 @@ class Encoder(nn.Module):
         x, lasts = embedded_BSE, []
         for depth, directions in enumerate(self.layers):
             outputs, ends = [], []
-            for direction, rnn in enumerate(directions):  # type: ignore[arg-type]
+            for direction, rnn in enumerate(directions):  # type: ignore[arg-type, var-annotated]
                 inputs = reverse(x, length_B) if direction else x
                 h_BSD, _ = rnn(inputs, rnn.zeros(inputs))
                 ends.append(h_BSD.gather(1, ends_B11.expand(-1, 1, h_BSD.shape[2])).squeeze(1))
                 outputs.append(reverse(h_BSD, length_B) if direction else h_BSD)
             h_BSM = torch.cat(outputs, 2)
             lasts.append(torch.cat(ends, 1))
-            if depth:
-                x = x + h_BSM if self.residual else h_BSM
-            else:
-                x = h_BSM
+            x = h_BSM + x if depth and self.residual else h_BSM
             if depth + 1 < len(self.layers):
                 x = self.dropout(x)
         return x * inside_BS1, lasts

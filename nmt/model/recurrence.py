@@ -1,7 +1,10 @@
 """What makes a step loop fast: linear maps with deferred weight gradients, cells, and whole-sequence recurrent layers.
 
-Parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its weights to it, once
-for a whole loop. Shapes: B sentences, N rows, T steps, I input size, D state size, G gates (4 LSTM, 3 GRU), O output size.
+Parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its weights to it,
+once for a whole loop.
+
+Shapes: B sentences, N rows, T steps, R = T x N, I input size, D state size, G gates x D (4 gates LSTM, 3 GRU), O output
+size.
 """
 
 import math
@@ -76,7 +79,7 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callab
         return lambda x_NI: F.linear(x_NI, weight, bias)
     tape: Tape = []
     anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
-    return lambda x_NI: _Step.apply(x_NI, *anchors, tape)  # type: ignore[no-any-return]
+    return lambda x_NI: _Step.apply(x_NI, *anchors, tape)
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
@@ -115,7 +118,7 @@ def lstm_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
     i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
     `inputs_NG` is what comes from the input, `hidden_NG` what comes from h_{t-1}, biases included.
     """
-    return _LSTMCell.apply(inputs_NG + hidden_NG, state[1])  # type: ignore[no-any-return]
+    return _LSTMCell.apply(inputs_NG + hidden_NG, state[1])
 
 
 def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
@@ -140,7 +143,7 @@ class RNN(nn.Module):
         super().__init__()
         self.cell, gates, self.states = CELLS[cell]
         self.hidden = hidden
-        self.whole = torch.lstm if cell == "lstm" else torch.gru
+        self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
         self.bias_ih = nn.Parameter(torch.zeros(gates * hidden))

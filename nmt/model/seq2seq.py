@@ -44,7 +44,7 @@ class Seq2Seq(nn.Module):
     def decode(self, tokens_NT: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
         """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW and the state after."""
         embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
-        return self.decoder(embedded_NTE, state, memory)  # type: ignore[no-any-return]
+        return self.decoder(embedded_NTE, state, memory)
 
     def readout(self, features: Tensor) -> Tensor:
         """Features as the output layer wants them."""
@@ -53,7 +53,7 @@ class Seq2Seq(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """The output layer: (..., D) -> (..., V)."""
-        return self.output(self.readout(features))  # type: ignore[no-any-return]
+        return self.output(self.readout(features))
 
     def loss(self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0) -> Loss:
         """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer."""

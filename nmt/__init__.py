@@ -1,0 +1,1 @@
+"""nmt: recurrent, attention-based machine translation, end to end."""

@@ -1,0 +1,291 @@
+"""The tokenised cache, what is left out, the order of an epoch, and batches."""
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.data import batching
+from nmt.data.batching import (
+    EncodedPairs,
+    EncodedSide,
+    assemble,
+    encode_corpus,
+    epoch_batches,
+    make_batch,
+    micro_batches,
+    padding_waste,
+)
+from nmt.data.corpus import load_pairs
+from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.errors import UserError
+
+MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
+LETTERS = "abcdefgh"
+
+
+def corpus(sources: list[str], targets: list[str]) -> Dataset:
+    return Dataset.from_dict({"source": sources, "target": targets})
+
+
+def random_corpus(size: int, seed: int = 0) -> Dataset:
+    rng = random.Random(seed)
+
+    def side() -> list[str]:
+        return [" ".join(rng.choices(["ab", "cd", "ef", "gh", "abcd"], k=rng.randint(1, 12))) for _ in range(size)]
+
+    return corpus(side(), side())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    pairs = random_corpus(300)
+    config = TokenizerConfig(vocab_size=280, joint=False)
+    return train_tokenizer(pairs["source"], pairs["target"], config, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., TrainRun]:
+    def run(sampling: float = 0.0, **data: Any) -> TrainRun:
+        return TrainRun(data=DataConfig(cache=str(tmp_path), **data), tokenizer=TokenizerConfig(sampling=sampling))
+
+    return run
+
+
+Run = Callable[..., TrainRun]
+
+
+def with_lengths(source: list[int], target: list[int]) -> EncodedPairs:
+    """Pairs of which only the lengths count, given as a batch counts them."""
+    sides = []
+    for lengths in (source, target):
+        offsets = np.cumsum([0, *(length - 1 for length in lengths)])
+        sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
+    return EncodedPairs(corpus([], []), Tokenizer, *sides, np.arange(len(source)), 100, 0.0)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------------- batch
+def test_a_batch() -> None:
+    batch = make_batch([[5, 6, 7], np.array([8], dtype=np.int32), []], [[9], [10, 11], []])
+    assert batch.source_BS.tolist() == [[5, 6, 7, EOS], [8, EOS, 0, 0], [EOS, 0, 0, 0]]
+    assert batch.source_length_B.tolist() == [4, 2, 1]
+    assert batch.target_BT.tolist() == [[BOS, 9, EOS, 0], [BOS, 10, 11, EOS], [BOS, EOS, 0, 0]]
+    assert batch.target_length_B.tolist() == [2, 3, 1]
+    assert all(tensor.dtype == torch.int64 for tensor in batch)
+    assert all(torch.equal(a, b) for a, b in zip(batch, batch.to(torch.device("cpu")), strict=True))
+
+
+def test_a_batch_without_targets() -> None:
+    batch = make_batch([[5, 6], [7]])
+    assert batch.source_BS.tolist() == [[5, 6, EOS], [7, EOS, 0]]
+    assert batch.target_BT.shape == (2, 0) and batch.target_length_B.tolist() == [0, 0]
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+def test_a_corpus_is_encoded(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = random_corpus(50)
+    monkeypatch.setattr(batching, "CHUNK", 7)
+    encoded = encode_corpus(pairs, tokenizer, run())
+    assert len(encoded) == 50
+    for i, row in enumerate(pairs):
+        assert encoded.source[i].tolist() == tokenizer.source.encode([row["source"]])[0]
+        assert encoded.target[i].tolist() == tokenizer.target.encode([row["target"]])[0]
+        assert encoded.source_lengths[i] == len(encoded.source[i]) + 1
+        assert encoded.target_lengths[i] == len(encoded.target[i]) + 1
+    batch = assemble(encoded, np.array([3, 1]))
+    expected = make_batch(*([side[3], side[1]] for side in (encoded.source, encoded.target)))
+    assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
+
+
+def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sources = ["ab", "", "ab", " \t", "ab " * 9, "ab " * 10, "ab", "cd"]
+    targets = ["ab", "ab", " ", "ab", "ab", "ab", "ab " * 40, "gh"]
+    encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
+    assert encoded.rows.tolist() == [0, 4, 7]
+    assert "train: 8 pairs, dropped 3 with an empty side, 2 longer than data.max_length=10 pieces" in caplog.text
+    batch = assemble(encoded, np.array([2]))
+    assert batch.source_BS.tolist() == [[*tokenizer.source.encode(["cd"])[0], EOS]]
+
+    encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=100))
+    assert encoded.rows.tolist() == [0, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("sources, targets", [(["", " "], ["a", "b"]), (["ab"], ["ab " * 20]), (["", ""], ["", ""])])
+def test_nothing_left_is_an_error(run: Run, tokenizer: Tokenizer, sources: list[str], targets: list[str]) -> None:
+    with pytest.raises(UserError, match="no training pair is left of .*data.max_length=10 pieces"):
+        encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
+
+
+def test_the_cache_goes_by_content(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def folders() -> int:
+        return len(list((tmp_path / "ids").iterdir()))
+
+    pairs = random_corpus(20)
+    first = encode_corpus(pairs, tokenizer, run())
+    again = encode_corpus(corpus(list(pairs["source"]), list(pairs["target"])), tokenizer, run(max_length=5))
+    assert folders() == 1 and first.source.ids.tolist() == again.source.ids.tolist()
+    moved = (
+        corpus(["ab", "cd ef"], ["gh", "x"]),
+        corpus(["abc", "d ef"], ["gh", "x"]),
+        corpus(["ab", "cd"], ["efgh", "x"]),
+    )
+    for number, other in enumerate(moved, 2):
+        encode_corpus(other, tokenizer, run())
+        assert folders() == number
+    encode_corpus(pairs, Tokenizer(tokenizer.target, tokenizer.source), run())
+    assert folders() == 5
+
+
+def test_the_second_use_encodes_nothing(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode_corpus(random_corpus(20), tokenizer, run())
+    monkeypatch.setattr(batching, "encode_to", None)
+    assert len(encode_corpus(random_corpus(20), tokenizer, run())) == 20
+
+
+def test_a_cache_cut_short_is_not_used(
+    run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, pairs = batching.encode_side, random_corpus(20)
+
+    def breaks(folder: Path, name: str, *rest: Any) -> None:
+        if name == "target":
+            raise KeyboardInterrupt
+        whole(folder, name, *rest)
+
+    monkeypatch.setattr(batching, "encode_side", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(pairs, tokenizer, run())
+    assert not list((tmp_path / "ids").iterdir())
+    monkeypatch.setattr(batching, "encode_side", whole)
+    assert len(encode_corpus(pairs, tokenizer, run())) == 20
+
+
+def test_two_processes_may_encode_the_same(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, whole = random_corpus(20), batching.encode_side
+
+    def slower(folder: Path, name: str, pairs: Dataset, side: Any) -> None:
+        monkeypatch.setattr(batching, "encode_side", whole)
+        encode_corpus(pairs_again, tokenizer, run())
+        whole(folder, name, pairs, side)
+
+    pairs_again = random_corpus(20)
+    monkeypatch.setattr(batching, "encode_side", slower)
+    assert len(encode_corpus(pairs, tokenizer, run())) == 20
+
+
+# -------------------------------------------------------------------------------------------------------------- epoch
+sizes = st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(sizes=sizes, budget=st.integers(1, 200), seed=st.integers(0, 2**63), epoch=st.integers(0, 100))
+def test_an_epoch_has_every_pair_once_within_the_budget(
+    sizes: list[tuple[int, int]], budget: int, seed: int, epoch: int
+) -> None:
+    source, target = (list(side) for side in zip(*sizes, strict=True))
+    encoded = with_lengths(source, target)
+    batches = epoch_batches(encoded, TrainConfig(batch_tokens=budget), seed, epoch)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
+    for batch in batches:
+        assert len(batch) == 1 or sum(max(sizes[i]) for i in batch) <= budget
+    assert 0 <= padding_waste(encoded, batches) < 1
+
+    batches = epoch_batches(encoded, TrainConfig(batch_sentences=budget), seed, epoch)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(sizes)))
+    assert sorted(map(len, batches))[1:] == [budget] * (len(batches) - 1) and 1 <= min(map(len, batches)) <= budget
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1), budget=st.integers(1, 100))
+def test_cuts_are_those_of_going_along(lengths: list[int], budget: int) -> None:
+    ends, total = [], 0
+    for i, length in enumerate(lengths):
+        if i and total + length > budget:
+            ends.append(i)
+            total = 0
+        total += length
+    assert batching.cuts(np.array(lengths), budget) == ends
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    rng = random.Random(0)
+    encoded = with_lengths([rng.randint(2, 9) for _ in range(200)], [rng.randint(2, 9) for _ in range(200)])
+
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        return [batch.tolist() for batch in epoch_batches(encoded, TrainConfig(batch_tokens=60), seed, epoch)]
+
+    assert order(1, 0) == order(1, 0)
+    different = [order(1, 0), order(1, 1), order(2, 0), order(2, 1), order(0, 1)]
+    assert all(a != b for i, a in enumerate(different) for b in different[:i])
+    assert len({len(batches) for batches in different}) == 1
+    assert {frozenset(batch) for batch in order(1, 0)} != {frozenset(batch) for batch in order(1, 1)}
+
+
+def test_waste_is_what_a_batch_pads() -> None:
+    rng = random.Random(0)
+    encoded = with_lengths([rng.randint(2, 9) for _ in range(50)], [rng.randint(2, 9) for _ in range(50)])
+    batches = epoch_batches(encoded, TrainConfig(batch_tokens=60), 0, 0)
+    positions = padding = 0
+    for batch in (assemble(encoded, indices) for indices in batches):
+        for ids, lengths in ((batch.source_BS, batch.source_length_B), (batch.target_BT[:, 1:], batch.target_length_B)):
+            positions += ids.numel()
+            padding += ids.numel() - int(lengths.sum())
+    assert padding_waste(encoded, batches) == pytest.approx(padding / positions)
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 50), parts=st.integers(1, 9))
+def test_micro_batches(size: int, parts: int) -> None:
+    indices = np.random.default_rng(0).permutation(size)
+    found = micro_batches(indices, parts)
+    assert np.concatenate(found).tolist() == indices.tolist()
+    assert len(found) == min(size, parts)
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+# ----------------------------------------------------------------------------------------------------------- sampling
+def test_sampled_batches_have_the_same_text(run: Run, tokenizer: Tokenizer) -> None:
+    pairs = corpus(["ab", "", "abcd ef gh", "cd ab"], ["gh", "ab", "abcd ef gh", "cd ab"])
+    encoded = encode_corpus(pairs, tokenizer, run(sampling=0.5))
+    indices = np.array([2, 0, 1])
+    texts = ["cd ab", "ab", "abcd ef gh"]
+    seen = set()
+    for seed in range(20):
+        batch = assemble(encoded, indices, seed)
+        assert [tokenizer.source.decode(row.tolist()) for row in batch.source_BS] == texts
+        again = assemble(encoded, indices, seed)
+        assert all(torch.equal(a, b) for a, b in zip(batch, again, strict=True))
+        seen.add(str(batch.source_BS.tolist()))
+    assert len(seen) > 5
+
+
+def test_sampled_sentences_that_get_too_long_keep_their_best_pieces(run: Run, tokenizer: Tokenizer) -> None:
+    pairs = corpus(["abcd abcd abcd"], ["abcd abcd abcd"])
+    longest = len(tokenizer.source.encode(["abcd abcd abcd"])[0])
+    encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run(sampling=0.9)), max_length=longest)
+    for seed in range(20):
+        batch = assemble(encoded, np.array([0]), seed)
+        assert batch.source_BS.tolist() == [[*encoded.source[0], EOS]]
+
+
+# ----------------------------------------------------------------------------------------------------------- measures
+@pytest.mark.skipif(not MULTI30K.exists(), reason="Multi30k is not here")
+def test_waste_on_multi30k(tmp_path: Path) -> None:
+    run = TrainRun(data=DataConfig(format="text", path=str(MULTI30K), cache=str(tmp_path)))
+    pairs = load_pairs(run.data, "train")
+    tokenizer = train_tokenizer(pairs["source"], pairs["target"], run.tokenizer, tmp_path)
+    encoded = encode_corpus(pairs, tokenizer, run)
+    assert len(encoded) == 29_000
+    assert padding_waste(encoded, epoch_batches(encoded, run.train, 1, 0)) < 0.025
+    assert padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)) < 0.05

@@ -1,0 +1,378 @@
+"""Sentence pairs from every kind of source, and what is said of bad ones."""
+
+import io
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import DataConfig
+from nmt.data import corpus, toy
+from nmt.data.corpus import VALID, cache_folder, column, load_pairs, raw_lines, read_lines
+from nmt.errors import UserError
+
+Read = Any
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Write files to a folder, then read a split of it as lists of sources and targets."""
+
+    def read(files: dict[str, str | bytes], split: str = "train", format: str = "text", **others: Any) -> Any:
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **others})
+        pairs = load_pairs(data, split)
+        assert pairs.column_names == ["source", "target"]
+        return list(pairs["source"]), list(pairs["target"])
+
+    return read
+
+
+# -------------------------------------------------------------------------------------------------------------- lines
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), st.booleans())
+def test_lines_end_at_line_feeds_only(lines: list[str], crlf: bool) -> None:
+    end = "\r\n" if crlf else "\n"
+    lines = [line.removeprefix("\ufeff").rstrip("\r") for line in lines]
+    file = io.BytesIO("".join(line + end for line in lines).encode())
+    assert list(read_lines(file, "x")) == lines
+
+
+@pytest.mark.parametrize(
+    "content, lines",
+    [
+        (b"", []),
+        (b"a", ["a"]),
+        (b"a\n", ["a"]),
+        (b"a\n\n", ["a", ""]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\rb\nc\n", ["a\rb", "c"]),
+        (b"a\r\r\n", ["a\r"]),
+        (b"a\nb\r", ["a", "b\r"]),
+        ("a\u2028b\x85c\x0bd\x0ce\x1cf\n".encode(), ["a\u2028b\x85c\x0bd\x0ce\x1cf"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        (b"\0\n", ["\0"]),
+    ],
+)
+def test_lines_of_a_file(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with open(file, "rb") as stream:
+        assert [line.decode() for line in raw_lines(stream)] == lines
+    with open(file, "rb") as stream:
+        assert list(read_lines(stream, file)) == lines
+
+
+def test_bad_bytes_are_refused_or_replaced_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [b"a\n", b"\xff\n", b"b\n", b"x\xe4y\n"]
+    with pytest.raises(UserError, match="^in.txt:2: not UTF-8 .byte 0xFF at position 1.$"):
+        list(read_lines(lines, "in.txt"))
+    assert list(read_lines(lines, "in.txt", "replace")) == ["a", "\ufffd", "b", "x\ufffdy"]
+    assert "in.txt: 2 lines are not UTF-8 (first: 2, 4)" in caplog.text
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+def test_text(read: Read) -> None:
+    files = {"train.de": "ein Hund\n\nzwei\u2028 Hunde\r\n", "train.en": "\ufeffa dog\ntwo  dogs\n \rx"}
+    assert read(files) == (["ein Hund", "", "zwei\u2028 Hunde"], ["a dog", "two  dogs", " \rx"])
+
+
+@pytest.mark.parametrize("name", VALID)
+@pytest.mark.parametrize("asked", VALID)
+def test_the_validation_split_has_several_names(read: Read, name: str, asked: str) -> None:
+    assert read({f"{name}.de": "a\n", f"{name}.en": "b\n"}, split=asked) == (["a"], ["b"])
+
+
+def test_limit_is_for_training(read: Read) -> None:
+    files = {f"{split}.{side}": "1\n2\n3\n" for split in ("train", "test") for side in ("de", "en")}
+    assert read(files, limit=2)[0] == ["1", "2"]
+    assert read(files, limit=5)[0] == ["1", "2", "3"]
+    assert read(files, limit=2, split="test")[0] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"train.de": "a\nb\nc\n", "train.en": "a\n"}, r"train.de has 3 lines and .*train.en has 1;"),
+        ({"train.de": "a\n", "train.en": "a\nb\nc"}, r"train.de has 1 lines and .*train.en has 3;"),
+        ({"train.de": "a\n", "train.en": "\n\n\n\n"}, r"train.de has 1 lines and .*train.en has 4;"),
+        ({"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"}, r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); mend"),
+        ({"train.de": b"ab\xfc\n", "train.en": b"\xe4\n"}, r"train.de:1: not UTF-8 \(byte 0xFC at position 3\); mend"),
+        ({"train.de": "", "train.en": ""}, "train.de has no pair of texts"),
+        ({"train.de": "a\n"}, r"train.en does not exist; .*data.source=de data.target=en.* The folder has train.de$"),
+        ({"train.fr": "a\n"}, r"train.de does not exist; .*The folder has train.fr$"),
+        ({}, r"train.de does not exist; .*The folder has nothing$"),
+    ],
+)
+def test_bad_text_is_refused(read: Read, files: dict[str, str | bytes], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(files)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^data.path=nowhere is not a folder$"):
+        load_pairs(DataConfig(format="text", path="nowhere", cache=str(tmp_path)), "train")
+
+
+def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
+    read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"train.de": b"a\n\xff\nc\nd\n", "train.en": b"A\nB\nC\n\xe4\n"}
+    for _ in range(2):
+        caplog.clear()
+        assert read(files, invalid="drop") == (["a", "c"], ["A", "C"])
+        assert "left out 2 lines, the first: " in caplog.text and "train.de:2: not UTF-8" in caplog.text
+        assert "train.en:4: not UTF-8" in caplog.text
+    with pytest.raises(UserError, match="has no pair"):
+        read({"train.de": b"\xff", "train.en": b"a"}, invalid="drop")
+
+
+def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Path) -> None:
+    source = tmp_path / "data" / "train.de"
+    assert read({"train.de": "a\nb\n", "train.en": "x\ny\n"})[0] == ["a", "b"]
+    stamp = source.stat()
+    source.write_text("a\nc\n")
+    os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert read({})[0] == ["a", "c"]
+    before = list((tmp_path / "cache").rglob("*.arrow"))
+    assert read({})[0] == ["a", "c"]
+    assert list((tmp_path / "cache").rglob("*.arrow")) == before
+
+
+def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, str | bytes] = {"train.de": "a\nb\n", "train.en": "x\ny\n"}
+    whole, calls = corpus.text_pairs, []
+
+    def breaks_while_storing(*paths: Path) -> Any:
+        calls.append(paths)
+        pairs = whole(*paths)
+        yield next(pairs)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        yield from pairs
+
+    monkeypatch.setitem(corpus.LINE_READERS, "text", breaks_while_storing)
+    with pytest.raises(KeyboardInterrupt):
+        read(files)
+    monkeypatch.setitem(corpus.LINE_READERS, "text", whole)
+    assert read(files) == (["a", "b"], ["x", "y"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- tsv
+def test_tsv_by_number_and_by_name(read: Read) -> None:
+    table = '1\tein "Hund\ta dog\r\n2\t\tnothing\n3\tab\rc\tx\tmore'
+    assert read({"train.tsv": table}, format="tsv", source="2", target="3") == (
+        ['ein "Hund', "", "ab\rc"],
+        ["a dog", "nothing", "x"],
+    )
+    assert read({"train.tsv": "id\ten\tde\r\n" + table}, format="tsv", source="de", target="en") == (
+        ["a dog", "nothing", "x"],
+        ['ein "Hund', "", "ab\rc"],
+    )
+
+
+@pytest.mark.parametrize(
+    "table, columns, message",
+    [
+        (b"a\tb\nc\n", ("1", "2"), "train.tsv:2: 1 columns, but 2 are needed; mend"),
+        (b"de\ten\na\tb\nc\n", ("de", "en"), "train.tsv:3: 1 columns, but 2 are needed; mend"),
+        (b"a\tb\n\xff\tb\n", ("1", "2"), "train.tsv:2: not UTF-8"),
+        (b"a\tb\n", ("0", "1"), "counted from 1"),
+        (
+            b"german\tenglish\n",
+            ("german", "englisch"),
+            "no column 'englisch' .* german, english; did you mean 'english'",
+        ),
+        (b"de\ten\n", ("de", "en"), "no pair"),
+        (b"", ("de", "en"), "no column 'de'"),
+    ],
+)
+def test_bad_tsv_is_refused(read: Read, table: bytes, columns: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read({"train.tsv": table}, format="tsv", source=columns[0], target=columns[1])
+
+
+def test_bad_tsv_lines_are_dropped(read: Read) -> None:
+    table = b"a\tb\nc\n\xff\tb\n\nd\te\n"
+    assert read({"train.tsv": table}, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
+
+
+# -------------------------------------------------------------------------------------------------------------- jsonl
+def lines_of(*records: Any) -> str:
+    return "".join((record if isinstance(record, str) else json.dumps(record)) + "\n" for record in records)
+
+
+@pytest.mark.parametrize("keys", [("de", "en"), ("translation.de", "translation.en"), ("a.b.de", "en")])
+def test_jsonl(read: Read, keys: tuple[str, str]) -> None:
+    """Texts stay as they are, even where they look like something else."""
+    texts = [("2020-01-01", "1"), ("a\u2028\0\r\nb", "\ufeff"), ("", " ")]
+    records = []
+    for pair in texts:
+        record: dict[str, Any] = {"other": [1]}
+        for key, text in zip(keys, pair, strict=True):
+            *outer, name = key.split(".")
+            inner = record
+            for part in outer:
+                inner = inner.setdefault(part, {})
+            inner[name] = text
+        records.append(record)
+    sources, targets = read({"train.jsonl": lines_of(*records, "")}, format="jsonl", source=keys[0], target=keys[1])
+    assert list(zip(sources, targets, strict=True)) == texts
+
+
+def test_a_dotted_key_is_taken_as_it_stands(read: Read) -> None:
+    files = {"dev.jsonl": lines_of({"x.de": "a", "x": {"de": "no", "en": "b"}})}
+    assert read(files, "valid", "jsonl", source="x.de", target="x.en") == (["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"de": "a"}, "train.jsonl:2: no text under 'en' but None; the line has de; mend"),
+        ({"de": 1, "en": "b"}, "train.jsonl:2: no text under 'de' but 1;"),
+        ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: no text under 'de' but {'x': 'y'};"),
+        (["a", "b"], "train.jsonl:2: no text under 'de' but None; the line has list"),
+        ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value at position 8\)"),
+        (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
+    ],
+)
+def test_bad_jsonl_is_refused_or_dropped(read: Read, line: Any, message: str) -> None:
+    files = {"train.jsonl": lines_of({"de": "a", "en": "b"}, line)}
+    with pytest.raises(UserError, match=message):
+        read(files, format="jsonl")
+    assert read(files, format="jsonl", invalid="drop") == (["a"], ["b"])
+
+
+# ---------------------------------------------------------------------------------------------------- parquet and hub
+def parquet(tmp_path: Path, name: str, table: dict[str, Any]) -> None:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    pq.write_table(pa.table(table), tmp_path / "data" / name)
+
+
+def test_parquet(read: Read, tmp_path: Path) -> None:
+    parquet(tmp_path, "validation-00001.parquet", {"translation": [{"de": "c", "en": "d"}], "n": [1]})
+    parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "a\r", "en": "b"}], "n": [2]})
+    nested = {"source": "translation.de", "target": "translation.en"}
+    assert read({}, "valid", "parquet", **nested) == (["a\r", "c"], ["b", "d"])
+    parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "x", "en": "b"}], "n": [2]})
+    assert read({}, "valid", "parquet", **nested) == (["x", "c"], ["b", "d"])
+    with pytest.raises(UserError, match="data.source=de: .* has no such column but translation.de, translation.en, n"):
+        read({}, "valid", "parquet")
+    with pytest.raises(UserError, match="train.*parquet does not exist"):
+        read({}, "train", "parquet")
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002 has no text in 'de' but None"),
+        ({"de": ["a"], "en": [3]}, "row 1 has no text in 'en' but 3"),
+    ],
+)
+def test_what_is_not_text_is_refused(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
+    parquet(tmp_path, "train.parquet", table)
+    with pytest.raises(UserError, match=message):
+        read({}, format="parquet")
+
+
+def test_columns_may_have_each_others_names(read: Read, tmp_path: Path) -> None:
+    parquet(tmp_path, "train.parquet", {"source": ["a"], "target": ["b"]})
+    assert read({}, format="parquet", source="target", target="source") == (["b"], ["a"])
+
+
+def test_a_broken_parquet_file_is_named(read: Read) -> None:
+    with pytest.raises(UserError, match="train.parquet cannot be read: "):
+        read({"train.parquet": "PAR1"}, format="parquet")
+
+
+def test_a_folder_laid_out_like_a_hub_dataset(read: Read) -> None:
+    files = {"train.jsonl": lines_of({"de": "a", "en": "b"}), "validation.jsonl": lines_of({"de": "c", "en": "d"})}
+    assert read(files, "train", "hub") == (["a"], ["b"])
+    assert read(files, "valid", "hub") == (["c"], ["d"])
+    with pytest.raises(UserError, match="has no split test; it has train, validation"):
+        read(files, "test", "hub")
+
+
+def test_a_folder_of_text_takes_the_place_of_a_hub_dataset(read: Read) -> None:
+    files = {f"{split}.{side}": f"{split} {side}\n" for split in ("train", "valid") for side in ("de", "en")}
+    expected = (["valid de"], ["valid en"])
+    assert read(files, "valid", "hub") == expected
+    assert read(files, "valid", "hub", source="translation.de", target="translation.en") == expected
+    with pytest.raises(UserError, match="test.de does not exist"):
+        read(files, "test", "hub")
+
+
+def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(path: str, subset: str | None, cache_dir: str | None) -> None:
+        raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    data = DataConfig(format="hub", path="nobody/nothing", subset="de-en", cache=str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"data.path=nobody/nothing data.subset=de-en .*Enabled\)\. .*data.path=FOLDER$"
+    ):
+        load_pairs(data, "train")
+
+
+# ---------------------------------------------------------------------------------------------------------------- toy
+@pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
+def test_toy(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "toy_splits", lambda seed: toy.generate(seed, {"train": 20, "valid": 10, "test": 0}))
+    data = DataConfig(source=source, target=target, seed=3)
+    pairs, known = load_pairs(data, "validation"), corpus.toy_splits(3)["valid"]
+    assert len(pairs) == len(known) == 10
+    for row, pair in zip(pairs, known, strict=True):
+        assert {row["source"], row["target"]} == {pair.german, pair.english}
+        assert row["source"] == (pair.german if source == "de" else pair.english)
+        german = 0 if source == "de" else 1
+        for links, gold in ((row["sure"], pair.sure), (row["possible"], pair.possible)):
+            assert [(link[german], link[1 - german]) for link in links] == list(gold)
+            for left, right in links:
+                assert left < len(row["source"].split()) and right < len(row["target"].split())
+    assert len(load_pairs(DataConfig(seed=3, limit=7), "train")) == 7
+    with pytest.raises(UserError, match="no split dev2; it has train, valid, test"):
+        load_pairs(data, "dev2")
+
+
+# -------------------------------------------------------------------------------------------------------------- rest
+def test_a_column_is_read_in_order(read: Read, tmp_path: Path) -> None:
+    lines = [str(i) for i in range(25_000)]
+    text = "\n".join(lines)
+    read({"train.de": text, "train.en": text})
+    data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"), limit=20_001)
+    assert list(column(load_pairs(data, "train"), "target")) == lines[:20_001]
+
+
+def test_the_cache_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder(DataConfig()) == tmp_path / "home" / ".cache" / "nmt"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder(DataConfig()) == tmp_path / "xdg" / "nmt"
+    assert cache_folder(DataConfig(cache=str(tmp_path / "own"))) == tmp_path / "own"
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="write data.cache=FOLDER"):
+        cache_folder(DataConfig(cache=str(tmp_path / "file" / "x")))
+
+
+def test_nothing_is_printed(read: Read, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
+    read({}, format="parquet")
+    with pytest.raises(UserError):
+        read({"train.parquet": "x"}, format="parquet")
+    read({"train.de": "a", "train.en": "b"})
+    read({"train.jsonl": lines_of({"de": "a", "en": "b"})}, format="jsonl")
+    assert capfd.readouterr() == ("", "")
+    assert not datasets.are_progress_bars_disabled()
+    assert datasets.logging.get_verbosity() == logging.WARNING
