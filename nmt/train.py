@@ -6,7 +6,9 @@ python -m nmt.train --help
 """
 
 import dataclasses
+import resource
 import shutil
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +26,8 @@ from nmt.errors import UserError
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.training import Progress, TrainState, fit, resume, seed_of
+
+KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 
 
 def check_folder(folder: Path, run: TrainRun) -> bool:
@@ -135,6 +139,7 @@ def train(run: TrainRun) -> float:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(f"{folder}: {parameters:,} parameters, {device}, {precision}, {torch.get_num_threads()} threads")
     best = fit(state)
+    log.info(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / 1e9:.2f} GB")
     log.info(f"evaluate with: python -m nmt.evaluate checkpoint={folder}")
     log.removeHandler(handler)
     return best

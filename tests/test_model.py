@@ -13,7 +13,7 @@ from nmt.model.attention import SCORES, Attention
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import reverse
 from nmt.model.loss import cross_entropy
-from nmt.model.recurrence import CELLS, RNN, bind
+from nmt.model.recurrence import CELLS, RNN, Dropout, bind
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 VOCABULARY = 13
@@ -237,3 +237,15 @@ def test_state_select_takes_rows_in_order() -> None:
     chosen = state.select(torch.tensor([2, 2, 0]))
     assert chosen.cells[0][0].flatten().tolist() == [2, 2, 0]
     assert chosen.feed_ND is not None and chosen.feed_ND.flatten().tolist() == [20, 20, 0]
+
+
+def test_dropout_zeroes_its_share_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    for share in (0.1, 0.5, 0.7):
+        dropout, x = Dropout(share), torch.ones(301, 1001)
+        y = dropout(x)
+        assert (y == 0).double().mean() == pytest.approx(share, abs=0.005)
+        assert y.double().mean() == pytest.approx(1, abs=0.01)
+        assert set(y.unique().tolist()) == {0.0, x[0, 0].div(1 - share).item()}
+        assert (y[:, :-1] * y[:, 1:] == 0).double().mean() == pytest.approx(1 - (1 - share) ** 2, abs=0.005)
+        assert dropout.eval()(x) is x

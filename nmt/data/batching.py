@@ -28,6 +28,7 @@ from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time while tokenising
+STEP = 8  # pairs
 SIDES = ["source", "target"]
 Ids = Sequence[int] | npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
@@ -201,12 +202,16 @@ def by_length(encoded: EncodedPairs, rng: np.random.Generator) -> Indices:
 
 
 def cuts(sizes: Indices, budget: int) -> list[int]:
-    """Where to cut so that no part's sum is over the budget, unless it is a single number."""
+    """Where to cut so that no part's sum is over the budget, unless it is a single number.
+
+    A part of more than `STEP` has a multiple of it: libraries compile a kernel for each new shape, so few are fast.
+    """
     total = np.cumsum(sizes)
     ends = [0]
     while ends[-1] < len(sizes):
         before = total[ends[-1] - 1] if ends[-1] else 0
-        ends.append(max(ends[-1] + 1, int(np.searchsorted(total, before + budget, side="right"))))
+        count = max(1, int(np.searchsorted(total, before + budget, side="right")) - ends[-1])
+        ends.append(ends[-1] + (count - count % STEP if count > STEP else count))
     return ends[1:-1]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.model.attention import Attention, Memory, Weights
-from nmt.model.recurrence import RNN, Linear, State
+from nmt.model.recurrence import RNN, Dropout, Linear, State
 
 
 class DecoderState(NamedTuple):
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
             self.layers.append(RNN(config.cell, config.hidden if layer else config.embed + fed, config.hidden))
         readout = config.memory + config.hidden + (config.embed if config.style == "bahdanau" else 0)
         self.readout = Linear(readout, config.hidden, bias=config.style == "bahdanau")
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Memory and first state, one row a sentence, from what the encoder returned."""

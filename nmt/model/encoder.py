@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.recurrence import RNN
+from nmt.model.recurrence import RNN, Dropout
 
 
 def reverse(x_BSE: Tensor, length_B: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
             inputs = config.memory if layer else config.embed
             self.layers.append(nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions)))
         self.residual = config.residual
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, embedded_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns outputs_BSM (0 at padding) and, for each layer, last_BM: h after a direction's last position,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
+ROWS = 128  # products are made with a multiple of so many rows: each new shape costs a processor a kernel of its own
 
 
 class Loss(NamedTuple):
@@ -28,14 +29,16 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weight = weight_VD.to(x_RD.dtype)
+        weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
+        x_RD = F.pad(x_RD, (0, 0, 0, -rows % ROWS))
         logits_RV = F.linear(x_RD, weight, None if bias_V is None else bias_V.to(x_RD.dtype))
         wide = torch.promote_types(x_RD.dtype, torch.float32)
         smoothed, nats = torch.zeros(2, dtype=wide, device=x_RD.device).unbind()
         correct = torch.zeros((), dtype=torch.int64, device=x_RD.device)
         vocabulary = logits_RV.shape[1]
         training = any(ctx.needs_input_grad)
-        for logits_rV, target_r1 in zip(logits_RV.split(CHUNK), target_R.unsqueeze(1).split(CHUNK), strict=True):
+        logits_RV[rows:] = 0  # has no loss; below, no gradient
+        for logits_rV, target_r1 in zip(logits_RV[:rows].split(CHUNK), target_R.unsqueeze(1).split(CHUNK), strict=True):
             logp_rV = torch.log_softmax(logits_rV, 1, dtype=wide)
             target_logp_r1 = logp_rV.gather(1, target_r1)
             correct += (target_logp_r1 >= logp_rV.amax(1, keepdim=True)).sum()
@@ -51,7 +54,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 logits_rV.copy_(gradient_rV)
         if training:
             ctx.save_for_backward(x_RD, weight, logits_RV)
-            ctx.dtype, ctx.biased = weight_VD.dtype, bias_V is not None
+            ctx.rows, ctx.dtype, ctx.biased = rows, weight_VD.dtype, bias_V is not None
         ctx.mark_non_differentiable(nats, correct)
         return smoothed, nats, correct
 
@@ -59,7 +62,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         x_RD, weight_VD, gradient_RV = ctx.saved_tensors
         scale = gradients[0]
-        dx = (gradient_RV @ weight_VD) * scale.to(x_RD.dtype)
+        dx = (gradient_RV @ weight_VD)[: ctx.rows] * scale.to(x_RD.dtype)
         dweight = (gradient_RV.t() @ x_RD).to(ctx.dtype) * scale
         dbias = gradient_RV.sum(0, dtype=ctx.dtype) * scale if ctx.biased else None
         return dx, dweight, dbias, None, None

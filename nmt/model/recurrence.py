@@ -8,7 +8,7 @@ size.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,28 @@ class Linear(nn.Linear):
     def bind(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The same map for use inside a step loop, see `bind`."""
         return bind(self.weight, self.bias, dtype)
+
+
+class Dropout(nn.Module):
+    """Zero a share of the values in training and scale the others up by 1 / (1 - share) (Srivastava et al. 2014).
+
+    As `nn.Dropout`, but a processor draws 64 random bits for four values: several times faster, with the share rounded
+    to a multiple of 2^-16.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask(x.shape, x) if self.training and self.share else x
+
+    def mask(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Factors 0 or 1 / (1 - share), of the dtype and device of `like`."""
+        count = math.prod(shape)
+        bits = torch.empty(count // 4 + 1, dtype=torch.int64, device=like.device).random_(-(2**63), None)
+        kept = bits.view(torch.int16)[:count] >= round(self.share * 2**16) - 2**15
+        return kept.to(like.dtype).mul_(1 / (1 - self.share)).view(shape)
 
 
 # ----------------------------------------------------------------------------------------- deferred weight gradients

@@ -12,7 +12,7 @@ from nmt.model.attention import Memory, Weights
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.model.loss import Loss, cross_entropy
-from nmt.model.recurrence import Linear
+from nmt.model.recurrence import Dropout, Linear
 
 
 class Seq2Seq(nn.Module):
@@ -27,7 +27,7 @@ class Seq2Seq(nn.Module):
         self.source_embedding = self.target_embedding if shared else embedding(source_vocab, config.embed, pad)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         tied = config.tie != "none"
         self.to_embedding = Linear(config.hidden, config.embed) if tied and config.hidden != config.embed else None
         self.output = Linear(config.embed if tied else config.hidden, target_vocab)
