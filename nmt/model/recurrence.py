@@ -170,11 +170,10 @@ class RNN(nn.Module):
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
         self.bias_ih = nn.Parameter(torch.zeros(gates * hidden))
         self.bias_hh = nn.Parameter(torch.zeros(gates * hidden))
-        for weight in (self.weight_ih, self.weight_hh):
-            for block in weight.detach().split(hidden):
-                nn.init.xavier_uniform_(
-                    block
-                )  # not orthogonal: the QR behind it may differ in the last bit between runs
+        for block in self.weight_ih.detach().split(hidden):
+            nn.init.xavier_uniform_(block)
+        for block in self.weight_hh.detach().split(hidden):
+            nn.init.orthogonal_(block)
         if cell == "lstm":
             nn.init.ones_(self.bias_ih.detach()[hidden : 2 * hidden])  # remember at first (Jozefowicz et al. 2015)
 
