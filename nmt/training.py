@@ -33,7 +33,7 @@ from nmt.config import SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import log
+from nmt.distributed import log, release_memory
 from nmt.metrics import bleu
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
@@ -258,6 +258,7 @@ class Window:
             f"step {progress.step}/{last_step} epoch {epoch} {short}, lr {rate:.2g}, {left / 60:.1f} min left",
             extra={"quiet": quiet},
         )
+        release_memory()
         self.restart()
         return short
 

@@ -170,7 +170,9 @@ def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
 def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
     same = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "optim.lr=1e-9", "name=child")
     works("train", *same, "init_from=runs/mine", folder=home)
-    parent, child = (events(home / "runs" / name)[-1] for name in ("mine", "child"))
+    best = int((home / "runs" / "mine" / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
+    [parent] = [e for e in events(home / "runs" / "mine") if e["event"] == "validate" and e["step"] == best]
+    child = events(home / "runs" / "child")[-1]
     assert child["loss"] == pytest.approx(parent["loss"], rel=0.01)
     tokenizers = [(home / "runs" / name / "tokenizer.model").read_bytes() for name in ("mine", "child")]
     assert tokenizers[0] == tokenizers[1]
