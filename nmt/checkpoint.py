@@ -114,10 +114,14 @@ def pointer(run: Path, name: str) -> Path | None:
     path = run / "checkpoints" / name
     if not path.is_file():
         return None
-    folder = run / "checkpoints" / path.read_text(encoding="utf-8", errors="replace").strip()
-    if folder.parent != path.parent or not folder.is_dir():
-        raise UserError(f"{path} points to {folder.name}, which is not there; give a step folder: checkpoint=FOLDER")
-    return folder
+    folder = path.parent / Path(path.read_text(encoding="utf-8", errors="replace").strip()).name
+    return folder if (folder / MODEL).is_file() else None
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The step folder that `last` points to, else the one with the largest number, None where there is none."""
+    folders = sorted((run / "checkpoints").glob("step_*"))
+    return pointer(run, "last") or (folders[-1] if folders else None)
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
@@ -131,7 +135,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
         return (folder.parent.parent if (folder.parent.parent / "config.yaml").is_file() else folder), folder
-    step = pointer(folder, "best") or pointer(folder, "last")
+    step = pointer(folder, "best") or last_checkpoint(folder)
     if step is None:
         raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")
     return folder, step

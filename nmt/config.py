@@ -26,6 +26,7 @@ OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = ("bleu", "loss", "ppl", "accuracy")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
 
 
@@ -41,7 +42,9 @@ class DataConfig:
     target: str = "en"
     split: str = "test"  # the split that evaluate reads
     limit: int | None = None  # use only the first pairs of the training split
-    invalid: str = "refuse"  # invalid UTF-8 in training text: refuse | drop (and count)
+    invalid: str = (
+        "refuse"  # lines that cannot be read (not UTF-8, too few columns, not JSON): refuse | drop (and count)
+    )
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
     cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
@@ -207,8 +210,8 @@ class SearchConfig:
     beam: int = 5  # 1: greedy
     n_best: int = 1
     length_penalty: float = 1.0  # alpha: log-probability / ((5 + length) / 6)^alpha, Wu et al. 2016; 0: none
-    max_length: int = 200  # target pieces; never more than 2 x source pieces + 20
-    max_source: int = 1000  # source pieces; a longer line is split, translated in parts and joined
+    max_length: int = 200  # target pieces; never more than 2 x source pieces + 20, `</s>` counted
+    max_source: int = 1000  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
     batch_tokens: int = 8000  # source pieces x beam in one batch
     batch_sentences: int | None = None  # a number of sentences instead
 
@@ -259,7 +262,7 @@ class TrainRun:
 
 @dataclass(slots=True)
 class DataOverride:
-    """`data.*` of the commands that read a run: null means the run's own value."""
+    """`data.*` of the commands that read a run: null means the run's own value; for `limit`, none."""
 
     format: str | None = None
     path: str | None = None
@@ -318,6 +321,8 @@ class TranslateRun:
             raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
         if self.mode == "score" and not (self.input and self.target):
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
+        if self.mode == "score" and (self.format != "text" or self.alignments):
+            raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
         if self.mode == "translate" and self.target:
             raise UserError(f"target={self.target} is for mode=score only")
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from torch import nn
 from tqdm import tqdm
 
 from nmt.errors import UserError
+
+# oneDNN keeps the kernels of this many shapes, about a megabyte each; by default it would be 1,024. Read at first use.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

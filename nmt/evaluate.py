@@ -39,6 +39,8 @@ def artefact(translation: Translation) -> Record:
 
 def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path]:
     """Heat maps, word by word, of the first translations that are not empty."""
+    for old in folder.glob("alignment_*.png"):
+        old.unlink()
     paths: list[Path] = []
     for number, translation in enumerate(translations, 1):
         if len(paths) == limit:

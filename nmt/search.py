@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nmt.config import BOS, EOS, PAD, SearchConfig
+from nmt.config import BOS, EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Memory, Weights
 from nmt.model.decoder import DecoderState
 
@@ -102,6 +102,12 @@ def done(beams: Beams, steps: int, config: SearchConfig) -> Tensor:
     return settled_B | (beams.limit_B <= steps)
 
 
+def staying(over_B: Tensor) -> Tensor:
+    """The rows that go on: those that are not over, filled up to a multiple of `STEP`, none when all are over."""
+    live = int((~over_B).sum())
+    return over_B.int().argsort(stable=True)[: -(-live // STEP) * STEP].sort().values
+
+
 @torch.inference_mode()
 def search(
     model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False
@@ -124,7 +130,7 @@ def search(
     )
     slots_K = torch.arange(width, device=device)
     history: list[Step] = []
-    final_score_BK, final_rank_BK = score_BK.clone(), score_BK.clone()
+    final_score_BK = score_BK.clone()
     while len(beams.sentence_B):
         features_NTD, weights, state = model.decode(beams.token_BK.view(-1, 1), state, memory)
         logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(*beams.token_BK.shape, -1)
@@ -134,11 +140,11 @@ def search(
             record(rows_BK, parent_BK, beams.token_BK, weights if keep_weights else None, sentences, source_BS.shape[1])
         )
         final_score_BK[beams.sentence_B] = beams.score_BK
-        final_rank_BK[beams.sentence_B] = beams.score_BK / length_penalty(beams.length_BK, config.length_penalty)
         over_B = done(beams, len(history), config)
+        beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
         offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * width
-        if over_B.any():
-            stay_B = (~over_B).nonzero().squeeze(1)
+        stay_B = staying(over_B)
+        if len(stay_B) < len(over_B):
             memory = memory.select(stay_B)
             beams = Beams(*(getattr(beams, name)[stay_B] for name in Beams.__slots__))
             parent_BK, offsets_B1 = parent_BK[stay_B], offsets_B1[stay_B]

@@ -6,9 +6,11 @@ python -m nmt.train --help
 """
 
 import dataclasses
+import logging
 import resource
 import shutil
 import sys
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from nmt.checkpoint import find_checkpoint, load_config, load_weights, pointer, save_config
+from nmt.checkpoint import find_checkpoint, last_checkpoint, load_config, load_weights, save_config
 from nmt.config import TrainRun, main
 from nmt.data.batching import encode_corpus
 from nmt.data.corpus import column, load_pairs
@@ -36,7 +38,7 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     Raises:
         UserError: what to write instead.
     """
-    trained = pointer(folder, "last") is not None
+    trained = last_checkpoint(folder) is not None
     if trained and run.resume == "false" and not run.overwrite:
         raise UserError(
             f"{folder} holds a trained model already: resume=true continues it, overwrite=true throws it away, "
@@ -110,9 +112,16 @@ def train(run: TrainRun) -> float:
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     device = choose_device(run.device)
     resuming = check_folder(folder, run)
+    early = MemoryHandler(
+        capacity=10_000, flushLevel=logging.CRITICAL
+    )  # what is said before there is a run to say it in
+    log.addHandler(early)
     before = load_config(folder) if resuming else None
     precision = before.precision if before and run.precision == "auto" else choose_precision(run.precision, device)
     run = dataclasses.replace(run, precision=precision)
+    if run.init_from:
+        parent = load_config(find_checkpoint(run.init_from)[0]).tokenizer
+        run.tokenizer = dataclasses.replace(parent, sampling=run.tokenizer.sampling)
     if before:
         check_same(run, before)
 
@@ -130,7 +139,10 @@ def train(run: TrainRun) -> float:
                 shutil.copy(path, folder)
     place(model, precision, device)
     save_config(folder, run)
+    log.removeHandler(early)
     handler = log_to_file(folder / "train.log")
+    early.setTarget(handler)
+    early.flush()
     optimiser = build_optimiser(run.optim, model.parameters())
     state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress())
     if before:

@@ -21,9 +21,9 @@ from nmt.checkpoint import (
     OPTIMISER,
     STATE,
     delete_all_but,
+    last_checkpoint,
     load_tensors,
     load_weights,
-    pointer,
     restore,
     save_checkpoint,
     verify,
@@ -47,7 +47,7 @@ class Progress:
     """How far training has come: all that a checkpoint stores beside tensors."""
 
     step: int = 0  # updates made
-    epoch: int = 0  # epochs completed
+    epoch: int = 0  # the present one, from 0
     position: int = 0  # batches of the present epoch done
     best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
     waiting: int = 0  # validations since the last better one
@@ -112,8 +112,11 @@ def fit(state: TrainState) -> float:
                 judge(state, validate(state))
                 window.restart()
             elif run.train.save_every and progress.step % run.train.save_every == 0:
+                began = time.perf_counter()
                 save(state)
-                window.restart()
+                window.started += time.perf_counter() - began
+    if not progress.best:
+        judge(state, validate(state))
     best = progress.best[0]
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best[0]:.4g} at step {best[1]}")
     return best[0]
@@ -197,7 +200,8 @@ def validate(state: TrainState) -> dict[str, float]:
 def judge(state: TrainState, scores: dict[str, float]) -> None:
     """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
     config, progress = state.run.train, state.progress
-    score, sign = scores[config.monitor], 1 if HIGHER_IS_BETTER[config.monitor] else -1
+    sign = 1 if HIGHER_IS_BETTER[config.monitor] else -1
+    score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
     better = not progress.best or sign * score > sign * progress.best[0][0]
     progress.waiting = 0 if better else progress.waiting + 1
     progress.decays += not better and state.run.optim.schedule == "plateau"
@@ -277,7 +281,7 @@ def record(state: TrainState, event: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------------ resume
 def resume(state: TrainState) -> None:
     """Go back to the last checkpoint: weights, optimiser, place in the data; metrics.jsonl is cut back to its step."""
-    folder = pointer(state.folder, "last")
+    folder = last_checkpoint(state.folder)
     assert folder is not None
     verify(folder)
     load_weights(state.model, folder)
@@ -287,5 +291,6 @@ def resume(state: TrainState) -> None:
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    write_atomically(path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+    whole = [line for line in lines if line.endswith("}\n")]  # the last one may be torn
+    write_atomically(path, "".join(line for line in whole if json.loads(line)["step"] <= step))
     log.info(f"resuming {state.folder} at step {step}")

@@ -7,9 +7,10 @@ python -m nmt.translate --help
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,14 +72,19 @@ def output(path: str | None) -> Iterator[BinaryIO]:
             yield file
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        raise UserError(f"{error.filename or path} failed: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write(file: BinaryIO, text: str) -> None:
-    file.write(text.encode("utf-8", errors="replace"))
-    file.flush()
+    try:
+        file.write(text.encode("utf-8", errors="replace"))
+        file.flush()
+    except BrokenPipeError:  # who reads has enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def read_text(path: str | None) -> Iterator[str]:

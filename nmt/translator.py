@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nmt.config import EOS, SearchConfig
+from nmt.config import EOS, STEP, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import log
@@ -94,7 +94,7 @@ class Translator:
             if len(ids) >= self.config.max_source:
                 pieces = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
                 log.warning(
-                    f"line {first_line + line} has {len(ids):,} pieces, more than search.max_source="
+                    f"line {first_line + line} has {len(ids) + 1:,} pieces, more than search.max_source="
                     f"{self.config.max_source}: translated in {len(pieces)} parts"
                 )
             owners += [line] * len(pieces)
@@ -103,7 +103,6 @@ class Translator:
 
         def run(rows: list[int]) -> list[list[Hypothesis]]:
             batch = make_batch([sources[row] for row in rows]).to(self.device)
-            # Parts are joined one with one, so only whole lines have alternatives
             return search(self.model, batch.source_BS, batch.source_length_B, self.config, keep_weights)
 
         found = self.in_batches([len(source) for source in sources], self.config.beam, run, progress)
@@ -114,7 +113,7 @@ class Translator:
             if parts_of[line] == 1:
                 results[line] = options
             else:
-                parts[line].append(options[0])
+                parts[line].append(options[0])  # a line in parts has no alternatives
         for line, number in enumerate(parts_of):
             if number != 1:
                 results[line] = [join(parts[line]) if number else Translation("")]
@@ -164,5 +163,6 @@ def batches_by_length(lengths: list[int], width: int, config: SearchConfig) -> I
     while order:
         longest = lengths[order[0]] + 1
         size = config.batch_sentences or max(1, config.batch_tokens // (longest * width))
+        size -= 0 if config.batch_sentences or size < STEP else size % STEP
         yield order[:size]
         order = order[size:]

@@ -21,14 +21,13 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
-from nmt.config import BOS, EOS, PAD, TrainConfig, TrainRun
+from nmt.config import BOS, EOS, PAD, STEP, TrainConfig, TrainRun
 from nmt.data.corpus import cache_folder
 from nmt.data.tokenizer import Side, Tokenizer
 from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time while tokenising
-STEP = 8  # pairs
 SIDES = ["source", "target"]
 Ids = Sequence[int] | npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]

@@ -43,6 +43,8 @@ def load_pairs(data: DataConfig, split: str) -> Dataset:
     """
     with quiet():
         pairs = READERS[data.format](data, split)
+    if not len(pairs):
+        raise UserError(f"the split {split} of data.path={data.path} is empty")
     if split == "train" and data.limit is not None:
         pairs = pairs.select(range(min(data.limit, len(pairs))))
     return pairs

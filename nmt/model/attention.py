@@ -45,7 +45,7 @@ class Weights(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------------ scores
 class Additive(nn.Module):
-    """v . tanh(W q + U k), Bahdanau et al. 2014, appendix A.1.2; Luong et al. 2015 call the same function `concat`."""
+    """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Additive(nn.Module):
 
 
 class Dot(nn.Module):
-    """q . k, Luong et al. 2015, eq. 8."""
+    """q . k, Luong et al. 2015, section 3.1."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ScaledDot(Dot):
 
 
 class General(Dot):
-    """q . W k, Luong et al. 2015, eq. 8. W is applied to the keys, outside the step loop."""
+    """q . W k, Luong et al. 2015, section 3.1. W is applied to the keys, outside the step loop."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
