@@ -56,6 +56,10 @@ class DataConfig:
         check_at_least(0, data__seed=self.seed)
         if self.format != "toy" and not self.path:
             raise UserError(f"data.path is not set; data.format={self.format} needs it: data.path=FOLDER")
+        if self.format == "toy" and self.path:
+            raise UserError(
+                f"data.path={self.path}: the built-in corpus has no folder; write data=text or data.format=text"
+            )
         if self.source == self.target:
             raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
         if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
@@ -273,11 +277,13 @@ class DataOverride:
     limit: int | None = None
     invalid: str | None = None
     seed: int | None = None
+    cache: str | None = None
 
     def over(self, run: DataConfig) -> DataConfig:
         """The run's data with what was given here in its place."""
         given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        return dataclasses.replace(run, **{"limit": None, **given})
+        path = None if self.format == "toy" else run.path
+        return dataclasses.replace(run, **{"limit": None, "path": path, **given})
 
 
 @dataclass(slots=True)
@@ -323,6 +329,8 @@ class TranslateRun:
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
+        if self.output is not None and self.output == self.alignments:
+            raise UserError(f"output and alignments are both {self.output}; give two files")
         if self.mode == "translate" and self.target:
             raise UserError(f"target={self.target} is for mode=score only")
 

@@ -57,6 +57,11 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 def place(model: nn.Module, precision: str, device: torch.device) -> None:
     """Move a model to where it computes and tell it in what. Parameters stay fp32, or become fp64."""
+    # The first call of one of MKL's functions sets up how exactly it computes. Two threads that make it together can
+    # leave one of them with fewer digits, so that the same command gives other numbers: let one thread make it.
+    for function in (torch.exp, torch.log, torch.tanh):
+        for dtype in (torch.float32, torch.float64):
+            function(torch.ones(1, dtype=dtype))
     model.to(device, torch.float64 if precision == "fp64" else torch.float32)
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
 

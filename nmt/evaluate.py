@@ -49,6 +49,8 @@ def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path
             continue
         source_words, source_index = words(translation.source_pieces)
         target_words, target_index = words(translation.target_pieces)
+        if not source_words or not target_words:
+            continue
         weights = word_weights(translation.weights_TS, source_index, target_index)
         paths.append(folder / f"alignment_{number}.png")
         heat_map(paths[-1], source_words, target_words, weights)

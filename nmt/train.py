@@ -29,6 +29,7 @@ from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.training import Progress, TrainState, fit, resume, seed_of
 
+FOLDERS = ("checkpoints", "eval", "tensorboard")  # of a run
 KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 
 
@@ -38,6 +39,10 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     Raises:
         UserError: what to write instead.
     """
+    ours = (folder / "config.yaml").is_file()
+    foreign = [name for name in (*FOLDERS, "model.safetensors") if (folder / name).exists()]
+    if foreign and not ours:
+        raise UserError(f"{folder} holds {', '.join(foreign)} but is no run of nmt; name=ANOTHER starts elsewhere")
     trained = last_checkpoint(folder) is not None
     if trained and run.resume == "false" and not run.overwrite:
         raise UserError(
@@ -55,13 +60,14 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
     Raises:
         UserError: naming each key that differs.
     """
-    kept = ("data", "tokenizer", "model", "seed", "precision")
+    kept = ("data", "tokenizer", "model", "seed", "precision")  # sections and keys
+    counted = ("train.batch_tokens", "train.batch_sentences", "train.monitor")  # a place in the data, a ranking
     free = ("data.cache", "data.split", "data.path")  # the same text may have moved
     new, old = (dict(flat(dataclasses.asdict(config))) for config in (run, before))
     changed = [
         f"{key}={new[key]} (was {old[key]})"
         for key in new
-        if key.split(".")[0] in kept and key not in free and new[key] != old[key]
+        if (key.split(".")[0] in kept or key in counted) and key not in free and new[key] != old[key]
     ]
     if changed:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(changed)}; "
@@ -89,7 +95,7 @@ def make_tokenizer(run: TrainRun, pairs: Any, folder: Path) -> Tokenizer:
 
 def clear(folder: Path) -> None:
     """Remove what an earlier run left in a folder, and nothing else."""
-    for name in ("checkpoints", "eval", "tensorboard"):
+    for name in FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in [*folder.glob("tokenizer*.model"), folder / "metrics.jsonl", folder / "train.log"]:
         path.unlink(missing_ok=True)
@@ -150,7 +156,11 @@ def train(run: TrainRun) -> float:
     state.board = tensorboard(folder, state.progress.step)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     log.info(f"{folder}: {parameters:,} parameters, {device}, {precision}, {torch.get_num_threads()} threads")
-    best = fit(state)
+    try:
+        best = fit(state)
+    finally:
+        if state.board is not None:
+            state.board.close()
     log.info(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / 1e9:.2f} GB")
     log.info(f"evaluate with: python -m nmt.evaluate checkpoint={folder}")
     log.removeHandler(handler)

@@ -66,6 +66,11 @@ def output(path: str | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
         return
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = os.path.realpath(path)
     temporary = Path(f"{path}.new")
     try:
         with open(temporary, "wb") as file:
@@ -139,7 +144,7 @@ def translate(command: TranslateRun) -> None:
     log_to_stderr()
     assert command.checkpoint is not None
     for path in (command.input, command.target):
-        if path is not None and not Path(path).is_file():
+        if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
     model, tokenizer, _, _ = load_model(command.checkpoint)
     device = choose_device(command.device)

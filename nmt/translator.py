@@ -39,8 +39,8 @@ def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]
     """Cut a long line into parts of at most `limit` pieces: after punctuation, else before a word, else anywhere."""
     parts = []
     while len(ids) > limit:
-        ends = [i for i in range(limit // 2, limit) if pieces[i].endswith(SENTENCE_END)]
-        words = [i - 1 for i in range(limit // 2, limit + 1) if pieces[i].startswith("▁")]
+        ends = [i for i in range(max(1, limit // 2), limit) if pieces[i].endswith(SENTENCE_END)]
+        words = [i - 1 for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
         cut = (ends or words or [limit - 1])[-1] + 1
         parts.append(ids[:cut])
         ids, pieces = ids[cut:], pieces[cut:]
@@ -110,6 +110,11 @@ class Translator:
         parts: list[list[Translation]] = [[] for _ in lines]
         for line, source, hypotheses in zip(owners, sources, found, strict=True):
             options = [self.read(source, hypothesis) for hypothesis in hypotheses]
+            if options and options[0].target_pieces[-1:] != ["</s>"]:
+                log.warning(
+                    f"the translation of line {first_line + line} was cut at {len(options[0].target_pieces)} pieces; "
+                    "a larger search.max_length may allow more"
+                )
             if parts_of[line] == 1:
                 results[line] = options
             else:

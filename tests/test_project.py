@@ -106,7 +106,7 @@ def test_every_configuration_composes(path: Path) -> None:
     command = "train" if group else path.stem
     given = {"train": [], "evaluate": ["checkpoint=runs/x"], "translate": ["checkpoint=runs/x"]}[command]
     if group:
-        given = [f"{group}={path.stem}", *([] if path.stem == "toy" else ["data.path=x"])]
+        given = [f"{group}={path.stem}", *([] if path.stem == "toy" or group == "model" else ["data.path=x"])]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         run = checked(compose(command, overrides=given))
