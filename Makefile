@@ -16,7 +16,7 @@ help:  ## this page (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(READY)  ## train on the built-in corpus, then measure it; minutes on two cores. ARGS: settings of nmt.train
-	$(BIN)/python -m nmt.train name=toy resume=auto $(ARGS)
+	$(BIN)/python -m nmt.train name=toy hydra.run.dir=$(RUN) resume=auto $(ARGS)
 	$(BIN)/python -m nmt.evaluate checkpoint=$(RUN)
 
 eval: $(READY)  ## measure RUN on its test split: scores, translations, alignments. ARGS: settings of nmt.evaluate

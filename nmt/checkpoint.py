@@ -59,16 +59,22 @@ def save_checkpoint(run: Path, model: Seq2Seq, optimiser: torch.optim.Optimizer,
     temporary = checkpoints / f".{folder.name}.new"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    save_file(unshared(model), temporary / MODEL)
-    save_file(flatten(optimiser), temporary / OPTIMISER)
+    try:
+        save_file(unshared(model), temporary / MODEL)
+        save_file(flatten(optimiser), temporary / OPTIMISER)
+    except SafetensorError as error:  # a full disk, for one
+        raise UserError(f"{temporary} cannot be written: {error}; the last checkpoint is as it was") from None
     (temporary / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
     files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": digest(temporary / name)}
              for name in (MODEL, OPTIMISER, STATE)}  # fmt: skip
     (temporary / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
     for name in (*files, MANIFEST):
         sync(temporary / name)
-    shutil.rmtree(folder, ignore_errors=True)
+    former = checkpoints / f".{folder.name}.old"
+    if folder.exists():  # the same step once more
+        folder.rename(former)
     temporary.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
     sync(checkpoints)
     write_atomically(checkpoints / "last", folder.name + "\n")
     return folder
@@ -102,8 +108,8 @@ def restore(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> Non
 
 
 def delete_all_but(run: Path, names: set[str]) -> None:
-    """Remove the step folders that are not among `names`."""
-    for folder in (run / "checkpoints").glob("step_*"):
+    """Remove the step folders that are not among `names`, and what a process that died left of others."""
+    for folder in [*(run / "checkpoints").glob("step_*"), *(run / "checkpoints").glob(".step_*")]:
         if folder.name not in names:
             shutil.rmtree(folder)
 
@@ -120,8 +126,8 @@ def pointer(run: Path, name: str) -> Path | None:
 
 def last_checkpoint(run: Path) -> Path | None:
     """The step folder that `last` points to, else the one with the largest number, None where there is none."""
-    folders = sorted((run / "checkpoints").glob("step_*"))
-    return pointer(run, "last") or (folders[-1] if folders else None)
+    steps = {int(path.parent.name[5:]): path.parent for path in (run / "checkpoints").glob(f"step_[0-9]*/{MODEL}")}
+    return pointer(run, "last") or (steps[max(steps)] if steps else None)
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
@@ -134,7 +140,8 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
-        return (folder.parent.parent if (folder.parent.parent / "config.yaml").is_file() else folder), folder
+        run = folder.resolve().parent.parent
+        return (run if (run / "config.yaml").is_file() else folder), folder
     step = pointer(folder, "best") or last_checkpoint(folder)
     if step is None:
         raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")

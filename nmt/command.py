@@ -2,10 +2,13 @@
 
 import contextlib
 import dataclasses
+import inspect
+import io
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,37 @@ def groups(command: str) -> list[str]:
     return [name for name in names if not name.startswith("override ")]
 
 
+def meanings(schema: type, prefix: str = "") -> dict[str, str]:
+    """The comment beside each key of a schema, by dotted name."""
+    lines = re.findall(r"^ {4}(\w+): .*?  # (.*)", inspect.getsource(schema), re.MULTILINE)
+    comments = {prefix + name: comment for name, comment in lines}
+    for item in dataclasses.fields(schema):
+        if dataclasses.is_dataclass(item.type):
+            comments |= meanings(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+    return comments
+
+
+@contextlib.contextmanager
+def explained(schema: type) -> Iterator[None]:
+    """Add to each key on the help page, which Hydra prints as YAML, what it means."""
+    page = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(page):
+            yield
+    finally:  # Hydra leaves by SystemExit
+        comments, path = meanings(schema), [""]
+        for line in page.getvalue().splitlines():
+            key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
+            path = [*path[: len(key[1]) // 2], key[2]] if key else path
+            comment = comments.get(".".join(path)) if key else None
+            print(f"{line:<31} # {comment}" if comment else line)
+
+
+def trouble(error: OSError) -> str:
+    """What the system could not do, as `runs/mine/train.log: No space left on device`."""
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+
+
 def checked(config: DictConfig) -> Any:
     """The checked dataclasses of a composed configuration.
 
@@ -110,7 +144,7 @@ def checked(config: DictConfig) -> Any:
 def remove_empty(folder: Path) -> None:
     """Take back the run's folder, which Hydra makes before the checks, unless there is something in it."""
     with contextlib.suppress(OSError):  # not empty, or another rank was here first
-        while folder != Path.cwd():
+        while folder.is_relative_to(Path.cwd()) and folder != Path.cwd():
             folder.rmdir()
             folder = folder.parent
 
@@ -135,9 +169,9 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             inside = True
             try:
                 score = function(checked(config))
-            except UserError as error:
+            except (UserError, OSError) as error:
                 score = None
-                fail(str(error))
+                fail(str(error) if isinstance(error, UserError) else trouble(error))
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
             inside = False
             return float("nan") if score is None else score
@@ -148,7 +182,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
             try:
                 check_command_line(sys.argv[1:], keys(schema), groups(command))
-                hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
+                with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
+                    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
+            except KeyboardInterrupt:
+                fail("interrupted")
+                sys.exit(130)
             except Exception as error:
                 if inside:
                     raise

@@ -39,12 +39,10 @@ class DataConfig:
     path: str | None = None  # a folder with {train,valid,test}.*; for the hub the name of a dataset, or such a folder
     subset: str | None = None  # the hub's configuration, for example "de-en"
     source: str = "de"  # file ending, column name or number, or nested column such as translation.de
-    target: str = "en"
+    target: str = "en"  # likewise
     split: str = "test"  # the split that evaluate reads
     limit: int | None = None  # use only the first pairs of the training split
-    invalid: str = (
-        "refuse"  # lines that cannot be read (not UTF-8, too few columns, not JSON): refuse | drop (and count)
-    )
+    invalid: str = "refuse"  # lines that are not UTF-8, lack columns, or are no JSON: refuse | drop (and count)
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
     cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
@@ -110,7 +108,7 @@ class ModelConfig:
 
     style: str = "bahdanau"  # where attention sits: bahdanau (before the cell) | luong (after it)
     cell: str = "lstm"  # lstm | gru
-    embed: int = 256
+    embed: int = 256  # size of an embedding
     hidden: int = 512  # of the decoder
     encoder_hidden: int | None = None  # of the encoder, each direction; null: hidden, half of it if bidirectional
     bidirectional: bool = True
@@ -164,13 +162,13 @@ class ModelConfig:
 @dataclass(slots=True)
 class OptimConfig:
     name: str = "adam"  # adam | adamw | sgd
-    lr: float = 0.001
+    lr: float = 0.001  # the highest learning rate
     schedule: str = "constant"  # constant | inverse_sqrt | cosine | plateau
     warmup: int = 0  # steps of linear growth
     decay: float = 0.5  # plateau: factor at each validation that brings nothing better
-    label_smoothing: float = 0.1
+    label_smoothing: float = 0.1  # share of the target probability spread over the vocabulary
     clip: float | None = 1.0  # largest norm of the gradient; null: none
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of Adam as a part of the gradient, of AdamW apart from it
 
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, OPTIMISERS)
@@ -186,8 +184,8 @@ class OptimConfig:
 
 @dataclass(slots=True)
 class TrainConfig:
-    max_steps: int | None = None  # whichever of the two comes first
-    max_epochs: int | None = 20
+    max_steps: int | None = None  # updates; null: no limit
+    max_epochs: int | None = 20  # whichever of the two comes first ends training
     batch_tokens: int = 1500  # per update: the sum of max(source, target) pieces, without padding
     batch_sentences: int | None = None  # a number of sentences instead
     accumulate: int = 1  # micro-batches that an update's batch is divided into
@@ -212,7 +210,7 @@ class TrainConfig:
 @dataclass(slots=True)
 class SearchConfig:
     beam: int = 5  # 1: greedy
-    n_best: int = 1
+    n_best: int = 1  # translations of each line
     length_penalty: float = 1.0  # alpha: log-probability / ((5 + length) / 6)^alpha, Wu et al. 2016; 0: none
     max_length: int = 200  # target pieces; never more than 2 x source pieces + 20, `</s>` counted
     max_source: int = 1000  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
@@ -238,8 +236,8 @@ def check_hardware(device: str, precision: str) -> None:
 class TrainRun:
     """`python -m nmt.train`"""
 
-    name: str = "run"
-    seed: int = 1
+    name: str = "run"  # the run's folder is runs/<name>
+    seed: int = 1  # of initial weights, dropout and the order of the data
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
     resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
@@ -268,13 +266,13 @@ class TrainRun:
 class DataOverride:
     """`data.*` of the commands that read a run: null means the run's own value; for `limit`, none."""
 
-    format: str | None = None
+    format: str | None = None  # null: the run's own, here and below
     path: str | None = None
     subset: str | None = None
     source: str | None = None
     target: str | None = None
     split: str | None = None
-    limit: int | None = None
+    limit: int | None = None  # of the training split; null: none
     invalid: str | None = None
     seed: int | None = None
     cache: str | None = None
@@ -291,8 +289,8 @@ class EvaluateRun:
     """`python -m nmt.evaluate`"""
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
-    device: str = "auto"
-    precision: str = "auto"
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -308,15 +306,15 @@ class EvaluateRun:
 class TranslateRun:
     """`python -m nmt.translate`"""
 
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     input: str | None = None  # a file; null: standard input
     output: str | None = None  # a file; null: standard output
     target: str | None = None  # mode=score: the translations to score
     mode: str = "translate"  # translate | score
     format: str = "text"  # text | jsonl
     alignments: str | None = None  # a file for word links, a line each, as Pharaoh i-j
-    device: str = "auto"
-    precision: str = "auto"
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

@@ -1,10 +1,12 @@
-"""Where a command runs: device, precision, logging."""
+"""Where a command runs: device, precision, logging, signals."""
 
 import contextlib
 import ctypes
 import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +20,16 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
 
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def check_alone() -> None:
+    """Refuse a launch by torchrun with several processes, which would all write the same run.
+
+    Raises:
+        UserError: there are several.
+    """
+    if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise UserError(f"training uses one process as yet, and torchrun started {world}; write --nproc-per-node=1")
 
 
 def choose_device(name: str) -> torch.device:
@@ -93,9 +105,33 @@ def log_to_stderr() -> None:
     log.addHandler(handler)
 
 
-def log_to_file(path: Path) -> logging.Handler:
+@contextlib.contextmanager
+def log_to_file(path: Path) -> Iterator[logging.Handler]:
     """Append all reports to a file too, with the time."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
-    return handler
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ signals
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[list[int]]:
+    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once."""
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        log.warning(f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,11 +7,12 @@ python -m nmt.evaluate --help
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nmt.alignment import Record, word_weights
-from nmt.checkpoint import load_model, write_atomically
+from nmt.checkpoint import find_checkpoint, load_model, write_atomically
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import words
@@ -19,7 +20,7 @@ from nmt.distributed import choose_device, choose_precision, log, log_to_stderr,
 from nmt.errors import UserError
 from nmt.metrics import looks_tokenised, scores
 from nmt.plot import heat_map
-from nmt.training import evaluate_loss
+from nmt.training import evaluate_loss, finite
 from nmt.translator import Translation, Translator
 
 EXAMPLES = 4  # translations shown at the end
@@ -72,19 +73,24 @@ def evaluate(command: EvaluateRun) -> float | None:
     if data.format != "toy" and looks_tokenised(references):
         log.warning("the references look tokenised (spaces before punctuation); BLEU compares with raw text elsewhere")
 
+    results = folder / "eval" / data.split
+    results.mkdir(parents=True, exist_ok=True)  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     translator = Translator(model, tokenizer, command.search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
     measures |= scores([translation.text for translation in found], references)
-    measures |= {"sentences": len(sources), "precision": precision, "beam": command.search.beam}
-
-    results = folder / "eval" / data.split
-    results.mkdir(parents=True, exist_ok=True)
+    measures |= {
+        "sentences": len(sources),
+        "checkpoint": find_checkpoint(command.checkpoint)[1].name,
+        "precision": precision,
+        "data": asdict(data),
+        "search": asdict(command.search),
+    }
     write_atomically(results / "translations.txt", "".join(translation.text + "\n" for translation in found))
     write_atomically(results / "alignments.jsonl", "".join(artefact(t).to_json() + "\n" for t in found))
-    write_atomically(results / "metrics.json", json.dumps(measures, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(results / "metrics.json", json.dumps(finite(measures), indent=1, ensure_ascii=False) + "\n")
     try:
         pictures = draw(results, found, command.pictures)
     except UserError as error:  # matplotlib is an extra; everything else is written

@@ -33,7 +33,8 @@ from nmt.config import SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import log, release_memory
+from nmt.distributed import deferred_signals, log, release_memory
+from nmt.errors import UserError
 from nmt.metrics import bleu
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
@@ -46,10 +47,12 @@ HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 class Progress:
     """How far training has come: all that a checkpoint stores beside tensors."""
 
+    corpus: str  # key of the training text as tokenised
     step: int = 0  # updates made
     epoch: int = 0  # the present one, from 0
     position: int = 0  # batches of the present epoch done
     best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
+    judged: int = -1  # step of the last validation
     waiting: int = 0  # validations since the last better one
     decays: int = 0  # plateaus of the learning rate
     seconds: float = 0.0  # spent in training steps
@@ -86,15 +89,26 @@ def seed_of(*numbers: int) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- loop
 def fit(state: TrainState) -> float:
-    """Train to the end that the settings give. Returns the best validation score."""
+    """Train to the end that the settings give. Returns the best validation score.
+
+    SIGINT and SIGTERM end it after a step, saved but not judged: resumed, it is as if nothing had happened.
+
+    Raises:
+        SystemExit: 128 + the signal's number.
+        UserError: the loss is no number any more.
+    """
     run, progress = state.run, state.progress
     batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
     last_step = horizon(run.train, len(batches))
     log.info(f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
     if finished(state, last_step):
-        log.info(f"{state.folder} is finished already; a larger train.max_epochs or train.max_steps goes on")
+        more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
+        log.info(f"{state.folder} is finished already; a larger {more} goes on")
     window = Window(state)
-    with tqdm(total=last_step, initial=progress.step, unit=" steps", disable=None) as bar:
+    with (
+        deferred_signals() as signals,
+        tqdm(total=last_step, initial=progress.step, unit=" steps", disable=None) as bar,
+    ):
         while not finished(state, last_step):
             if progress.position == len(batches):
                 progress.epoch, progress.position = progress.epoch + 1, 0
@@ -115,7 +129,11 @@ def fit(state: TrainState) -> float:
                 began = time.perf_counter()
                 save(state)
                 window.started += time.perf_counter() - began
-    if not progress.best:
+            if signals:
+                save(state)
+                log.info(f"stopped at step {progress.step}; the same command with resume=auto goes on")
+                raise SystemExit(128 + signals[0])
+    if progress.judged != progress.step:
         judge(state, validate(state))
     best = progress.best[0]
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best[0]:.4g} at step {best[1]}")
@@ -203,6 +221,7 @@ def judge(state: TrainState, scores: dict[str, float]) -> None:
     sign = 1 if HIGHER_IS_BETTER[config.monitor] else -1
     score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
     better = not progress.best or sign * score > sign * progress.best[0][0]
+    progress.judged = progress.step
     progress.waiting = 0 if better else progress.waiting + 1
     progress.decays += not better and state.run.optim.schedule == "plateau"
     ranked = sorted([*progress.best, (score, progress.step)], key=lambda entry: (-sign * entry[0], entry[1]))
@@ -244,6 +263,11 @@ class Window:
         Returns a short form of it."""
         state, progress = self.state, self.state.progress
         nats = torch.stack([sums.nats for sums in self.sums]).sum().item() / self.target
+        if not math.isfinite(nats):
+            raise UserError(
+                f"the loss is {nats} at step {progress.step}: training went astray; try a smaller optim.lr, a longer "
+                "optim.warmup or optim.clip=1; the last checkpoint is from before"
+            )
         correct = torch.stack([sums.correct for sums in self.sums]).sum().item() / self.target
         seconds = time.perf_counter() - self.started
         progress.seconds += seconds
@@ -267,26 +291,39 @@ class Window:
         return short
 
 
+def finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for each number that JSON does not have: infinities and NaN."""
+    return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
+
+
 def record(state: TrainState, event: dict[str, Any]) -> None:
-    """Append one event to metrics.jsonl; numbers that are not finite become null."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+    """Append one event to metrics.jsonl."""
     with open(state.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(finite) + "\n")
+        file.write(json.dumps(finite(event)) + "\n")
     if state.board is not None:
-        for key, value in finite.items():
+        for key, value in finite(event).items():
             if isinstance(value, float):
                 state.board.add_scalar(f"{event['event']}/{key}", value, event["step"])
 
 
 # ------------------------------------------------------------------------------------------------------------ resume
 def resume(state: TrainState) -> None:
-    """Go back to the last checkpoint: weights, optimiser, place in the data; metrics.jsonl is cut back to its step."""
+    """Go back to the last checkpoint: weights, optimiser, place in the data; metrics.jsonl is cut back to its step.
+
+    Raises:
+        UserError: the checkpoint is damaged, or the training text is another one.
+    """
     folder = last_checkpoint(state.folder)
     assert folder is not None
     verify(folder)
     load_weights(state.model, folder)
     restore(state.optimiser, load_tensors(folder / OPTIMISER))
     state.progress = Progress(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    if state.progress.corpus != state.train.key:
+        raise UserError(
+            f"the training text of data.path={state.run.data.path} is not what {state.folder} was trained on; give the "
+            "same text, or start anew with name=ANOTHER init_from=" + str(state.folder)
+        )
     state.progress.best = [(score, step) for score, step in state.progress.best]
     step = state.progress.step
     path = state.folder / "metrics.jsonl"

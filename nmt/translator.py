@@ -157,7 +157,7 @@ class Translator:
             source_pieces=self.tokenizer.source.pieces([*source, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
-            weights_TS=None if weights is None else weights[:, : len(source) + 1].double().numpy(),
+            weights_TS=None if weights is None else weights[:, : len(source) + 1].numpy(),
         )
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +23,17 @@ NASTY = [
 ]  # fmt: skip
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
 def nmt(
     command: str, *arguments: object, folder: Path, text: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `python -m nmt.<command> arguments` in `folder`."""
     return subprocess.run(
         [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
-        cwd=folder, input=text, capture_output=True, timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")},
+        cwd=folder, input=text, capture_output=True, timeout=300, env=environment(folder),
     )  # fmt: skip
 
 
@@ -222,3 +226,49 @@ def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
     content[-5] ^= 1
     model.write_bytes(content)
     assert "model.safetensors is missing or damaged" in refused("evaluate", f"checkpoint={damaged}", folder=home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
+    number: signal.Signals, home: Path, corpus: Path, tmp_path: Path
+) -> None:
+    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "nmt.train", *command], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        while b"step 5/" not in process.stderr.readline():
+            pass
+        process.send_signal(number)
+        said = process.stderr.read().decode()
+    assert process.returncode == 128 + number and "resume=auto goes on" in said and "Traceback" not in said
+    assert not [event for event in events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
+    works("train", *command, "resume=auto", folder=tmp_path)
+    assert weights(tmp_path / "runs" / "mine") == weights(home / "runs" / "mine")
+    assert events(tmp_path / "runs" / "mine")[-1] == events(home / "runs" / "mine")[-1]
+
+
+def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> None:
+    common = ("data=text", f"data.path={corpus}", *TINY[:3], "train.max_steps=1", "resume=auto")
+    works("train", "-m", "name=sweep", *common, "model.cell=lstm,gru", folder=tmp_path)
+    runs = sorted(path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
+    assert [re.findall(r"model.cell=(\w+)", str(run)) for run in runs] == [["gru"], ["lstm"]]
+    assert not any("resume" in str(run) or "data.path" in str(run) for run in runs)
+    failed = nmt("train", "-m", *common, "name=half", "model.hidden=32,33", folder=tmp_path)
+    assert failed.returncode == 1 and b"model.hidden=33 must be even" in failed.stderr
+    assert len(list((tmp_path / "runs" / "half").rglob("metrics.jsonl"))) == 1
+
+
+def test_help_says_what_every_key_means(tmp_path: Path) -> None:
+    page = works("train", "--help", folder=tmp_path)
+    assert re.search(r"^  cell: lstm +# lstm \| gru$", page, re.MULTILINE) and "experiment: multi30k_de_en" in page
+    assert "# a run (its best" in works("evaluate", "--help", folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_trouble_with_files_is_a_message(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    missing = ("checkpoint=" + str(home / "runs" / "mine"), f"output={tmp_path}/file/out.txt")
+    assert "Not a directory" in refused("translate", *missing, folder=home, text=b"x\n")
+    message = refused("train", "name=x", f"hydra.run.dir={tmp_path}/file/x", "train.max_steps=1", folder=tmp_path)
+    assert "file" in message

@@ -53,8 +53,9 @@ MAY_IMPORT = {
     "plot": {"alignment"},
     "optim": set(),
     "checkpoint": TOKENIZER | MODEL | {"distributed"},
+    "folder": {"checkpoint"},
     "training": ALL,
-    "train": ALL | {"training"},
+    "train": ALL | {"training", "folder"},
     "evaluate": ALL | {"training"},
     "translate": ALL | {"training"},
 }

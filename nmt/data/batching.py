@@ -82,6 +82,7 @@ class EncodedSide:
 class EncodedPairs:
     """The pairs that are trained on; an index counts these, a row counts all pairs of the corpus."""
 
+    key: str  # of all texts and the tokenizer
     pairs: Dataset
     tokenizer: Tokenizer
     source: EncodedSide
@@ -113,7 +114,8 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     Raises:
         UserError: when no pair is left.
     """
-    folder = cache_folder(run.data) / "ids" / content_key(pairs, tokenizer)
+    key = content_key(pairs, tokenizer)
+    folder = cache_folder(run.data) / "ids" / key
     if not folder.exists():
         encode_to(folder, pairs, tokenizer)
     offsets = {side: np.load(folder / f"{side}.offsets.npy") for side in SIDES}
@@ -129,7 +131,7 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
     ids = {side: np.asarray(np.memmap(folder / f"{side}.ids", np.int32, "r")) for side in SIDES}
     source, target = (EncodedSide(ids[side], offsets[side]) for side in SIDES)
-    return EncodedPairs(pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling)
+    return EncodedPairs(key, pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling)
 
 
 def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:

@@ -18,7 +18,7 @@ class Loss(NamedTuple):
 
     smoothed: Tensor  # what training minimises
     nats: Tensor  # negative log-likelihood, without smoothing
-    correct: Tensor  # tokens that the model ranks first
+    correct: Tensor  # tokens that no other token of the vocabulary beats (in bf16 some share the first rank)
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):

@@ -1,0 +1,89 @@
+"""A run's folder: whether a command may train in it, what must stay as it was, and who is at work there."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from nmt.checkpoint import last_checkpoint
+from nmt.config import TrainRun
+from nmt.errors import UserError
+
+FOLDERS = ("checkpoints", "eval", "tensorboard")  # that a run makes in its own
+KEPT = ("data", "tokenizer", "model", "seed", "precision")  # sections and keys that a resumed run cannot change
+COUNTED = ("train.batch_tokens", "train.batch_sentences", "train.monitor")  # they count a place in the data, and rank
+FREE = ("data.cache", "data.split", "data.path")  # the same text may have moved; its content is compared
+
+
+def check_folder(folder: Path, run: TrainRun) -> bool:
+    """Whether to resume. Refuses a folder that holds a checkpoint unless told what to do with it.
+
+    Raises:
+        UserError: what to write instead.
+    """
+    foreign = [name for name in (*FOLDERS, "model.safetensors") if (folder / name).exists()]
+    if foreign and not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} holds {', '.join(foreign)} but is no run of nmt; name=ANOTHER starts elsewhere")
+    trained = last_checkpoint(folder) is not None
+    if trained and run.resume == "false" and not run.overwrite:
+        raise UserError(
+            f"{folder} holds a trained model already: resume=true continues it, overwrite=true throws it away, "
+            "name=ANOTHER starts beside it"
+        )
+    if run.resume == "true" and not trained:
+        raise UserError(f"resume=true, but {folder} holds no checkpoint; resume=auto starts where there is none")
+    return trained and run.resume != "false"
+
+
+def lock(folder: Path) -> FileLock:
+    """Keep other processes from training in this folder; the system releases it when this one ends, however it ends.
+
+    Raises:
+        UserError: another one is at work.
+    """
+    held = FileLock(folder / ".lock", timeout=0)
+    try:
+        held.acquire()
+    except Timeout:
+        raise UserError(f"another process is training in {folder}; wait for it, or write name=ANOTHER") from None
+    return held
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier run left in a folder, and nothing else."""
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in [*folder.glob("tokenizer*.model"), folder / "metrics.jsonl", folder / "train.log"]:
+        path.unlink(missing_ok=True)
+
+
+def check_same(run: TrainRun, before: TrainRun) -> None:
+    """What a run was begun with cannot change while it is resumed: its data, tokenizer, model and seed.
+
+    Raises:
+        UserError: naming each key that differs.
+    """
+    changed = [
+        f"{key}={new} (was {old})"
+        for key, new, old in differences(run, before)
+        if (key.split(".")[0] in KEPT or key in COUNTED) and key not in FREE
+    ]
+    if changed:
+        raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(changed)}; "
+                        "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
+
+
+def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value, other value) wherever two sets of settings of one kind differ."""
+    new, old = (dict(flat(dataclasses.asdict(config))) for config in (one, other))
+    return [(key, new[key], old[key]) for key in new if new[key] != old[key]]
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """A nested dict as (dotted key, value) pairs."""
+    pairs = []
+    for key, value in tree.items():
+        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs

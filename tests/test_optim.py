@@ -1,0 +1,54 @@
+"""The learning rate as a function of the step, against its formulas."""
+
+import math
+
+import pytest
+import torch
+
+from nmt.config import OPTIMISERS as NAMES
+from nmt.config import SCHEDULES as SCHEDULE_NAMES
+from nmt.config import OptimConfig
+from nmt.optim import OPTIMISERS, SCHEDULES, build_optimiser, learning_rate
+
+
+def test_choices_are_those_of_the_configuration() -> None:
+    assert tuple(OPTIMISERS) == NAMES and tuple(SCHEDULES) == SCHEDULE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "decays", "expected"),
+    [
+        ("constant", 1, 0, 0.1),
+        ("constant", 10, 0, 1.0),
+        ("constant", 90, 3, 1.0),
+        ("inverse_sqrt", 5, 0, 0.5),
+        ("inverse_sqrt", 40, 0, 0.5),
+        ("cosine", 10, 0, 1.0),
+        ("cosine", 55, 0, 0.5),
+        ("cosine", 100, 0, 0.0),
+        ("cosine", 120, 0, 0.0),
+        ("plateau", 50, 2, 0.09),
+        ("plateau", 5, 1, 0.15),
+    ],
+)
+def test_learning_rates(schedule: str, step: int, decays: int, expected: float) -> None:
+    config = OptimConfig(lr=1.0, schedule=schedule, warmup=10, decay=0.3)
+    assert learning_rate(config, step, 100, decays) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
+    config = OptimConfig(lr=0.3, schedule=schedule, warmup=7)
+    rates = [learning_rate(config, step, 50, 0) for step in range(1, 51)]
+    assert rates[:7] == sorted(rates[:7]) and rates[6:] == sorted(rates[6:], reverse=True)
+    assert max(rates) == pytest.approx(0.3) and all(math.isfinite(rate) and rate >= 0 for rate in rates)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_an_update_goes_downhill(name: str) -> None:
+    x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1), [x])
+    before = x.square().sum()
+    before.backward()
+    optimiser.step()
+    assert x.square().sum() < before

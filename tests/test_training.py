@@ -1,0 +1,164 @@
+"""The loop and its checkpoints on a small corpus: when it stops, what it keeps, how it goes on."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmt.checkpoint import find_checkpoint, last_checkpoint, load_tensors, save_checkpoint, verify
+from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.data.batching import encode_corpus
+from nmt.data.corpus import column, load_pairs
+from nmt.data.tokenizer import train_tokenizer
+from nmt.data.toy import generate
+from nmt.errors import UserError
+from nmt.folder import check_folder, check_same, lock
+from nmt.model.seq2seq import build_model
+from nmt.optim import build_optimiser
+from nmt.training import Progress, TrainState, fit, resume
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for split, pairs in generate(1, {"train": 120, "valid": 12, "test": 2}).items():
+        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
+    return folder
+
+
+def state_of(
+    corpus: Path, folder: Path, optim: dict[str, object] | None = None, **train: object
+) -> TrainState:  # fmt: skip
+    """A run of a tiny model that begins, or goes on if there is a checkpoint in the folder."""
+    run = TrainRun(
+        data=DataConfig(format="text", path=str(corpus), cache=str(corpus / "cache")),
+        tokenizer=TokenizerConfig(vocab_size=400),
+        model=ModelConfig(embed=8, hidden=16, dropout=0.1, attention=AttentionConfig()),
+        optim=OptimConfig(**(optim or {})),
+        train=TrainConfig(**({"batch_tokens": 400, "log_every": 2} | train)),
+    )
+    folder.mkdir(exist_ok=True)
+    pairs = load_pairs(run.data, "train")
+    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, folder)
+    encoded = encode_corpus(pairs, tokenizer, run)
+    torch.manual_seed(1)
+    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    optimiser = build_optimiser(run.optim, model.parameters())
+    valid = load_pairs(run.data, "valid")
+    state = TrainState(run, folder, CPU, model, tokenizer, optimiser, encoded, valid, Progress(encoded.key))
+    if last_checkpoint(folder):
+        resume(state)
+    return state
+
+
+def events(folder: Path, kind: str) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def folders(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
+
+
+def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) -> None:
+    standing = {"name": "sgd", "lr": 1e-12}
+    state = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
+    fit(state)
+    assert [event["step"] for event in events(tmp_path, "validate")] == [3, 6, 9]
+    assert state.progress.best[0][1] == 3 and folders(tmp_path) == {"step_000003", "step_000009"}
+    again = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
+    fit(again)
+    assert again.progress.step == 9
+
+
+def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, {"lr": 0.01}, max_steps=16, validate_every=2, monitor="loss", keep=3)
+    best = fit(state)
+    losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
+    ranked = sorted(losses, key=lambda step: losses[step])[:3]
+    assert [step for _, step in state.progress.best] == ranked and best == losses[ranked[0]]
+    assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 16)}
+    assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
+
+
+def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> None:
+    standing = {"name": "sgd", "lr": 1e-9, "schedule": "plateau", "decay": 0.5}
+    fit(state_of(corpus, tmp_path, standing, max_steps=8, validate_every=2, monitor="loss"))
+    rates = [event["lr"] for event in events(tmp_path, "train")]
+    validations = events(tmp_path, "validate")
+    decays, best, expected = 0, math.inf, []
+    for event in validations:
+        expected.append(1e-9 * 0.5**decays)
+        decays, best = decays + (event["loss"] >= best), min(best, event["loss"])
+    assert rates == pytest.approx(expected) and rates[-1] < rates[0]
+
+
+def test_a_loss_that_is_no_number_ends_training(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, max_steps=8)
+    with torch.no_grad():
+        state.model.output.bias[5] = math.nan
+    with pytest.raises(UserError, match="loss is nan at step 2: .* smaller optim.lr"):
+        fit(state)
+
+
+def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, max_steps=2)
+    fit(state)
+    state.progress.corpus = "other"
+    save_checkpoint(tmp_path, state.model, state.optimiser, {"corpus": "other", "step": 2})
+    with pytest.raises(UserError, match="not what .* was trained on"):
+        state_of(corpus, tmp_path, max_steps=4)
+    longer = TrainRun(train=TrainConfig(batch_tokens=500))
+    with pytest.raises(UserError, match=r"train.batch_tokens=500 \(was 1500\)"):
+        check_same(longer, TrainRun())
+    check_same(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
+
+
+def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
+    with lock(tmp_path), pytest.raises(UserError, match="another process"):
+        lock(tmp_path)
+    lock(tmp_path).release()
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds checkpoints but is no run"):
+        check_folder(tmp_path, TrainRun(overwrite=True))
+
+
+def test_checkpoints_are_found_verified_and_replaced(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = state_of(corpus, tmp_path, max_steps=2)
+    (tmp_path / "config.yaml").write_text("name: x\n", encoding="utf-8")
+    left = tmp_path / "checkpoints" / ".step_000001.new"
+    left.mkdir(parents=True)
+    fit(state)
+    assert folders(tmp_path) == {"step_000002"}
+    for step in (999_999, 1_000_000, 1_000_000):
+        folder = save_checkpoint(tmp_path, state.model, state.optimiser, {"corpus": "", "step": step})
+        verify(folder)
+    (tmp_path / "checkpoints" / "last").unlink()
+    (tmp_path / "checkpoints" / "step_3000000").mkdir()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
+    assert load_tensors(folder / "model.safetensors").keys() == state.model.state_dict().keys()
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
+    (folder / "state.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="state.json is missing or damaged"):
+        verify(folder)
+
+
+def test_events_reach_tensorboard(corpus: Path, tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    state = state_of(corpus, tmp_path, max_steps=4)
+    state.board = tensorboard.SummaryWriter(str(tmp_path / "tensorboard"))
+    fit(state)
+    state.board.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [2, 4]
+    assert found.Scalars("validate/loss")[0].value == pytest.approx(events(tmp_path, "validate")[0]["loss"])
