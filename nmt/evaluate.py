@@ -20,6 +20,7 @@ from nmt.distributed import choose_device, choose_precision, log, log_to_stderr,
 from nmt.errors import UserError
 from nmt.metrics import looks_tokenised, scores
 from nmt.plot import heat_map
+from nmt.report import page
 from nmt.training import evaluate_loss, finite
 from nmt.translator import Translation, Translator
 
@@ -91,12 +92,15 @@ def evaluate(command: EvaluateRun) -> float | None:
     write_atomically(results / "translations.txt", "".join(translation.text + "\n" for translation in found))
     write_atomically(results / "alignments.jsonl", "".join(artefact(t).to_json() + "\n" for t in found))
     write_atomically(results / "metrics.json", json.dumps(finite(measures), indent=1, ensure_ascii=False) + "\n")
+    title = f"{folder.name}, {data.split}"
+    write_atomically(results / "report.html", page(title, measures, sources, references, found))
     try:
         pictures = draw(results, found, command.pictures)
     except UserError as error:  # matplotlib is an extra; everything else is written
         log.warning(f"no pictures: {error}")
         pictures = []
     report(sources, references, found, measures, pictures, folder)
+    print(f"{'page':<22}{results / 'report.html'}")
     return measures["bleu"]
 
 

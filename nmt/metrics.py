@@ -6,13 +6,16 @@ one that is undefined.
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
 TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
+LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
@@ -47,3 +50,29 @@ def looks_tokenised(lines: Iterable[str]) -> bool:
     """
     found = [TOKENISED.search(line) is not None for line in lines]
     return sum(found) > len(found) / 5
+
+
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """chrF of each sentence by itself, 0-100: for ranking sentences; their mean is not chrF of the corpus."""
+    metric = CHRF()
+    return [metric.sentence_score(h, [r]).score for h, r in zip(hypotheses, references, strict=True)]
+
+
+def bleu_by_length(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
+) -> list[tuple[str, int, float | None]]:
+    """BLEU of sentences of like source length, as in figure 2 of Bahdanau et al. 2014.
+
+    Returns:
+        For each range of `LENGTHS` that has sentences, the shortest first: its name, as in "6-10" words, the number of
+        its sentences, and their BLEU.
+    """
+    names = [f"up to {LENGTHS[0]}", *(f"{low + 1}-{high}" for low, high in pairwise(LENGTHS)), f"over {LENGTHS[-1]}"]
+    rows_of: dict[str, list[int]] = {name: [] for name in names}
+    for row, source in enumerate(sources):
+        rows_of[names[bisect_left(LENGTHS, len(source.split()))]].append(row)
+    return [
+        (name, len(rows), bleu([hypotheses[row] for row in rows], [references[row] for row in rows]))
+        for name, rows in rows_of.items()
+        if rows
+    ]

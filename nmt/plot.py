@@ -19,10 +19,12 @@ CELL = 0.3  # inches; text of FONT points stands well in it
 FONT = 10
 LARGEST = 24  # inches of a side; beyond, cells and text shrink
 LONGEST = 24  # characters of a word that are shown
-SCRIPTS = ("Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Hebrew",
-           "Noto Sans Devanagari", "Noto Sans Thai", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Emoji",
-           "Arial Unicode MS", "Segoe UI", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Hiragino Sans",
-           "Nirmala UI", "FreeSans", "Unifont")  # fmt: skip
+NOTO = ("CJK SC", "CJK JP", "CJK KR", "Arabic", "Hebrew", "Devanagari", "Bengali", "Gujarati", "Gurmukhi", "Kannada",
+        "Malayalam", "Tamil", "Telugu", "Sinhala", "Thai", "Lao", "Khmer", "Myanmar", "Ethiopic")  # fmt: skip
+SCRIPTS = ("Noto Sans", *(f"Noto Sans {script}" for script in NOTO), "WenQuanYi Zen Hei", "Droid Sans Fallback",
+           "Noto Emoji", "Symbola", "Arial Unicode MS", "Segoe UI", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic",
+           "Hiragino Sans", "Nirmala UI", "FreeSans", "Unifont")  # fmt: skip
+JOINERS = "\u200c\u200d"  # not printable, but they shape their neighbours: Persian, Hindi, emoji
 INK = "0.15"
 
 
@@ -98,5 +100,5 @@ def installed_fonts() -> list[str]:
 
 def shown(word: str) -> str:
     """A word as a label: short, and without what would break the line."""
-    visible = "".join(character if character.isprintable() else "·" for character in word)
+    visible = "".join(c if c.isprintable() or c in JOINERS else "·" for c in word)
     return visible if len(visible) <= LONGEST else visible[: LONGEST - 1] + "…"

@@ -108,6 +108,8 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
         assert all(len(row) == len(record["source_pieces"]) for row in record["weights"])
         assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in record["weights"])
         assert record["source_pieces"][-1] == "</s>"
+    page = results / "report.html"
+    assert str(page.relative_to(home)) in shown and f"{measures['bleu']:.2f}" in page.read_text(encoding="utf-8")
     [picture] = results.glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in shown
 

@@ -1,8 +1,10 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nmt.metrics import bleu, looks_tokenised, scores
+from nmt.metrics import bleu, bleu_by_length, looks_tokenised, scores, sentence_chrf
 
 CAT = "the cat sat on the mat"
 
@@ -51,6 +53,23 @@ def test_bleu_sums_over_the_corpus_before_it_divides():
     other = "a dog ran off"
     precisions = (6 + 2) / 10 * (5 + 1) / 8 * 4 / 6 * 3 / 4
     assert bleu([CAT, "a dog walked home"], [CAT, other]) == pytest.approx(100 * precisions**0.25)
+
+
+@given(st.lists(st.integers(0, 70), max_size=30))
+def test_ranges_of_lengths_hold_every_sentence_once(lengths):
+    sources = ["a " * length for length in lengths]
+    references = [f"{length} b c d e" for length in lengths]
+    found = bleu_by_length(sources, references, references)
+    assert sum(sentences for _, sentences, _ in found) == len(lengths)
+    for name, sentences, score in found:
+        low, high = {"up to 5": (0, 5), "over 50": (51, 70)}.get(name) or map(int, name.split("-"))
+        assert sentences == sum(low <= length <= high for length in lengths) > 0 and score == pytest.approx(100)
+
+
+def test_sentence_chrf_is_chrf_of_each_alone():
+    texts, references = ["a cat", "", "the dog ran"], ["the cat", "x", "a dog runs"]
+    expected = [scores([text], [reference])["chrf"] for text, reference in zip(texts, references, strict=True)]
+    assert sentence_chrf(texts, references) == pytest.approx(expected)
 
 
 def test_signatures_say_how_it_was_computed():

@@ -25,7 +25,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.corpus", "data.batching"}
 MODEL = {"model.attention", "model.encoder", "model.decoder", "model.loss", "model.recurrence", "model.seq2seq"}
-ALL = DATA | MODEL | {"alignment", "checkpoint", "distributed", "metrics", "optim", "plot", "search", "translator"}
+ALL = DATA | MODEL
+ALL |= {"alignment", "checkpoint", "distributed", "metrics", "optim", "plot", "report", "search", "translator"}
 MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "model.seq2seq": MODEL - {"model.seq2seq"},
     "search": MODEL,
     "translator": DATA | MODEL | {"search", "distributed"},
+    "report": TOKENIZER | {"alignment", "metrics", "translator"},
     "alignment": set(),
     "metrics": {"alignment"},
     "plot": {"alignment"},
