@@ -45,7 +45,7 @@ def page(
     chrf = sentence_chrf(texts, references)
     worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:PAIRS]
     pairs = [pair(row + 1, references[row], translations[row], chrf[row]) for row in worst]
-    rest = {name.replace("_", " "): measures[name] for name in measures if name not in (*SCORES, "signatures")}
+    rest = {name.replace("_", " "): x for name, x in measures.items() if name not in SCORES and not isinstance(x, dict)}
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {
         "POLICY": policy(template),
