@@ -17,6 +17,7 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
+from nmt.alignment import extract_links
 from nmt.checkpoint import (
     OPTIMISER,
     STATE,
@@ -29,12 +30,13 @@ from nmt.checkpoint import (
     verify,
     write_atomically,
 )
-from nmt.config import SearchConfig, TrainConfig, TrainRun
+from nmt.config import EOS, PAD, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
 from nmt.data.corpus import column
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import log, release_memory
-from nmt.metrics import bleu
+from nmt.links import gold_of
+from nmt.metrics import LinkCounts, bleu
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
 from nmt.translator import Translator, batches_by_length
@@ -150,7 +152,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
         batch = batch.to(state.device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        loss, _ = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
         (loss.smoothed / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
@@ -164,40 +166,65 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
 
 # -------------------------------------------------------------------------------------------------------- validation
 @torch.inference_mode()
-def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, float]:
+def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, Any]:
     """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
-    over every pair, none left out."""
+    over every pair, none left out. Of the attention weights met there the mean entropy in nats per target token, None
+    without attention, and the alignment error rate of their links, None without gold."""
     model.eval()
     sources = tokenizer.source.encode(list(column(pairs, "source")))
     targets = tokenizer.target.encode(list(column(pairs, "target")))
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
+    gold, counts = gold_of(pairs), LinkCounts()
+    entropy: list[float] = []
     nats = correct = tokens = 0.0
     for rows in batches_by_length(lengths, 1, SearchConfig(batch_tokens=4000)):
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
         tokens += int(batch.target_length_B.sum())
+        if weights is None:
+            continue
+        weights_BTS = weights.dense(batch.source_BS.shape[1])
+        entropy.append(entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item())
+        if gold is None:
+            continue
+        for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
+            source = words(tokenizer.source.pieces([*sources[row], EOS]))[1]
+            target = words(tokenizer.target.pieces([*targets[row], EOS]))[1]
+            counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
     mean = nats / tokens
-    return {"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": correct / tokens}
+    return {
+        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": correct / tokens},
+        **{"aer": counts.scores()["aer"], "entropy": sum(entropy) / tokens if entropy else None},
+    }
 
 
-def validate(state: TrainState) -> dict[str, float]:
-    """Loss, perplexity, token accuracy, and greedy BLEU against the raw references."""
+def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:
+    """entropy_BT, in nats, of the weights of each target position as shares of their sum; 0 where all are 0."""
+    tiny = torch.finfo(weights_BTS.dtype).tiny
+    return torch.special.entr(weights_BTS / weights_BTS.sum(2, keepdim=True).clamp(min=tiny)).sum(2)
+
+
+def validate(state: TrainState) -> dict[str, Any]:
+    """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
     translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
     progress = state.progress
+    attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
         f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {scores['ppl']:.2f}, "
-        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f} ({time.perf_counter() - started:.0f} s)"
+        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
+        + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
+        + f" ({time.perf_counter() - started:.0f} s)"
     )
     record(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
     return scores
 
 
-def judge(state: TrainState, scores: dict[str, float]) -> None:
+def judge(state: TrainState, scores: dict[str, Any]) -> None:
     """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
     config, progress = state.run.train, state.progress
     sign = 1 if HIGHER_IS_BETTER[config.monitor] else -1
