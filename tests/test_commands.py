@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import TINY, nmt, refused, works
 
@@ -31,6 +32,7 @@ def test_a_run_is_one_folder(home: Path) -> None:
     assert [event["epoch"] for event in validations] == [0, 1]
     assert validations[1]["loss"] < validations[0]["loss"]
     assert {"loss", "ppl", "accuracy", "bleu"} <= validations[0].keys()
+    assert all(event["aer"] is None and event["entropy"] > 0 for event in validations)  # there are no gold links
     step = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
     assert {path.name for path in step.iterdir()} == {
         "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
@@ -42,6 +44,7 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
     results = home / "runs" / "mine" / "eval" / "test"
     measures = json.loads((results / "metrics.json").read_text())
     assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()
+    assert measures["aer"] is None and f"{measures['entropy']:.4f}" in shown
     assert "tok:13a" in measures["signatures"]["bleu"] and f"{measures['bleu']:.2f}" in shown
     translations = (results / "translations.txt").read_text(encoding="utf-8").split("\n")[:-1]
     records = [json.loads(line) for line in (results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -75,6 +78,10 @@ def test_formats_and_alignments(home: Path) -> None:
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
+    works("translate", *three, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
+    with np.load(home / "all.npz", allow_pickle=False) as arrays:
+        assert arrays["12/weights"].shape == (len(arrays["12/target_pieces"]), len(arrays["12/source_pieces"]))
+        assert "14/score" in arrays and "15/score" not in arrays and np.isneginf(arrays["4/score"])  # of an empty line
     rows = [
         json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
     ]
