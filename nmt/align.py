@@ -44,8 +44,8 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
         pairs = load_pairs(data, data.split)
         sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
         gold = gold_of(pairs) if command.links.unit == "words" else None
-    split = [line.split() for line in sources], [line.split() for line in targets]
-    return *split, gold if command.gold is None else read_gold(command.gold, command.gold_base, *split)
+    words = [line.split() for line in sources], [line.split() for line in targets]
+    return *words, gold if command.gold is None else read_gold(command.gold, command.gold_base, *words)
 
 
 def read_gold(path: str, base: int, sources: Sentences, targets: Sentences) -> list[Gold]:
@@ -76,7 +76,11 @@ def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator
 
 
 def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
-    """Raises: UserError, unless the second model goes back where the first came from."""
+    """See that the second model goes back to where the first came from.
+
+    Raises:
+        UserError: it does not.
+    """
     there, back = (tuple(map(last, (run.data.source, run.data.target))) for run in (forward, backward))
     if back != there[::-1]:
         raise UserError(

@@ -148,7 +148,7 @@ def json_lines(file: BinaryIO) -> Iterator[Write]:
 def arrays(file: BinaryIO) -> Iterator[Write]:
     """The records as NumPy arrays, `NUMBER/FIELD` for each field of the pair NUMBER, from 0: what `numpy.load` reads
     without pickle. A model without attention has no `weights`."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         number = 0
 
         def write(record: Record, links: list[Link]) -> None:
@@ -159,7 +159,8 @@ def arrays(file: BinaryIO) -> Iterator[Write]:
                     buffer = io.BytesIO()
                     array = np.array(value, dtype=str if name.endswith(("words", "pieces")) else None)
                     np.lib.format.write_array(buffer, array, allow_pickle=False)
-                    archive.writestr(f"{number}/{name}.npy", buffer.getvalue())
+                    entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # without a time: the same pairs, the same bytes
+                    archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)
             number += 1
 
         yield write

@@ -37,13 +37,13 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
         {
             "text": option.text,
             "score": option.score,
-            "source_words": option.record.source_words,
-            "target_words": option.record.target_words,
+            "source_words": record.source_words,
+            "target_words": record.target_words,
             "source_pieces": option.source_pieces,
             "target_pieces": option.target_pieces,
-            "links": option.record.links(command.links),
+            "links": record.links(command.links),
         }
-        for option in options
+        for option, record in ((option, option.record) for option in options)
     ]
     return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
 
