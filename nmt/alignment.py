@@ -1,17 +1,26 @@
-"""From attention weights to word alignments.
+"""From attention weights to word alignments, and the files that hold them.
 
 Rows are target pieces or words (T), columns source pieces or words (S). Which word a piece belongs to is given as a
 list of word indices from 0, with -1 for pieces of no word: `</s>` and superfluous spaces.
 """
 
+import io
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from nmt.config import LinksConfig
+from nmt.links import Gold, Link, pharaoh
+
 NULL = np.array(None)  # where a number cannot be written
+END = "</s>"
 
 
 def pool(
@@ -37,37 +46,129 @@ def word_weights(
     return pool(weights_TS, source_word_of_piece, target_word_of_piece)[:-1, :-1]
 
 
-def links(
-    weights_TS: np.ndarray, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Links (source word, target word), in the order of the target: a target word with the source word of most weight.
+def extract_links(
+    weights_TS: np.ndarray,
+    source_word_of_piece: Sequence[int],
+    target_word_of_piece: Sequence[int],
+    threshold: float | None = None,
+) -> list[Link]:
+    """Links (source word, target word), in the order of the target.
 
-    A target word has no link where pieces of no word (`</s>`) weigh more, or where nothing has weight.
+    Without a threshold each target word is linked with the source word of most weight, or with none where pieces of no
+    word (`</s>`) weigh more, or where nothing has weight. With one, it is linked with all source words of at least
+    this weight.
     """
-    pooled_TS = pool(weights_TS, source_word_of_piece, target_word_of_piece)
-    best_T = pooled_TS[:-1].argmax(axis=1)  # the first of equals: a word comes before no word
+    pooled_TS = pool(weights_TS, source_word_of_piece, target_word_of_piece)[:-1]
+    if threshold is not None:
+        return [(int(s), int(t)) for t, s in np.argwhere(pooled_TS[:, :-1] >= threshold)]
+    best_T = pooled_TS.argmax(axis=1)  # the first of equals: a word comes before no word
     no_word = pooled_TS.shape[1] - 1
     return [(int(s), t) for t, s in enumerate(best_T) if s != no_word and pooled_TS[t, s] > 0]
 
 
-def pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """Links as `source-target` from 0, in the order of the source, as in `0-0 1-2 2-1`."""
-    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+def ideal_weights(gold: Gold, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]) -> np.ndarray:
+    """The attention weights_TS of one who knows the gold links.
+
+    Each target piece looks at the sure source words of its word, at all alike and at their pieces alike; where there
+    are none, at the possible ones; where there are none either, at the pieces of no word.
+    """
+    source, target = np.asarray(source_word_of_piece, dtype=int), np.asarray(target_word_of_piece, dtype=int)
+    weights_TS = np.zeros((len(target), len(source)))
+    for weights_S, word in zip(weights_TS, target, strict=True):
+        sure, possible = ([s for s, t in links if t == word] for links in (gold.sure, gold.possible))
+        pieces_of = [source == s for s in sure or possible or [-1]]
+        for pieces_S in pieces_of:
+            weights_S[pieces_S] += 1 / len(pieces_of) / max(1, pieces_S.sum())
+    return weights_TS
 
 
+# ---------------------------------------------------------------------------------------------------------- artefact
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A line of `alignments.jsonl`: a pair of sentences, and where the model looked at each target piece."""
+    """A pair of sentences, and where the model looked at each target piece. A line of `alignments.jsonl`."""
 
     source_pieces: list[str]  # with `</s>`
     target_pieces: list[str]  # with `</s>`, unless the translation was cut at its maximum length
     source_words: list[str]
     target_words: list[str]
+    source_word_of_piece: list[int]  # -1: of no word
+    target_word_of_piece: list[int]
     weights: np.ndarray | None  # target pieces x source pieces; None for a model without attention
     score: float  # summed log-probability, `</s>` included
+
+    def word_weights(self) -> np.ndarray | None:
+        """Target words x source words."""
+        if self.weights is None:
+            return None
+        weights = np.zeros((len(self.target_words), len(self.source_words)))
+        pooled = word_weights(self.weights, self.source_word_of_piece, self.target_word_of_piece)
+        weights[: pooled.shape[0], : pooled.shape[1]] = pooled  # the last words may have no pieces
+        return weights
+
+    def links(self, config: LinksConfig) -> list[Link]:
+        """Links between words, or between pieces other than `</s>`; none for a model without attention."""
+        if self.weights is None:
+            return []
+        if config.unit == "words":
+            owners = self.source_word_of_piece, self.target_word_of_piece
+        else:
+            owners = piece_index(self.source_pieces), piece_index(self.target_pieces)
+        return extract_links(self.weights, *owners, config.threshold)
 
     def to_json(self) -> str:
         """One line without its end; numbers are exact, those that are not finite become null."""
         weights = None if self.weights is None else np.where(np.isfinite(self.weights), self.weights, NULL).tolist()
         score = self.score if math.isfinite(self.score) else None
-        return json.dumps(asdict(self) | {"weights": weights, "score": score}, ensure_ascii=False, allow_nan=False)
+        fields = {name: getattr(self, name) for name in self.__slots__} | {"weights": weights, "score": score}
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+
+
+def piece_index(pieces: Sequence[str]) -> list[int]:
+    """Each piece as a word of its own, but for `</s>`."""
+    return [-1 if piece == END else i for i, piece in enumerate(pieces)]
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+Write = Callable[[Record, list[Link]], object]
+
+
+@contextmanager
+def pharaoh_lines(file: BinaryIO) -> Iterator[Write]:
+    """The links, a line for each pair."""
+    yield lambda record, links: file.write(f"{pharaoh(links)}\n".encode())
+
+
+@contextmanager
+def json_lines(file: BinaryIO) -> Iterator[Write]:
+    """The records, a line for each pair."""
+    yield lambda record, links: file.write(f"{record.to_json()}\n".encode())
+
+
+@contextmanager
+def arrays(file: BinaryIO) -> Iterator[Write]:
+    """The records as NumPy arrays, `NUMBER/FIELD` for each field of the pair NUMBER, from 0: what `numpy.load` reads
+    without pickle. A model without attention has no `weights`."""
+    with zipfile.ZipFile(file, "w") as archive:
+        number = 0
+
+        def write(record: Record, links: list[Link]) -> None:
+            nonlocal number
+            for name in Record.__slots__:
+                value = getattr(record, name)
+                if value is not None:
+                    buffer = io.BytesIO()
+                    array = np.array(value, dtype=str if name.endswith(("words", "pieces")) else None)
+                    np.lib.format.write_array(buffer, array, allow_pickle=False)
+                    entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # without a time: the same pairs, the same bytes
+                    archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)
+            number += 1
+
+        yield write
+
+
+WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".jsonl": json_lines, ".npz": arrays}
+
+
+def writer(path: str | None, file: BinaryIO) -> AbstractContextManager[Write]:
+    """How alignments are written to a file: by the ending of its name, Pharaoh lines unless that is in `WRITERS`."""
+    return WRITERS.get(Path(path or "").suffix, pharaoh_lines)(file)

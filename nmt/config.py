@@ -226,10 +226,29 @@ class SearchConfig:
             raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
 
 
+@dataclass(slots=True)
+class LinksConfig:
+    """How links are read off attention weights."""
+
+    unit: str = "words"  # words | pieces
+    threshold: float | None = None  # links of at least this weight; null: each target word's best, `</s>` meaning none
+
+    def __post_init__(self) -> None:
+        check_choice("links.unit", self.unit, ("words", "pieces"))
+        if self.threshold is not None and not 0 < self.threshold <= 1:
+            raise UserError(f"links.threshold={self.threshold} must be greater than 0 and at most 1")
+
+
 def check_hardware(device: str, precision: str) -> None:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
         raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
     check_choice("precision", precision, PRECISIONS)
+
+
+def check_model(checkpoint: str | None, device: str, precision: str) -> None:
+    check_hardware(device, precision)
+    if not checkpoint:
+        raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
 
 
 @dataclass(slots=True)
@@ -296,10 +315,8 @@ class EvaluateRun:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_hardware(self.device, self.precision)
+        check_model(self.checkpoint, self.device, self.precision)
         check_at_least(0, pictures=self.pictures)
-        if not self.checkpoint:
-            raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
 
 
 @dataclass(slots=True)
@@ -312,17 +329,16 @@ class TranslateRun:
     target: str | None = None  # mode=score: the translations to score
     mode: str = "translate"  # translate | score
     format: str = "text"  # text | jsonl
-    alignments: str | None = None  # a file for word links, a line each, as Pharaoh i-j
+    alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_hardware(self.device, self.precision)
+        check_model(self.checkpoint, self.device, self.precision)
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl"))
-        if not self.checkpoint:
-            raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
         if self.mode == "score" and not (self.input and self.target):
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
@@ -333,7 +349,47 @@ class TranslateRun:
             raise UserError(f"target={self.target} is for mode=score only")
 
 
-COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun}
+@dataclass(slots=True)
+class AlignRun:
+    """`python -m nmt.align`"""
+
+    checkpoint: str | None = None
+    reverse_checkpoint: str | None = None  # a model of the other direction, whose links are put together with these
+    symmetrise: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
+    source: str | None = None  # a file of sentences ...
+    target: str | None = None  # ... and one of their translations; null: the corpus of data.*
+    output: str | None = None  # a file: .jsonl or .npz for all weights, any other for links; null: standard output
+    gold: str | None = None  # a file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus, if any
+    gold_base: int = 0  # the number of a sentence's first word in it: 0 or 1
+    max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
+    batch_tokens: int = 8000  # pieces of the longer side in one batch
+    device: str = "auto"
+    precision: str = "auto"
+    links: LinksConfig = field(default_factory=LinksConfig)
+    data: DataOverride = field(default_factory=DataOverride)
+
+    def __post_init__(self) -> None:
+        check_model(self.checkpoint, self.device, self.precision)
+        check_at_least(2, max_length=self.max_length, batch_tokens=self.batch_tokens)
+        if bool(self.source) != bool(self.target):
+            raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")
+        if self.source and self.data != DataOverride():
+            raise UserError("source= and target= are aligned in place of a corpus; leave out data.*")
+        if self.output is not None and self.output in (self.source, self.target, self.gold):
+            raise UserError(f"output={self.output} would take the place of what is read; give another file")
+        if self.reverse_checkpoint and str(self.output).endswith((".jsonl", ".npz")):
+            raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
+        if self.gold_base not in (0, 1):
+            raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
+        if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
+            raise UserError("links.unit=pieces: gold= and reverse_checkpoint= are about words; write links.unit=words")
+        if self.symmetrise is not None:
+            check_choice("symmetrise", self.symmetrise, ("intersection", "union", "grow_diag_final_and"))
+            if not self.reverse_checkpoint:
+                raise UserError(f"symmetrise={self.symmetrise} needs two models: reverse_checkpoint=runs/OTHER")
+
+
+COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun, "align": AlignRun}
 
 
 def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:

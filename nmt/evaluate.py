@@ -11,32 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmt.alignment import Record, word_weights
 from nmt.checkpoint import find_checkpoint, load_model, write_atomically
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
-from nmt.data.tokenizer import words
 from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
 from nmt.errors import UserError
 from nmt.metrics import looks_tokenised, scores
 from nmt.plot import heat_map
 from nmt.report import page
-from nmt.training import evaluate_loss, finite
+from nmt.training import finite
 from nmt.translator import Translation, Translator
+from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
-
-
-def artefact(translation: Translation) -> Record:
-    """A translation's alignment: pieces, words, weights and score."""
-    return Record(
-        source_pieces=translation.source_pieces,
-        target_pieces=translation.target_pieces,
-        source_words=words(translation.source_pieces)[0],
-        target_words=words(translation.target_pieces)[0],
-        weights=translation.weights_TS,
-        score=translation.score,
-    )
 
 
 def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path]:
@@ -47,15 +34,12 @@ def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path
     for number, translation in enumerate(translations, 1):
         if len(paths) == limit:
             break
-        if translation.weights_TS is None or not translation.text:
+        record = translation.record
+        weights = record.word_weights()
+        if weights is None or not weights.size:
             continue
-        source_words, source_index = words(translation.source_pieces)
-        target_words, target_index = words(translation.target_pieces)
-        if not source_words or not target_words:
-            continue
-        weights = word_weights(translation.weights_TS, source_index, target_index)
         paths.append(folder / f"alignment_{number}.png")
-        heat_map(paths[-1], source_words, target_words, weights)
+        heat_map(paths[-1], record.source_words, record.target_words, weights)
     return paths
 
 
@@ -90,7 +74,7 @@ def evaluate(command: EvaluateRun) -> float | None:
         "search": asdict(command.search),
     }
     write_atomically(results / "translations.txt", "".join(translation.text + "\n" for translation in found))
-    write_atomically(results / "alignments.jsonl", "".join(artefact(t).to_json() + "\n" for t in found))
+    write_atomically(results / "alignments.jsonl", "".join(t.record.to_json() + "\n" for t in found))
     write_atomically(results / "metrics.json", json.dumps(finite(measures), indent=1, ensure_ascii=False) + "\n")
     title = f"{folder.name}, {data.split}"
     write_atomically(results / "report.html", page(title, measures, sources, references, found))
@@ -111,10 +95,10 @@ def report(
     """What a user wants to see first, on standard output."""
     for source, reference, translation in list(zip(sources, references, found, strict=True))[:EXAMPLES]:
         print(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
-    names = ("loss", "ppl", "accuracy", "bleu", "chrf", "ter", "sentences_per_second")
+    names = ("loss", "ppl", "accuracy", "aer", "entropy", "bleu", "chrf", "ter", "sentences_per_second")
     for name in names:
         value = measures[name]
-        print(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:3] else f"{value:.2f}"))
+        print(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"))
     for name, signature in measures["signatures"].items():
         print(f"{name:<22}{signature}")
     if pictures:

@@ -1,4 +1,5 @@
-"""How good translations are: BLEU, chrF and TER through sacreBLEU, so that numbers compare with published ones.
+"""How good translations are: BLEU, chrF and TER through sacreBLEU, so that numbers compare with published ones; and how
+good word links are: precision, recall and alignment error rate.
 
 Hypotheses and references are plain text, cased and not tokenised. Scores are 0-100 (TER may pass 100); None stands for
 one that is undefined.
@@ -8,11 +9,14 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
+
+from nmt.links import Gold, Link
 
 TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
 LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
@@ -76,3 +80,31 @@ def bleu_by_length(
         for name, rows in rows_of.items()
         if rows
     ]
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """What the alignment error rate is made of, added up over sentences: A are the links found, S the sure links of the
+    gold standard, P its possible ones with S among them."""
+
+    found: int = 0  # |A|
+    sure: int = 0  # |S|
+    found_sure: int = 0  # |A n S|
+    found_possible: int = 0  # |A n P|
+
+    def add(self, links: Iterable[Link], gold: Gold) -> None:
+        found = set(links)
+        self.found += len(found)
+        self.sure += len(gold.sure)
+        self.found_sure += len(found & gold.sure)
+        self.found_possible += len(found & gold.possible)
+
+    def scores(self) -> dict[str, float | None]:
+        """Och and Ney 2003, section 5: precision |A n P| / |A|, recall |A n S| / |S|, and
+        AER = 1 - (|A n S| + |A n P|) / (|A| + |S|), all 0-1; None where it would be 0 / 0."""
+        both = self.found + self.sure
+        return {
+            "precision": self.found_possible / self.found if self.found else None,
+            "recall": self.found_sure / self.sure if self.sure else None,
+            "aer": 1 - (self.found_sure + self.found_possible) / both if both else None,
+        }

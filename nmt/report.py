@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from nmt.alignment import word_weights
-from nmt.data.tokenizer import words
 from nmt.metrics import bleu_by_length, sentence_chrf
 from nmt.translator import Translation
 
@@ -62,18 +60,17 @@ def page(
 
 def pair(line: int, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
     """What the script in `report.html` reads; it says there what `rows` are."""
-    source_words, source_index = words(translation.source_pieces)
-    target_words, target_index = words(translation.target_pieces)
+    record = translation.record
     found = {
         "line": line,
-        "source": source_words,
+        "source": record.source_words,
         "reference": reference,
-        "translation": target_words,
+        "translation": record.target_words,
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,
     }
-    if translation.weights_TS is not None and 0 < len(source_words) * len(target_words) <= CELLS:
-        weights = word_weights(translation.weights_TS, source_index, target_index)
+    weights = record.word_weights()
+    if weights is not None and 0 < weights.size <= CELLS:
         percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
         found["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
     return found

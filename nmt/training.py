@@ -30,7 +30,7 @@ from nmt.checkpoint import (
     write_atomically,
 )
 from nmt.config import SearchConfig, TrainConfig, TrainRun
-from nmt.data.batching import EncodedPairs, assemble, epoch_batches, make_batch, micro_batches, padding_waste
+from nmt.data.batching import EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import deferred_signals, log, release_memory
@@ -38,7 +38,8 @@ from nmt.errors import UserError
 from nmt.metrics import bleu
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
-from nmt.translator import Translator, batches_by_length
+from nmt.translator import Translator
+from nmt.validation import evaluate_loss
 
 HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 
@@ -168,7 +169,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
         batch = batch.to(state.device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        loss, _ = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
         (loss.smoothed / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
@@ -181,41 +182,26 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
 
 
 # -------------------------------------------------------------------------------------------------------- validation
-@torch.inference_mode()
-def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, float]:
-    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
-    over every pair, none left out."""
-    model.eval()
-    sources = tokenizer.source.encode(list(column(pairs, "source")))
-    targets = tokenizer.target.encode(list(column(pairs, "target")))
-    lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-    nats = correct = tokens = 0.0
-    for rows in batches_by_length(lengths, 1, SearchConfig(batch_tokens=4000)):
-        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-        nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
-        tokens += int(batch.target_length_B.sum())
-    mean = nats / tokens
-    return {"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": correct / tokens}
-
-
-def validate(state: TrainState) -> dict[str, float]:
-    """Loss, perplexity, token accuracy, and greedy BLEU against the raw references."""
+def validate(state: TrainState) -> dict[str, Any]:
+    """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
     translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
     progress = state.progress
+    attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
         f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {scores['ppl']:.2f}, "
-        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f} ({time.perf_counter() - started:.0f} s)"
+        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
+        + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
+        + f" ({time.perf_counter() - started:.0f} s)"
     )
     record(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
     return scores
 
 
-def judge(state: TrainState, scores: dict[str, float]) -> None:
+def judge(state: TrainState, scores: dict[str, Any]) -> None:
     """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
     config, progress = state.run.train, state.progress
     sign = 1 if HIGHER_IS_BETTER[config.monitor] else -1

@@ -12,13 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
-from nmt.alignment import links, pharaoh
+from nmt.alignment import writer
 from nmt.checkpoint import load_model
 from nmt.config import TranslateRun, main
 from nmt.data.corpus import read_lines
-from nmt.data.tokenizer import words
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
 from nmt.translator import Translation, Translator
@@ -26,38 +25,30 @@ from nmt.translator import Translation, Translator
 CHUNK = 4096  # lines in memory at a time
 
 
-def as_text(line: str, options: list[Translation], n_best: int) -> str:
+def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:
     """Exactly n lines for each input, padded with empty ones."""
-    texts = [option.text for option in options] + [""] * (n_best - len(options))
+    texts = [option.text for option in options] + [""] * (command.search.n_best - len(options))
     return "".join(text + "\n" for text in texts)
 
 
-def as_jsonl(line: str, options: list[Translation], n_best: int) -> str:
+def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> str:
     """One object for each input, with its translations best first."""
     translations = [
         {
             "text": option.text,
             "score": option.score,
-            "source_words": words(option.source_pieces)[0],
-            "target_words": words(option.target_pieces)[0],
+            "source_words": record.source_words,
+            "target_words": record.target_words,
             "source_pieces": option.source_pieces,
             "target_pieces": option.target_pieces,
-            "links": word_links(option),
+            "links": record.links(command.links),
         }
-        for option in options
+        for option, record in ((option, option.record) for option in options)
     ]
     return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
 
 
 FORMATS = {"text": as_text, "jsonl": as_jsonl}
-
-
-def word_links(translation: Translation) -> list[tuple[int, int]]:
-    """Links between source and target words of a translation that kept its weights."""
-    if translation.weights_TS is None:
-        return []
-    source_index, target_index = words(translation.source_pieces)[1], words(translation.target_pieces)[1]
-    return links(translation.weights_TS, source_index, target_index)
 
 
 @contextmanager
@@ -87,9 +78,14 @@ def write(file: BinaryIO, text: str) -> None:
     try:
         file.write(text.encode("utf-8", errors="replace"))
         file.flush()
-    except BrokenPipeError:  # who reads has enough, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:
+        nobody_reads()
+
+
+def nobody_reads() -> NoReturn:
+    """End without a word: who reads standard output has enough, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
 
 
 def read_text(path: str | None) -> Iterator[str]:
@@ -115,15 +111,17 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
     done = 0
     with ExitStack() as stack:
         text_file = stack.enter_context(output(command.output))
-        links_file = stack.enter_context(output(command.alignments)) if command.alignments else None
+        align = None
+        if command.alignments is not None:
+            align = stack.enter_context(writer(command.alignments, stack.enter_context(output(command.alignments))))
         for chunk in chunks(lines, 1 if interactive else CHUNK):
             found = translator.translate(chunk, want_links, first_line=done + 1, progress=command.output is not None)
             for line, options in zip(chunk, found, strict=True):
-                write(text_file, FORMATS[command.format](line, options, command.search.n_best))
-                if links_file is not None:
-                    listed = [pharaoh(word_links(option)) for option in options]
-                    listed += [""] * (command.search.n_best - len(listed))
-                    write(links_file, "".join(one + "\n" for one in listed))
+                write(text_file, FORMATS[command.format](line, options, command))
+                if align is not None:
+                    missing = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
+                    for record in (option.record for option in options + missing):
+                        align(record, record.links(command.links))
             done += len(chunk)
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nmt.alignment import Record
 from nmt.config import EOS, STEP, SearchConfig
 from nmt.data.batching import make_batch
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import log
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import Hypothesis, force, search
@@ -34,14 +35,24 @@ class Translation:
     score: float = 0.0  # summed log-probability, `</s>` included, without penalties
     weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
 
+    @property
+    def record(self) -> Record:
+        """Its alignment; words are what stands between spaces in the text of the pieces."""
+        source_words, source_index = words(self.source_pieces)
+        target_words, target_index = words(self.target_pieces)
+        return Record(
+            *(self.source_pieces, self.target_pieces, source_words, target_words),
+            *(source_index, target_index, self.weights_TS, self.score),
+        )
+
 
 def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
     """Cut a long line into parts of at most `limit` pieces: after punctuation, else before a word, else anywhere."""
     parts = []
     while len(ids) > limit:
         ends = [i for i in range(max(1, limit // 2), limit) if pieces[i].endswith(SENTENCE_END)]
-        words = [i - 1 for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
-        cut = (ends or words or [limit - 1])[-1] + 1
+        starts = [i - 1 for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
+        cut = (ends or starts or [limit - 1])[-1] + 1
         parts.append(ids[:cut])
         ids, pieces = ids[cut:], pieces[cut:]
     return [*parts, ids]
@@ -127,16 +138,43 @@ class Translator:
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
         """Forced decoding: the log-probability and the alignment of each given pair."""
         source_ids = self.tokenizer.source.encode(list(sources))
-        target_ids = self.tokenizer.target.encode(list(targets))
+        found = self.forced(source_ids, self.tokenizer.target.encode(list(targets)), progress)
+        return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
+
+    def align(
+        self, sources: Sequence[list[str]], targets: Sequence[list[str]], first_line: int = 1, progress: bool = False
+    ) -> list[Record]:
+        """Forced alignment of pairs given as words; a record's words are these, whatever is in them.
+
+        A pair of more than `search.max_source` pieces on a side gets no weights. `first_line` is the number of the
+        first pair in the warning of that.
+        """
+        source_ids, source_index = self.tokenizer.source.encode_words(sources)
+        target_ids, target_index = self.tokenizer.target.encode_words(targets)
+        lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
+        rows = [row for row, length in enumerate(lengths) if length <= self.config.max_source]
+        found = self.forced([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
+        hypotheses = dict(zip(rows, found, strict=True))
+        records = []
+        for row, length in enumerate(lengths):
+            if row not in hypotheses:
+                log.warning(f"line {first_line + row} has {length:,} pieces, too many to be aligned: it has no links")
+                hypotheses[row] = Hypothesis([*target_ids[row], EOS], float("-inf"), None)
+            pair = self.read(source_ids[row], hypotheses[row])
+            owners = [*source_index[row], -1], [*target_index[row], -1]
+            records.append(Record(pair.source_pieces, pair.target_pieces, sources[row], targets[row], *owners,
+                                  pair.weights_TS, pair.score))  # fmt: skip
+        return records
+
+    def forced(self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool) -> list[Hypothesis]:
+        """Forced decoding of ids."""
 
         def run(rows: list[int]) -> list[Hypothesis]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
-            assert batch.target_BT is not None
             return force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT)
 
         lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
-        found = self.in_batches(lengths, 1, run, progress)
-        return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
+        return self.in_batches(lengths, 1, run, progress)
 
     def in_batches(
         self, lengths: list[int], width: int, run: Callable[[list[int]], list[R]], progress: bool

@@ -1,73 +1,20 @@
 """The commands as a user runs them: real processes on real files, from text to translations."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import TINY, environment, nmt, refused, works
 
-from nmt.data.toy import generate
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY = (
-    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
-    "train.log_every=5", "optim.lr=0.005",
-)  # fmt: skip
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
     "lone \r carriage return", "line\u2028separator", "▁ underline", "x" * 10_000, "a b c . " * 1_250, "Ende",
 ]  # fmt: skip
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-
-
-def nmt(
-    command: str, *arguments: object, folder: Path, text: bytes | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    """Run `python -m nmt.<command> arguments` in `folder`."""
-    return subprocess.run(
-        [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
-        cwd=folder, input=text, capture_output=True, timeout=300, env=environment(folder),
-    )  # fmt: skip
-
-
-def works(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
-    done = nmt(command, *arguments, folder=folder, text=text)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
-
-
-def refused(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
-    """The message of a command that must fail as users should see it."""
-    done = nmt(command, *arguments, folder=folder, text=text)
-    message = done.stderr.decode()
-    assert done.returncode == 1 and "Traceback" not in message, message
-    assert not done.stdout
-    return message.splitlines()[-1]
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small line-aligned text files."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for split, pairs in generate(1, {"train": 600, "valid": 40, "test": 30}).items():
-        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which runs/mine is trained for two epochs."""
-    folder = tmp_path_factory.mktemp("home")
-    works("train", "name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2", folder=folder)
-    return folder
 
 
 def weights(run: Path) -> bytes:
@@ -88,6 +35,7 @@ def test_a_run_is_one_folder(home: Path) -> None:
     assert [event["epoch"] for event in validations] == [0, 1]
     assert validations[1]["loss"] < validations[0]["loss"]
     assert {"loss", "ppl", "accuracy", "bleu"} <= validations[0].keys()
+    assert all(event["aer"] is None and event["entropy"] > 0 for event in validations)  # there are no gold links
     step = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
     assert {path.name for path in step.iterdir()} == {
         "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
@@ -99,6 +47,7 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
     results = home / "runs" / "mine" / "eval" / "test"
     measures = json.loads((results / "metrics.json").read_text())
     assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()
+    assert measures["aer"] is None and f"{measures['entropy']:.4f}" in shown
     assert "tok:13a" in measures["signatures"]["bleu"] and f"{measures['bleu']:.2f}" in shown
     translations = (results / "translations.txt").read_text(encoding="utf-8").split("\n")[:-1]
     records = [json.loads(line) for line in (results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -134,6 +83,10 @@ def test_formats_and_alignments(home: Path) -> None:
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
+    works("translate", *three, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
+    with np.load(home / "all.npz", allow_pickle=False) as arrays:
+        assert arrays["12/weights"].shape == (len(arrays["12/target_pieces"]), len(arrays["12/source_pieces"]))
+        assert "14/score" in arrays and "15/score" not in arrays and np.isneginf(arrays["4/score"])  # of an empty line
     rows = [
         json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
     ]

@@ -1,5 +1,6 @@
 """What a user may type, and what a slip is answered with."""
 
+import math
 import os
 import subprocess
 import sys
@@ -10,10 +11,12 @@ import pytest
 
 from nmt import config
 from nmt.config import (
+    AlignRun,
     AttentionConfig,
     DataConfig,
     DataOverride,
     EvaluateRun,
+    LinksConfig,
     ModelConfig,
     OptimConfig,
     SearchConfig,
@@ -205,6 +208,19 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: TranslateRun(), "checkpoint is not set"),
         (lambda: TranslateRun(checkpoint="x", mode="score"), "mode=score needs two files"),
         (lambda: TranslateRun(checkpoint="x", target="y"), "target=y is for mode=score only"),
+        (lambda: LinksConfig(unit="word"), "links.unit=word is not one of words, pieces"),
+        (lambda: LinksConfig(threshold=0), "links.threshold=0 must be greater than 0 and at most 1"),
+        (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan"),
+        (lambda: AlignRun(), "checkpoint is not set"),
+        (lambda: AlignRun("x", source="a"), "give both, or neither"),
+        (lambda: AlignRun("x", source="a", target="b", data=DataOverride(split="valid")), "leave out data.*"),
+        (lambda: AlignRun("x", source="a", target="b", output="b"), "output=b would take the place of what is read"),
+        (lambda: AlignRun("x", gold="g", gold_base=2), "gold_base=2 is not one of 0, 1"),
+        (lambda: AlignRun("x", gold="g", links=LinksConfig(unit="pieces")), "links.unit=pieces: gold= and"),
+        (lambda: AlignRun("x", symmetrise="union"), "symmetrise=union needs two models"),
+        (lambda: AlignRun("x", "y", symmetrise="grow"), "symmetrise=grow is not one of intersection, union, grow_"),
+        (lambda: AlignRun("x", "y", output="a.npz"), "output=a.npz is for one model's weights"),
+        (lambda: AlignRun("x", max_length=1), "max_length=1 must be a number of at least 2"),
     ],
 )
 def test_impossible_values(build: Callable[[], object], answer: str) -> None:

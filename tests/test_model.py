@@ -86,7 +86,7 @@ def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> 
     source_BS, length_B, target_BT = ragged_batch()
 
     def loss() -> Tensor:
-        return model.loss(source_BS, length_B, target_BT, smoothing=0.1).smoothed
+        return model.loss(source_BS, length_B, target_BT, smoothing=0.1)[0].smoothed
 
     loss().backward()
     generator = torch.Generator().manual_seed(0)
@@ -217,7 +217,7 @@ def test_half_precision_stays_near_double() -> None:
         for dtype in (torch.float64, torch.bfloat16):
             model.to(torch.float64 if dtype == torch.float64 else torch.float32).dtype = dtype
             model.zero_grad()
-            loss = model.loss(*batch, smoothing=0.1).smoothed
+            loss = model.loss(*batch, smoothing=0.1)[0].smoothed
             loss.backward()
             losses.append(loss.item())
             gradients.append(torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]))

@@ -144,6 +144,25 @@ def test_words_of_whatever_a_model_generates(type: str, data: st.DataObject) -> 
         assert set(word) <= set(part) | {"\ufffd"}
 
 
+@pytest.mark.parametrize("type", TYPES)
+@settings(deadline=None)
+@given(lines=st.lists(nasty.map(str.split), max_size=4))
+def test_words_encoded_by_themselves_make_the_line(type: str, lines: list[list[str]]) -> None:
+    side = trained(type).source
+    whole = side.encode([" ".join(line) for line in lines])
+    found, owners = side.encode_words(lines)
+    assert found == whole
+    assert owners == [words(side.pieces(ids))[1] for ids in whole]
+
+
+@pytest.mark.parametrize(("type", "normalisation"), [("bpe", "identity"), ("word", "identity"), ("bpe", "nmt_nfkc")])
+def test_a_word_stays_one_word_whatever_is_in_it(type: str, normalisation: str) -> None:
+    line = ["▁", "a▁b", "▁▁c▁", "\u00b4", "\x07", "\u1680", "Hund"]  # nfkc: space and accent, nothing, nothing
+    [ids], [owners] = trained(type, normalisation=normalisation).source.encode_words([line])
+    assert len(owners) == len(ids) and owners == sorted(owners)
+    assert {1, 2, 6} <= set(owners) <= set(range(7))
+
+
 # ----------------------------------------------------------------------------------------------------------- sampling
 @pytest.mark.parametrize("type", ("bpe", "unigram"))
 def test_sampling_is_a_function_of_the_seed(type: str) -> None:

@@ -86,6 +86,17 @@ class Side:
         rng = random.Random(seed)
         return [[piece for word in text for piece in self._sample(word, sampling, rng)] for text in texts]
 
+    def encode_words(self, lines: Sequence[Sequence[str]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Ids of lines given as words, and for each id the index of its word, whatever is in the word.
+
+        No piece spans two words, so these are the ids of the words one space apart, except where a word has spaces in
+        it, by U+2581 or by normalisation: it stays one word here.
+        """
+        encoded = iter(self.encode([word for line in lines for word in line]))
+        words = [[next(encoded) for _ in line] for line in lines]
+        ids = [[i for word in line for i in word] for line in words]
+        return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
+
     def _sample(self, word: str, sampling: float, rng: random.Random) -> list[int]:
         if self.merges:
             pieces = drop_merges(word, self.vocabulary, sampling, rng)

@@ -55,14 +55,18 @@ class Seq2Seq(nn.Module):
         """The output layer: (..., D) -> (..., V)."""
         return self.output(self.readout(features))
 
-    def loss(self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0) -> Loss:
-        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer."""
+    def loss(
+        self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
+    ) -> tuple[Loss, Weights | None]:
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer.
+        Returns the loss and the attention weights_BTS."""
         memory, state = self.start(source_BS, length_B)
-        features_BTD, _, _ = self.decode(target_BT[:, :-1], state, memory)
+        features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         wanted_BT = target_BT[:, 1:]
         inside_R = (wanted_BT != self.pad).flatten().nonzero().squeeze(1)
         x_RD = self.readout(features_BTD.flatten(0, 1).index_select(0, inside_R))
-        return cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_BT.flatten()[inside_R], smoothing)
+        wanted_R = wanted_BT.flatten()[inside_R]
+        return cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_R, smoothing), weights
 
 
 def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:

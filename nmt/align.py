@@ -1,0 +1,157 @@
+"""Align pairs of sentences word by word with a trained model, or with two models of opposite directions.
+
+python -m nmt.align checkpoint=runs/NAME source=a.de target=a.en output=links.pharaoh gold=gold.txt
+python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           the test split of the run's own data
+python -m nmt.align --help
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from nmt.alignment import Record, ideal_weights, writer
+from nmt.checkpoint import load_model
+from nmt.config import AlignRun, SearchConfig, TrainRun, main
+from nmt.data.corpus import column, last, load_pairs, read_lines
+from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.errors import UserError
+from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, parse_gold, turned
+from nmt.metrics import LinkCounts
+from nmt.translate import CHUNK, nobody_reads, output, read_text
+from nmt.translator import Translator
+
+Sentences = list[list[str]]  # as words
+
+
+def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
+    """Sources, targets and, where there are any, gold links. Words are what stands between white space.
+
+    Raises:
+        UserError: numbers of lines that differ, or a line of gold that is none.
+    """
+    if command.source and command.target:
+        sources, targets = list(read_text(command.source)), list(read_text(command.target))
+        if len(sources) != len(targets):
+            raise UserError(
+                f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
+                "each line of one must translate the same line of the other"
+            )
+        gold = None
+    else:
+        data = command.data.over(run.data)
+        pairs = load_pairs(data, data.split)
+        sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
+        gold = gold_of(pairs) if command.links.unit == "words" else None
+    words = [line.split() for line in sources], [line.split() for line in targets]
+    return *words, gold if command.gold is None else read_gold(command.gold, command.gold_base, *words)
+
+
+def read_gold(path: str, base: int, sources: Sentences, targets: Sentences) -> list[Gold]:
+    """The gold links of each pair.
+
+    Raises:
+        UserError: file:line and what is wrong there, or another number of lines than there are pairs.
+    """
+    with open(path, "rb") as file:
+        lines = list(read_lines(file, path))
+    if len(lines) != len(sources):
+        raise UserError(f"gold={path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
+    found = []
+    for number, (line, source, target) in enumerate(zip(lines, sources, targets, strict=True), 1):
+        try:
+            found.append(parse_gold(line, base, len(source), len(target)))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+    return found
+
+
+def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
+    """A model, ready for forced decoding, and the settings of its run."""
+    model, tokenizer, run, _ = load_model(path)
+    place(model, choose_precision(command.precision, device), device)
+    search = SearchConfig(max_source=command.max_length, batch_tokens=command.batch_tokens)
+    return Translator(model, tokenizer, search, device), run
+
+
+def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
+    """See that the second model goes back to where the first came from.
+
+    Raises:
+        UserError: it does not.
+    """
+    there, back = (tuple(map(last, (run.data.source, run.data.target))) for run in (forward, backward))
+    if back != there[::-1]:
+        raise UserError(
+            f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
+            f"checkpoint={command.checkpoint}, {there[0]} to {there[1]}, a model of {there[1]} to {there[0]} is needed"
+        )
+
+
+def links_of(forward: Record, backward: Record | None, command: AlignRun) -> list[Link]:
+    """The links of one model, or those of both put together."""
+    links = forward.links(command.links)
+    if backward is None:
+        return links
+    symmetrise = SYMMETRISATIONS[command.symmetrise or "grow_diag_final_and"]
+    return list(symmetrise(set(links), turned(backward.links(command.links))))
+
+
+def ideal(record: Record, gold: Gold) -> Record:
+    """The record of a model that knows the gold links."""
+    weights = ideal_weights(gold, record.source_word_of_piece, record.target_word_of_piece)
+    return replace(record, weights=weights)
+
+
+def align_pairs(
+    command: AlignRun, forward: Translator, backward: Translator | None,
+    sources: Sentences, targets: Sentences, gold: list[Gold] | None,
+) -> dict[str, float | None]:  # fmt: skip
+    """Write the links of all pairs, some thousand pairs at a time. Returns how good they are, by the gold links."""
+    counts, oracle = LinkCounts(), LinkCounts()
+    shown = command.output is not None
+    with output(command.output) as file, writer(command.output, file) as put:
+        for start in range(0, len(sources), CHUNK):
+            pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
+            records = forward.align(*pairs, start + 1, shown)
+            backs = backward.align(*pairs[::-1], start + 1, shown) if backward else [None] * len(records)
+            for row, (record, back) in enumerate(zip(records, backs, strict=True), start):
+                links = links_of(record, back, command)
+                put(record, links)
+                if gold is not None:
+                    counts.add(links, gold[row])
+                    best = ideal(record, gold[row]), back and ideal(back, gold[row].turned())
+                    oracle.add(links_of(*best, command), gold[row])
+        file.flush()
+    return counts.scores() | {"oracle_aer": oracle.scores()["aer"]}
+
+
+@main("align")
+def align(command: AlignRun) -> float | None:
+    """Returns the alignment error rate, None where there are no gold links."""
+    log_to_stderr()
+    assert command.checkpoint is not None
+    for path in (command.source, command.target, command.gold):
+        if path is not None and (not Path(path).exists() or Path(path).is_dir()):
+            raise UserError(f"{path} is not a file")
+    device = choose_device(command.device)
+    forward, run = load(command.checkpoint, command, device)
+    backward = None
+    if command.reverse_checkpoint is not None:
+        backward, reverse_run = load(command.reverse_checkpoint, command, device)
+        check_direction(command, run, reverse_run)
+    sources, targets, gold = read_pairs(command, run)
+    try:
+        measures = align_pairs(command, forward, backward, sources, targets, gold)
+    except BrokenPipeError:
+        nobody_reads()
+    if gold is not None:
+        for name, value in measures.items():
+            text = "-" if value is None else f"{value:.4f}"
+            print(f"{name:<22}{text}", file=sys.stderr if command.output is None else sys.stdout)
+    return measures["aer"]
+
+
+if __name__ == "__main__":
+    align()

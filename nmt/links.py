@@ -1,0 +1,123 @@
+"""Sets of word links: as text, as gold standard, and two directions made one.
+
+A link is (source word, target word), from 0.
+"""
+
+import re
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Link = tuple[int, int]
+GOLD_LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})", re.ASCII)
+NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # (target, source), as in Koehn
+
+
+def pharaoh(links: Iterable[Link]) -> str:
+    """Links as `source-target` from 0, in the order of the source, as in `0-0 1-2 2-1`."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+def turned(links: Iterable[Link]) -> set[Link]:
+    """The same links seen from the other side."""
+    return {(target, source) for source, target in links}
+
+
+# -------------------------------------------------------------------------------------------------------------- gold
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """What people say of a pair of sentences (Och and Ney 2003, section 5): sure links, which must be found, and
+    possible ones, which may be. Sure links are possible, too."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    @classmethod
+    def of(cls, sure: Iterable[Iterable[int]], possible: Iterable[Iterable[int]]) -> "Gold":
+        """From pairs of numbers; `possible` may leave out the sure ones."""
+        certain = frozenset((s, t) for s, t in sure)
+        return cls(certain, certain | {(s, t) for s, t in possible})
+
+    def turned(self) -> "Gold":
+        """For a model of the other direction."""
+        return Gold(frozenset(turned(self.sure)), frozenset(turned(self.possible)))
+
+
+def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Gold:
+    """The gold links of a line: `i-j` is sure, `ipj` or `i?j` possible, for source word i and target word j.
+
+    Args:
+        base: the number of a sentence's first word, 0 or 1.
+
+    Raises:
+        ValueError: something is no link, or names a word that is not there.
+    """
+    links: dict[str, list[Link]] = {"-": [], "p": [], "?": []}
+    for text in line.split():
+        match = GOLD_LINK.fullmatch(text)
+        if match is None:
+            raise ValueError(f"'{text}' is no link; a sure one is written 0-1, a possible one 0p1 or 0?1")
+        link = int(match[1]) - base, int(match[3]) - base
+        for side, word, words in zip(("source", "target"), link, (source_words, target_words), strict=True):
+            if not 0 <= word < words:
+                numbers = f"words {base} to {words - 1 + base}" if words else "no words"
+                raise ValueError(f"'{text}' is out of range: with gold_base={base} the {side} sentence has {numbers}")
+        links[match[2]].append(link)
+    return Gold.of(links["-"], links["p"] + links["?"])
+
+
+def gold_of(pairs: "Dataset") -> list[Gold] | None:
+    """The gold links of each pair of a corpus, None where it has none."""
+    if "sure" not in pairs.column_names:
+        return None
+    return [Gold.of(pair["sure"], pair["possible"]) for pair in pairs.select_columns(["sure", "possible"])]
+
+
+# ---------------------------------------------------------------------------------------------------- symmetrisation
+def intersection(forward: Set[Link], backward: Set[Link]) -> set[Link]:
+    """What both directions say."""
+    return set(forward & backward)
+
+
+def union(forward: Set[Link], backward: Set[Link]) -> set[Link]:
+    """What either direction says."""
+    return set(forward | backward)
+
+
+def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
+    """Koehn 2010, figure 4.14, with the last step's `and`, as is the default of Moses.
+
+    Begin with the intersection. Grow-diag: add links of the union that lie beside a link found, diagonally too, and
+    bring in a word that had none, until there are no more. Final-and: add links of either direction between two words
+    that have none. Where this depends on the order, it goes by target word, then source word, `forward` first.
+    """
+    candidates = sorted(forward | backward, key=lambda link: (link[1], link[0]))
+    found = intersection(forward, backward)
+    sources, targets = {source for source, _ in found}, {target for _, target in found}
+
+    def add(link: Link) -> None:
+        found.add(link)
+        sources.add(link[0])
+        targets.add(link[1])
+
+    grown = -1
+    while grown < len(found):
+        grown = len(found)
+        for source, target in candidates:
+            if (source, target) not in found:
+                continue
+            for down, across in NEIGHBOURS:
+                new = source + across, target + down
+                if (new in forward or new in backward) and (new[0] not in sources or new[1] not in targets):
+                    add(new)
+    for direction in (forward, backward):
+        for link in candidates:
+            if link in direction and link[0] not in sources and link[1] not in targets:
+                add(link)
+    return found
+
+
+SYMMETRISATIONS = {"intersection": intersection, "union": union, "grow_diag_final_and": grow_diag_final_and}

@@ -1,0 +1,64 @@
+"""What several test files need: the commands as real processes, and a small trained run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nmt.data.toy import generate
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = (
+    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
+    "train.log_every=5", "optim.lr=0.005",
+)  # fmt: skip
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a command run in `folder` sees: this checkout, and a cache of its own."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def nmt(
+    command: str, *arguments: object, folder: Path, text: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `python -m nmt.<command> arguments` in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
+        cwd=folder, input=text, capture_output=True, timeout=300, env=environment(folder),
+    )  # fmt: skip
+
+
+def works(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    done = nmt(command, *arguments, folder=folder, text=text)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refused(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    """The message of a command that must fail as users should see it."""
+    done = nmt(command, *arguments, folder=folder, text=text)
+    message = done.stderr.decode()
+    assert done.returncode == 1 and "Traceback" not in message, message
+    assert not done.stdout
+    return message.splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small line-aligned text files."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for split, pairs in generate(1, {"train": 600, "valid": 40, "test": 30}).items():
+        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which runs/mine is trained for two epochs."""
+    folder = tmp_path_factory.mktemp("home")
+    works("train", "name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2", folder=folder)
+    return folder
