@@ -14,15 +14,14 @@ import torch
 from nmt.alignment import Record, ideal_weights, writer
 from nmt.checkpoint import load_model
 from nmt.config import AlignRun, SearchConfig, TrainRun, main
-from nmt.data.corpus import column, last, load_pairs, read_lines
+from nmt.data.corpus import column, last, load_pairs
+from nmt.data.gold import Sentences, read_gold
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
-from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, parse_gold, turned
+from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
 from nmt.metrics import LinkCounts
 from nmt.translate import CHUNK, nobody_reads, output, read_text
 from nmt.translator import Translator
-
-Sentences = list[list[str]]  # as words
 
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
@@ -45,26 +44,7 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
         sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
         gold = gold_of(pairs) if command.links.unit == "words" else None
     words = [line.split() for line in sources], [line.split() for line in targets]
-    return *words, gold if command.gold is None else read_gold(command.gold, command.gold_base, *words)
-
-
-def read_gold(path: str, base: int, sources: Sentences, targets: Sentences) -> list[Gold]:
-    """The gold links of each pair.
-
-    Raises:
-        UserError: file:line and what is wrong there, or another number of lines than there are pairs.
-    """
-    with open(path, "rb") as file:
-        lines = list(read_lines(file, path))
-    if len(lines) != len(sources):
-        raise UserError(f"gold={path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
-    found = []
-    for number, (line, source, target) in enumerate(zip(lines, sources, targets, strict=True), 1):
-        try:
-            found.append(parse_gold(line, base, len(source), len(target)))
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-    return found
+    return *words, gold if command.gold is None else read_gold(Path(command.gold), command.gold_base, *words)
 
 
 def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:

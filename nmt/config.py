@@ -43,6 +43,7 @@ class DataConfig:
     split: str = "test"  # the split that evaluate reads
     limit: int | None = None  # use only the first pairs of the training split
     invalid: str = "refuse"  # lines that are not UTF-8, lack columns, or are no JSON: refuse | drop (and count)
+    alignments: str | None = None  # text: the ending of files with gold links beside the text, as 0-0 1-2 a line
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
     cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
@@ -58,6 +59,8 @@ class DataConfig:
             raise UserError(
                 f"data.path={self.path}: the built-in corpus has no folder; write data=text or data.format=text"
             )
+        if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
+            raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
         if self.source == self.target:
             raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
         if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
@@ -193,6 +196,7 @@ class TrainConfig:
     save_every: int | None = None  # steps; null: at each validation
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
+    guided_alignment: float = 0.0  # weight of a loss on the distance of attention from gold links (data.alignments)
     patience: int | None = None  # validations without a better one before training stops; null: never
     keep: int = 1  # best checkpoints kept beside the last
 
@@ -203,6 +207,7 @@ class TrainConfig:
         check_at_least(1, train__accumulate=self.accumulate, train__log_every=self.log_every)
         check_at_least(1, train__validate_every=self.validate_every, train__save_every=self.save_every)
         check_at_least(1, train__patience=self.patience)
+        check_at_least(0, train__guided_alignment=self.guided_alignment)
         if self.max_steps is None and self.max_epochs is None:
             raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
 
@@ -293,6 +298,7 @@ class DataOverride:
     split: str | None = None
     limit: int | None = None  # of the training split; null: none
     invalid: str | None = None
+    alignments: str | None = None
     seed: int | None = None
     cache: str | None = None
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, NoReturn
 from nmt.alignment import writer
 from nmt.checkpoint import load_model
 from nmt.config import TranslateRun, main
-from nmt.data.corpus import read_lines
+from nmt.data.lines import read_lines
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
 from nmt.translator import Translation, Translator

@@ -21,7 +21,7 @@ from nmt.data.toy import Pair, generate
 from nmt.distributed import place as put
 from nmt.links import Gold, grow_diag_final_and
 from nmt.metrics import LinkCounts
-from nmt.training import entropies, evaluate_loss
+from nmt.validation import entropies, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"
 BACK = "reverse_checkpoint=runs/back"

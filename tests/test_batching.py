@@ -71,7 +71,7 @@ def with_lengths(source: list[int], target: list[int]) -> EncodedPairs:
     for lengths in (source, target):
         offsets = np.cumsum([0, *(length - 1 for length in lengths)])
         sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
-    return EncodedPairs(corpus([], []), Tokenizer, *sides, np.arange(len(source)), 100, 0.0)  # type: ignore[arg-type]
+    return EncodedPairs("", corpus([], []), Tokenizer, *sides, np.arange(len(source)), 100, 0.0, False)  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------------------- batch
@@ -81,7 +81,7 @@ def test_a_batch() -> None:
     assert batch.source_length_B.tolist() == [4, 2, 1]
     assert batch.target_BT.tolist() == [[BOS, 9, EOS, 0], [BOS, 10, 11, EOS], [BOS, EOS, 0, 0]]
     assert batch.target_length_B.tolist() == [2, 3, 1]
-    assert all(tensor.dtype == torch.int64 for tensor in batch)
+    assert all(tensor.dtype == torch.int64 for tensor in batch[:4]) and batch.guide_BTS.shape == (3, 0, 0)
     assert all(torch.equal(a, b) for a, b in zip(batch, batch.to(torch.device("cpu")), strict=True))
 
 

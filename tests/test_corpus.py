@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig
 from nmt.data import corpus, toy
-from nmt.data.corpus import VALID, cache_folder, column, load_pairs, raw_lines, read_lines
+from nmt.data.corpus import VALID, cache_folder, column, load_pairs
+from nmt.data.lines import raw_lines, read_lines
 from nmt.errors import UserError
 
 Read = Any

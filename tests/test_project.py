@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
-DATA = TOKENIZER | {"data.corpus", "data.batching"}
+DATA = TOKENIZER | {"data.lines", "data.gold", "data.corpus", "data.batching"}
 MODEL = {"model.attention", "model.encoder", "model.decoder", "model.loss", "model.recurrence", "model.seq2seq"}
 ALL = DATA | MODEL | {"alignment", "checkpoint", "distributed", "links", "metrics", "optim", "plot", "report", "search"}
 ALL |= {"translator"}
@@ -37,9 +37,11 @@ MAY_IMPORT = {
     "data.lexicon": set(),
     "data.grammar": {"data.lexicon"},
     "data.toy": {"data.grammar", "data.lexicon"},
-    "data.corpus": {"data.toy", "distributed"},
+    "data.lines": set(),
+    "data.gold": {"data.lines", "links"},
+    "data.corpus": {"data.toy", "data.lines", "data.gold", "distributed"},
     "data.tokenizer": {"distributed"},
-    "data.batching": {"data.corpus", "data.tokenizer", "distributed"},
+    "data.batching": {"data.corpus", "data.tokenizer", "distributed", "alignment", "links"},
     "model.__init__": set(),
     "model.recurrence": set(),
     "model.loss": {"model.recurrence"},

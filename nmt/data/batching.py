@@ -21,10 +21,12 @@ import torch
 from datasets import Dataset
 from tqdm import tqdm
 
+from nmt.alignment import ideal_weights
 from nmt.config import BOS, EOS, PAD, STEP, TrainConfig, TrainRun
 from nmt.data.corpus import cache_folder
-from nmt.data.tokenizer import Side, Tokenizer
+from nmt.data.tokenizer import Side, Tokenizer, words
 from nmt.errors import UserError
+from nmt.links import Gold
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time while tokenising
@@ -35,12 +37,13 @@ Indices = npt.NDArray[np.int64]
 
 # -------------------------------------------------------------------------------------------------------------- batch
 class Batch(NamedTuple):
-    """Padded ids of B pairs, all int64."""
+    """Padded ids of B pairs, int64."""
 
     source_BS: torch.Tensor  # x1 .. xn </s>, then padding
     source_length_B: torch.Tensor  # n + 1
     target_BT: torch.Tensor  # <s> y1 .. yn </s>, then padding; of shape (B, 0) where there are no targets
     target_length_B: torch.Tensor  # n + 1: what is to be predicted
+    guide_BTS: torch.Tensor  # fp32: where each predicted piece should look; of shape (B, 0, 0) where nothing says so
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
@@ -49,11 +52,12 @@ class Batch(NamedTuple):
 def make_batch(sources: Sequence[Ids], targets: Sequence[Ids] | None = None) -> Batch:
     """A batch of sentences from their ids, given without `<s>` and `</s>`."""
     source_BS, source_length_B = pad(sources, 0)
+    nowhere_BTS = torch.zeros(len(sources), 0, 0)
     if targets is None:
-        return Batch(source_BS, source_length_B, source_BS[:, :0], torch.zeros_like(source_length_B))
+        return Batch(source_BS, source_length_B, source_BS[:, :0], torch.zeros_like(source_length_B), nowhere_BTS)
     target_BT, target_length_B = pad(targets, 1)
     target_BT[:, 0] = BOS
-    return Batch(source_BS, source_length_B, target_BT, target_length_B)
+    return Batch(source_BS, source_length_B, target_BT, target_length_B, nowhere_BTS)
 
 
 def pad(sentences: Sequence[Ids], first: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,6 +94,7 @@ class EncodedPairs:
     rows: Indices  # in rising order
     max_length: int  # pieces
     sampling: float  # of subwords, anew for each batch
+    guided: bool  # batches say where to look, by the gold links of the pairs
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -126,12 +131,20 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     counts = (
         f"{empty.sum():,} with an empty side, {(~empty & ~kept).sum():,} longer than data.max_length={limit} pieces"
     )
+    guided = run.train.guided_alignment > 0
+    if guided and "sure" not in pairs.column_names:
+        raise UserError(
+            f"train.guided_alignment={run.train.guided_alignment} needs gold links of the training text: "
+            "data.alignments=ENDING for data.path/train.ENDING, a line of links as 0-0 1-2 for each pair"
+        )
     if not kept.any():
         raise UserError(f"no training pair is left of {len(pairs):,}: {counts}; look at the text, or raise the length")
     log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
     ids = {side: np.asarray(np.memmap(folder / f"{side}.ids", np.int32, "r")) for side in SIDES}
     source, target = (EncodedSide(ids[side], offsets[side]) for side in SIDES)
-    return EncodedPairs(key, pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling)
+    return EncodedPairs(
+        key, pairs, tokenizer, source, target, np.flatnonzero(kept), limit, run.tokenizer.sampling, guided
+    )
 
 
 def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
@@ -243,7 +256,24 @@ def assemble(encoded: EncodedPairs, indices: Indices, seed: int = 0) -> Batch:
         texts = encoded.pairs[rows]
         sources = resample(sources, texts["source"], encoded.tokenizer.source, encoded, 2 * seed)
         targets = resample(targets, texts["target"], encoded.tokenizer.target, encoded, 2 * seed + 1)
-    return make_batch(sources, targets)
+    batch = make_batch(sources, targets)
+    if encoded.guided:
+        return batch._replace(guide_BTS=guide(encoded, rows, sources, targets))
+    return batch
+
+
+def guide(encoded: EncodedPairs, rows: Indices, sources: Sequence[Ids], targets: Sequence[Ids]) -> torch.Tensor:
+    """guide_BTS: the weights of one who knows the gold links of these pairs, 0 at padding."""
+    guide_BTS = torch.zeros(len(rows), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
+    links = encoded.pairs[rows]
+    for row, (sure, possible) in enumerate(zip(links["sure"], links["possible"], strict=True)):
+        source, target = (
+            words(side.pieces([*ids[row], EOS]))[1]
+            for side, ids in ((encoded.tokenizer.source, sources), (encoded.tokenizer.target, targets))
+        )
+        ideal_TS = ideal_weights(Gold.of(sure, possible), source, target)
+        guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
+    return guide_BTS
 
 
 def resample(best: list[Ids], texts: list[str], side: Side, encoded: EncodedPairs, seed: int) -> list[Ids]:

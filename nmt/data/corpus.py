@@ -1,7 +1,6 @@
 """Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`.
 
-Lines of text end at `\\n` alone; a `\\r` before it is dropped, and so is a byte order mark at the start of a file. What
-reads text here looks at every line before it stores any, so that a complaint names the file and the line.
+What reads text here looks at every line before it stores any, so that a complaint names the file and the line.
 """
 
 import hashlib
@@ -21,11 +20,12 @@ from datasets import Dataset, Features, Value
 
 from nmt.config import DataConfig
 from nmt.data import toy
+from nmt.data.gold import read_gold
+from nmt.data.lines import bad_line, raw_lines
 from nmt.errors import UserError, nearest
 
 log = logging.getLogger("nmt")
 VALID = ("valid", "validation", "val", "dev")  # the validation split's names
-BOM = b"\xef\xbb\xbf"
 CHUNK = 10_000  # pairs in memory at a time
 SHOWN = 20  # names in a message
 
@@ -35,8 +35,9 @@ Pair = tuple[str, str]
 def load_pairs(data: DataConfig, split: str) -> Dataset:
     """The sentence pairs of a split: train, valid or test, or a name that the corpus itself uses.
 
-    Pairs with an empty side are kept. `data.limit` applies to the split train. The built-in corpus has two more
-    columns, `sure` and `possible`: lists of links [source word, target word], from 0.
+    Pairs with an empty side are kept. `data.limit` applies to the split train. Where there are gold links (the built-in
+    corpus has them, `data.alignments` names those of text), two more columns, `sure` and `possible`, are lists of links
+    [source word, target word], from 0.
 
     Raises:
         UserError: when there is no such split, or something in it is not a pair of texts.
@@ -45,6 +46,8 @@ def load_pairs(data: DataConfig, split: str) -> Dataset:
         pairs = READERS[data.format](data, split)
     if not len(pairs):
         raise UserError(f"the split {split} of data.path={data.path} is empty")
+    if data.alignments is not None:
+        pairs = with_gold(pairs, data, split)
     if split == "train" and data.limit is not None:
         pairs = pairs.select(range(min(data.limit, len(pairs))))
     return pairs
@@ -65,45 +68,6 @@ def cache_folder(data: DataConfig) -> Path:
     except OSError as error:
         raise UserError(f"the cache {folder} cannot be made ({error.strerror}); write data.cache=FOLDER") from error
     return folder
-
-
-# -------------------------------------------------------------------------------------------------------------- lines
-def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a file opened in binary, or of standard input's buffer, without their ends."""
-    for number, line in enumerate(file):
-        if number == 0:
-            line = line.removeprefix(BOM)
-        yield line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
-
-
-def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> Iterator[str]:
-    """The lines of a file opened in binary, or of standard input's buffer; `name` stands for it in messages.
-
-    invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn of
-        such lines after the last one.
-
-    Raises:
-        UserError: name:line, for a line that is refused.
-    """
-    replaced = []
-    for number, line in enumerate(raw_lines(file), 1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            if invalid == "refuse":
-                raise bad_line(name, number, error) from None
-            replaced.append(number)
-            yield line.decode(errors="replace")
-    if replaced:
-        first = ", ".join(map(str, replaced[:5]))
-        log.warning(f"{name}: {len(replaced):,} lines are not UTF-8 (first: {first}); U+FFFD stands for the bad bytes")
-
-
-def bad_line(name: object, number: int, error: ValueError) -> UserError:
-    reason = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        reason = f"not UTF-8 (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
-    return UserError(f"{name}:{number}: {reason}")
 
 
 # ---------------------------------------------------------------------------------------------------- files of lines
@@ -238,6 +202,18 @@ def generate(kind: str, arguments: tuple[Any, ...], key: str) -> Iterator[dict[s
 
 def read_text(data: DataConfig, split: str) -> Dataset:
     return stored("text", find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"]), data)
+
+
+def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
+    """The same with the gold links of DIR/SPLIT.<data.alignments>, where there is such a file."""
+    paths = [existing_folder(data) / f"{name}.{data.alignments}" for name in names_of(split)]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return pairs
+    words = ([line.split() for line in column(pairs, side)] for side in ("source", "target"))
+    gold = read_gold(path, 0, *words)
+    pairs = pairs.add_column("sure", [sorted(one.sure) for one in gold])
+    return pairs.add_column("possible", [sorted(one.possible - one.sure) for one in gold])
 
 
 def read_tsv(data: DataConfig, split: str) -> Dataset:

@@ -1,0 +1,28 @@
+"""Gold links from a file, a line for each pair of sentences."""
+
+from pathlib import Path
+
+from nmt.data.lines import read_lines
+from nmt.errors import UserError
+from nmt.links import Gold, parse_gold
+
+Sentences = list[list[str]]  # as words
+
+
+def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> list[Gold]:
+    """The gold links of each pair.
+
+    Raises:
+        UserError: file:line and what is wrong there, or another number of lines than there are pairs.
+    """
+    with open(path, "rb") as file:
+        lines = list(read_lines(file, path))
+    if len(lines) != len(sources):
+        raise UserError(f"{path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
+    found = []
+    for number, (line, source, target) in enumerate(zip(lines, sources, targets, strict=True), 1):
+        try:
+            found.append(parse_gold(line, base, len(source), len(target)))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+    return found

@@ -1,0 +1,48 @@
+"""Lines of text: they end at `\\n` alone; a `\\r` before it is dropped, and so is a byte order mark at the start of a
+file."""
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from nmt.errors import UserError
+
+log = logging.getLogger("nmt")
+BOM = b"\xef\xbb\xbf"
+
+
+def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a file opened in binary, or of standard input's buffer, without their ends."""
+    for number, line in enumerate(file):
+        if number == 0:
+            line = line.removeprefix(BOM)
+        yield line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
+
+
+def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> Iterator[str]:
+    """The lines of a file opened in binary, or of standard input's buffer; `name` stands for it in messages.
+
+    invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn of
+        such lines after the last one.
+
+    Raises:
+        UserError: name:line, for a line that is refused.
+    """
+    replaced = []
+    for number, line in enumerate(raw_lines(file), 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            if invalid == "refuse":
+                raise bad_line(name, number, error) from None
+            replaced.append(number)
+            yield line.decode(errors="replace")
+    if replaced:
+        first = ", ".join(map(str, replaced[:5]))
+        log.warning(f"{name}: {len(replaced):,} lines are not UTF-8 (first: {first}); U+FFFD stands for the bad bytes")
+
+
+def bad_line(name: object, number: int, error: ValueError) -> UserError:
+    reason = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        reason = f"not UTF-8 (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
+    return UserError(f"{name}:{number}: {reason}")
