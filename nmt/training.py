@@ -37,7 +37,7 @@ from nmt.distributed import log, release_memory
 from nmt.metrics import bleu
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
-from nmt.translator import Translator, batches_by_length
+from nmt.translator import Translator, batches_by_length, warn_of_reach
 
 HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 
@@ -91,6 +91,7 @@ def fit(state: TrainState) -> float:
     batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
     last_step = horizon(run.train, len(batches))
     log.info(f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
+    warn_of_reach(state.model, state.train.source_lengths, "training pairs")
     if finished(state, last_step):
         log.info(f"{state.folder} is finished already; a larger train.max_epochs or train.max_steps goes on")
     window = Window(state)
@@ -150,7 +151,11 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
         batch = batch.to(state.device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        loss, _ = model.loss(
+            *(batch.source_BS, batch.source_length_B, batch.target_BT),
+            smoothing=run.optim.label_smoothing,
+            coverage=run.train.coverage_loss,
+        )
         (loss.smoothed / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
@@ -174,7 +179,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     nats = correct = tokens = 0.0
     for rows in batches_by_length(lengths, 1, SearchConfig(batch_tokens=4000)):
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        loss = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        loss, _ = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
         tokens += int(batch.target_length_B.sum())
     mean = nats / tokens

@@ -24,7 +24,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.corpus", "data.batching"}
-MODEL = {"model.attention", "model.encoder", "model.decoder", "model.loss", "model.recurrence", "model.seq2seq"}
+MODEL = {
+    "model.attention",
+    "model.encoder",
+    "model.decoder",
+    "model.loss",
+    "model.normalisers",
+    "model.recurrence",
+    "model.seq2seq",
+}
 ALL = DATA | MODEL | {"alignment", "checkpoint", "distributed", "metrics", "optim", "plot", "search", "translator"}
 MAY_IMPORT = {
     "__init__": ALL,
@@ -42,7 +50,8 @@ MAY_IMPORT = {
     "model.__init__": set(),
     "model.recurrence": set(),
     "model.loss": {"model.recurrence"},
-    "model.attention": {"model.recurrence"},
+    "model.normalisers": set(),
+    "model.attention": {"model.normalisers", "model.recurrence"},
     "model.encoder": {"model.recurrence"},
     "model.decoder": {"model.attention", "model.recurrence"},
     "model.seq2seq": MODEL - {"model.seq2seq"},

@@ -1,7 +1,7 @@
 """The whole model: embeddings, encoder, decoder, output layer.
 
 Shapes: B sentences, N rows (sentence-major hypotheses; N = B in training), S source and T target positions, E embedding
-size, D decoder size, R target tokens without padding, V vocabulary.
+size, D decoder size (of features with maxout half of it), R target tokens without padding, V vocabulary.
 """
 
 import torch
@@ -11,7 +11,7 @@ from nmt.config import ModelConfig
 from nmt.model.attention import Memory, Weights
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
-from nmt.model.loss import Loss, cross_entropy
+from nmt.model.loss import Loss, coverage_loss, cross_entropy
 from nmt.model.recurrence import Dropout, Linear
 
 
@@ -29,11 +29,16 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(config)
         self.dropout = Dropout(config.dropout)
         tied = config.tie != "none"
-        self.to_embedding = Linear(config.hidden, config.embed) if tied and config.hidden != config.embed else None
-        self.output = Linear(config.embed if tied else config.hidden, target_vocab)
+        self.to_embedding = Linear(config.features, config.embed) if tied and config.features != config.embed else None
+        self.output = Linear(config.embed if tied else config.features, target_vocab)
         nn.init.zeros_(self.output.bias)
         if tied:
             self.output.weight = self.target_embedding.weight
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions of a source attention can reach; None: all."""
+        return self.decoder.attention.reach
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
@@ -41,8 +46,11 @@ class Seq2Seq(nn.Module):
         outputs_BSM, lasts = self.encoder(embedded_BSE, length_B)
         return self.decoder.start(outputs_BSM, lasts, length_B)
 
-    def decode(self, tokens_NT: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
-        """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW and the state after."""
+    def decode(
+        self, tokens_NT: Tensor, state: DecoderState, memory: Memory
+    ) -> tuple[Tensor, Weights | None, DecoderState]:
+        """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW (None where there is no
+        attention) and the state after."""
         embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
         return self.decoder(embedded_NTE, state, memory)
 
@@ -55,14 +63,25 @@ class Seq2Seq(nn.Module):
         """The output layer: (..., D) -> (..., V)."""
         return self.output(self.readout(features))
 
-    def loss(self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0) -> Loss:
-        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer."""
+    def loss(
+        self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0, coverage: float = 0.0
+    ) -> tuple[Loss, Weights | None]:
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer.
+
+        Returns the attention weights_BTW beside the loss; `coverage` is how much the coverage loss counts.
+        """
         memory, state = self.start(source_BS, length_B)
-        features_BTD, _, _ = self.decode(target_BT[:, :-1], state, memory)
+        features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         wanted_BT = target_BT[:, 1:]
-        inside_R = (wanted_BT != self.pad).flatten().nonzero().squeeze(1)
+        inside_BT = wanted_BT != self.pad
+        inside_R = inside_BT.flatten().nonzero().squeeze(1)
         x_RD = self.readout(features_BTD.flatten(0, 1).index_select(0, inside_R))
-        return cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_BT.flatten()[inside_R], smoothing)
+        loss = cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_BT.flatten()[inside_R], smoothing)
+        if coverage:
+            assert weights is not None
+            twice = coverage_loss(weights.dense(source_BS.shape[1]), inside_BT)
+            loss = loss._replace(smoothed=loss.smoothed + coverage * twice)
+        return loss, weights
 
 
 def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:
