@@ -13,11 +13,11 @@ from torch import Tensor
 from nmt import config as schema
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.model.attention import SCORES, WINDOWS, Attention
-from nmt.model.loss import coverage_loss
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import CELLS, bind_rows
+from nmt.model.recurrence import CELLS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.search import force, search
+from nmt.translator import warn_of_reach
 
 REACH = 3  # of score location: less than the longest sentence
 STYLES: dict[str, dict[str, Any]] = {
@@ -328,3 +328,104 @@ def test_gradients_of_every_attention_equal_finite_differences(style: str) -> No
             (p.grad * d).sum().item() for p, d in zip(parameters, directions, strict=True) if p.grad is not None
         )
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5), f"{number} {name(kind)}"
+
+
+def test_half_precision_stays_near_double() -> None:
+    batch = ragged_batch()
+    for style, number, kind in in_styles(PAIRWISE):
+        losses, gradients = [], []
+        for dtype in (torch.float64, torch.bfloat16):
+            model = model_of(style, number, **kind)
+            model.to(torch.promote_types(dtype, torch.float32)).dtype = dtype
+            loss, weights = model.loss(*batch, smoothing=0.1)
+            loss.smoothed.backward()
+            assert weights is None or weights.weights_BQW.dtype == torch.promote_types(dtype, torch.float32)
+            losses.append(loss.smoothed.item())
+            gradients.append(torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]))
+        assert losses[1] == pytest.approx(losses[0], rel=0.01), name(kind)
+        assert torch.cosine_similarity(*gradients, dim=0) > 0.99, name(kind)
+
+
+def cell_step(rnn: Any, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """torch's own cells."""
+    parameters = (rnn.weight_ih, rnn.weight_hh, rnn.bias_ih, rnn.bias_hh)
+    return torch.lstm_cell(x, state, *parameters) if rnn.states == 2 else (torch.gru_cell(x, state[0], *parameters),)
+
+
+@pytest.mark.parametrize("readout", ["tanh", "maxout"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("style", STYLES)
+def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: str) -> None:
+    """One step after the other, as docs/attention.md writes them; three layers with residual sums."""
+    if readout == "maxout" and style != "bahdanau":
+        return
+    changes = STYLES[style] | {"cell": cell, "readout": readout, "decoder_layers": 3}
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, **changes)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    random_(model, 0.4)
+    decoder, (source_BS, length_B, target_BT) = model.decoder, ragged_batch()
+    with torch.no_grad():
+        memory, state = model.start(source_BS, length_B)
+        features, _, _ = model.decode(target_BT, state, memory)
+        attend, cells = decoder.attention.bind(memory, torch.float64), list(state.cells)
+        feed = torch.zeros(4, 8, dtype=torch.float64)
+        for t, y in enumerate(model.target_embedding(target_BT).unbind(1)):
+            look = lambda q: attend(q.unsqueeze(1), None, None)[0].squeeze(1)  # noqa: B023, E731
+            before = cells[-1][0]
+            context = look(before) if style == "bahdanau" else None
+            fed = {"bahdanau": [context], "input feeding": [feed], "luong": [], "gnmt": []}[style]
+            cells[0] = cell_step(decoder.layers[0], torch.cat([y, *fed], 1), cells[0])
+            x = cells[0][0]
+            if style == "gnmt":
+                context = look(x)
+            for depth in (1, 2):
+                inputs = torch.cat([x, context], 1) if style == "gnmt" else x
+                cells[depth] = cell_step(decoder.layers[depth], inputs, cells[depth])
+                x = cells[depth][0] if style == "gnmt" and depth == 1 else cells[depth][0] + x
+            if style == "bahdanau":
+                seen = torch.cat([context, before if readout == "maxout" else x, y], 1)
+                inner = seen @ decoder.readout.weight.T + decoder.readout.bias
+                x = torch.tanh(inner) if readout == "tanh" else torch.maximum(inner[:, ::2], inner[:, 1::2])
+            elif style != "gnmt":
+                x = feed = torch.tanh(torch.cat([look(x), x], 1) @ decoder.readout.weight.T)
+            torch.testing.assert_close(features[:, t], x, atol=1e-10, rtol=0)
+
+
+def test_coverage_loss_counts_what_was_attended_to_before() -> None:
+    """See et al. 2017, eq. 12, over the target pieces that are not padding; without coverage there is none."""
+    model = model_of("bahdanau", score="additive", window="local_p", coverage=True)
+    source_BS, length_B, target_BT = ragged_batch()
+    plain, weights = model.loss(source_BS, length_B, target_BT)
+    loss, _ = model.loss(source_BS, length_B, target_BT, coverage=0.25)
+    expected = 0.0
+    for target_T, weights_TS in zip(target_BT, weights.dense(6).detach().numpy(), strict=True):
+        for t in range(int((target_T != PAD).sum()) - 1):
+            expected += np.minimum(weights_TS[t], weights_TS[:t].sum(0)).sum()
+    assert (loss.smoothed - plain.smoothed).item() == pytest.approx(0.25 * expected) and expected > 0.1
+    assert loss.nats == plain.nats
+
+
+def test_choices_are_those_of_the_configuration() -> None:
+    assert (*SCORES, "none") == schema.SCORES
+    assert tuple(WINDOWS) == schema.WINDOWS and tuple(NORMALISERS) == schema.NORMALISERS
+    assert SCORES["concat"] is SCORES["additive"]  # so that it needs no test of its own
+
+
+def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_reach(model_of("luong", score="location"), [2, REACH, REACH + 1, 9], "lines")
+    warn_of_reach(model_of("luong", score="dot"), [9], "lines")
+    warn_of_reach(model_of("luong", score="none"), [9], "lines")
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"2 lines have more than model.attention.max_positions={REACH} source pieces"
+    ]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
+    for normaliser in NORMALISERS:
+        attention = attention_of(1, score="dot", window=window, normaliser=normaliser)
+        memory = attention.memorise(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
+        query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)
+        context_BQM, _ = attention.bind(memory, torch.float64)(query_BQD, torch.tensor([[3], [9]]), None)
+        assert context_BQM.isnan().all()
