@@ -12,16 +12,11 @@ from typing import Any
 
 from nmt.command import program
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
+from nmt.model.config import AttentionConfig as AttentionConfig
+from nmt.model.config import ModelConfig
 
 FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
 TOKENIZERS = ("bpe", "unigram", "char", "word")
-STYLES = ("bahdanau", "luong")
-CELLS = ("lstm", "gru")
-SCORES = ("additive", "concat", "dot", "scaled_dot", "general")
-WINDOWS = ("global",)
-NORMALISERS = ("softmax",)
-BRIDGES = ("bridge", "last", "mean", "zero")
-TIES = ("none", "two", "three")
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = ("bleu", "loss", "ppl", "accuracy")
@@ -90,79 +85,6 @@ class TokenizerConfig:
 
 
 @dataclass(slots=True)
-class AttentionConfig:
-    """Attention = score x window x normaliser."""
-
-    score: str = "additive"  # additive (= concat) | dot | scaled_dot | general
-    window: str = "global"
-    normaliser: str = "softmax"
-    size: int | None = None  # of the space in which queries and keys meet; null: model.hidden
-
-    def __post_init__(self) -> None:
-        check_choice("model.attention.score", self.score, SCORES)
-        check_choice("model.attention.window", self.window, WINDOWS)
-        check_choice("model.attention.normaliser", self.normaliser, NORMALISERS)
-        check_at_least(1, model__attention__size=self.size)
-
-
-@dataclass(slots=True)
-class ModelConfig:
-    """A recurrent encoder and a recurrent decoder that attends to it."""
-
-    style: str = "bahdanau"  # where attention sits: bahdanau (before the cell) | luong (after it)
-    cell: str = "lstm"  # lstm | gru
-    embed: int = 256  # size of an embedding
-    hidden: int = 512  # of the decoder
-    encoder_hidden: int | None = None  # of the encoder, each direction; null: hidden, half of it if bidirectional
-    bidirectional: bool = True
-    encoder_layers: int = 1
-    decoder_layers: int = 1
-    dropout: float = 0.3  # on embeddings, between layers, and before the output layer
-    input_feeding: bool = True  # luong: the attentional vector is part of the next step's input
-    bridge: str = "bridge"  # initial decoder state: bridge (learned) | last | mean | zero
-    residual: bool = False  # add each upper layer's input to its output
-    tie: str = "none"  # share embeddings: none | two (target and output layer) | three (source too)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-
-    def __post_init__(self) -> None:
-        check_choice("model.style", self.style, STYLES)
-        check_choice("model.cell", self.cell, CELLS)
-        check_choice("model.bridge", self.bridge, BRIDGES)
-        check_choice("model.tie", self.tie, TIES)
-        check_at_least(1, model__embed=self.embed, model__hidden=self.hidden, model__encoder_hidden=self.encoder_hidden)
-        check_at_least(1, model__encoder_layers=self.encoder_layers, model__decoder_layers=self.decoder_layers)
-        check_share(model__dropout=self.dropout)
-        if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
-            raise UserError(f"model.hidden={self.hidden} must be even for two directions, or set model.encoder_hidden")
-        if self.bridge in ("last", "mean") and self.memory != self.hidden:
-            raise UserError(
-                f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
-                f"(model.hidden={self.hidden}); make them equal, or write model.bridge=bridge"
-            )
-        if self.attention.score in ("dot", "scaled_dot") and self.attention.size is not None:
-            raise UserError(
-                f"model.attention.size={self.attention.size} has no meaning for "
-                f"model.attention.score={self.attention.score}; leave it unset"
-            )
-        if self.attention.score == "general" and self.attention.size is not None:
-            raise UserError("model.attention.size has no meaning for model.attention.score=general; leave it unset")
-        if self.attention.score in ("dot", "scaled_dot") and self.memory != self.hidden:
-            raise UserError(
-                f"model.attention.score={self.attention.score} multiplies the decoder's state "
-                f"(model.hidden={self.hidden}) with the encoder's ({self.memory}); make them equal, or use general"
-            )
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.bidirectional else 1
-
-    @property
-    def memory(self) -> int:
-        """Size M of an encoder output."""
-        return self.directions * (self.encoder_hidden or self.hidden // self.directions)
-
-
-@dataclass(slots=True)
 class OptimConfig:
     name: str = "adam"  # adam | adamw | sgd
     lr: float = 0.001  # the highest learning rate
@@ -196,6 +118,7 @@ class TrainConfig:
     save_every: int | None = None  # steps; null: at each validation
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
+    coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
     guided_alignment: float = 0.0  # weight of a loss on the distance of attention from gold links (data.alignments)
     patience: int | None = None  # validations without a better one before training stops; null: never
     keep: int = 1  # best checkpoints kept beside the last
@@ -207,6 +130,7 @@ class TrainConfig:
         check_at_least(1, train__accumulate=self.accumulate, train__log_every=self.log_every)
         check_at_least(1, train__validate_every=self.validate_every, train__save_every=self.save_every)
         check_at_least(1, train__patience=self.patience)
+        check_at_least(0, train__coverage_loss=self.coverage_loss)
         check_at_least(0, train__guided_alignment=self.guided_alignment)
         if self.max_steps is None and self.max_epochs is None:
             raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
@@ -282,6 +206,13 @@ class TrainRun:
         check_choice("resume", self.resume, ("false", "true", "auto"))
         if self.overwrite and self.resume != "false":
             raise UserError(f"overwrite=true contradicts resume={self.resume}; give one of them")
+        if self.train.guided_alignment and self.model.attention.score == "none":
+            raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
+        if self.train.coverage_loss and not self.model.attention.coverage:
+            raise UserError(
+                f"train.coverage_loss={self.train.coverage_loss} is for models that know what they attended to: "
+                "write model.attention.coverage=true too"
+            )
         if self.model.tie == "three" and not self.tokenizer.joint:
             raise UserError("model.tie=three shares source and target embeddings: it needs tokenizer.joint=true")
 

@@ -23,7 +23,7 @@ class Model(Protocol):
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]: ...
     def decode(
         self, tokens_NT: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, Weights, DecoderState]: ...
+    ) -> tuple[Tensor, Weights | None, DecoderState]: ...
     def logits(self, features: Tensor) -> Tensor: ...
 
 
@@ -31,7 +31,7 @@ class Model(Protocol):
 class Hypothesis:
     tokens: list[int]  # with `</s>`, unless cut at the maximum length
     score: float  # summed log-probability, without penalties
-    weights_TS: Tensor | None  # attention weights, a row for each token
+    weights_TS: Tensor | None  # attention weights, a row for each token; None where not kept, or without attention
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def search(
     memory, state = model.start(source_BS, length_B)
     state = state.select(torch.arange(sentences, device=device).repeat_interleave(width))
     score_BK = torch.zeros(
-        sentences, width, device=device, dtype=torch.promote_types(memory.values_BSM.dtype, torch.float32)
+        sentences, width, device=device, dtype=torch.promote_types(memory.values_BHSM.dtype, torch.float32)
     )
     score_BK[:, 1:] = float("-inf")  # all slots begin alike: one of them counts
     beams = Beams(
@@ -199,11 +199,12 @@ def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) 
     memory, state = model.start(source_BS, length_B)
     features_BTD, weights, _ = model.decode(target_BT[:, :-1], state, memory)
     wanted_BT = target_BT[:, 1:]
-    dense_BTS = weights.dense(source_BS.shape[1]).cpu()
+    dense_BTS = None if weights is None else weights.dense(source_BS.shape[1]).cpu()
     found = []
-    for features_TD, wanted_T, weights_TS in zip(features_BTD, wanted_BT, dense_BTS, strict=True):
+    for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
         ids_T = wanted_T[wanted_T != PAD]
         logp_TV = log_probabilities(model.logits(features_TD[: len(ids_T)]))
         score = logp_TV.gather(1, ids_T.unsqueeze(1)).sum().item()
-        found.append(Hypothesis(ids_T.tolist(), score, weights_TS[: len(ids_T)]))
+        weights_TS = None if dense_BTS is None else dense_BTS[row, : len(ids_T)]
+        found.append(Hypothesis(ids_T.tolist(), score, weights_TS))
     return found

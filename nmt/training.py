@@ -29,16 +29,18 @@ from nmt.checkpoint import (
     verify,
     write_atomically,
 )
-from nmt.config import SearchConfig, TrainConfig, TrainRun
-from nmt.data.batching import EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
+from nmt.config import PAD, SearchConfig, TrainConfig, TrainRun
+from nmt.data.batching import Batch, EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import deferred_signals, log, release_memory
 from nmt.errors import UserError
 from nmt.metrics import bleu
+from nmt.model.attention import Weights
+from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.seq2seq import Seq2Seq
 from nmt.optim import learning_rate
-from nmt.translator import Translator
+from nmt.translator import Translator, warn_of_reach
 from nmt.validation import evaluate_loss
 
 HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
@@ -102,6 +104,7 @@ def fit(state: TrainState) -> float:
     batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
     last_step = horizon(run.train, len(batches))
     log.info(f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
+    warn_of_reach(state.model, state.train.source_lengths, "training pairs")
     if finished(state, last_step):
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
@@ -169,8 +172,8 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
         batch = batch.to(state.device)
-        loss, _ = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
-        (loss.smoothed / tokens).backward()
+        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        (objective(run.train, batch, loss, weights) / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
@@ -179,6 +182,18 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     progress.step += 1
     source_tokens = sum(int(batch.source_length_B.sum()) for batch in batches)
     return Sums(*(sum(parts) for parts in zip(*sums, strict=True))), source_tokens, tokens
+
+
+def objective(config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None) -> torch.Tensor:
+    """What training minimises: smoothed cross-entropy, and what is asked of attention."""
+    total = loss.smoothed
+    if config.coverage_loss and weights is not None:
+        inside_BT = batch.target_BT[:, 1:] != PAD
+        total = total + config.coverage_loss * coverage_loss(weights.dense(batch.source_BS.shape[1]), inside_BT)
+    if config.guided_alignment and weights is not None:
+        dense_BTS = weights.dense(batch.source_BS.shape[1])
+        total = total + config.guided_alignment * guidance_loss(dense_BTS, batch.guide_BTS)
+    return total
 
 
 # -------------------------------------------------------------------------------------------------------- validation

@@ -112,6 +112,8 @@ class Translator:
             sources += pieces
             parts_of[line] = len(pieces)
 
+        warn_of_reach(self.model, [len(source) + 1 for source in sources], "lines")
+
         def run(rows: list[int]) -> list[list[Hypothesis]]:
             batch = make_batch([sources[row] for row in rows]).to(self.device)
             return search(self.model, batch.source_BS, batch.source_length_B, self.config, keep_weights)
@@ -169,6 +171,8 @@ class Translator:
     def forced(self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool) -> list[Hypothesis]:
         """Forced decoding of ids."""
 
+        warn_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
+
         def run(rows: list[int]) -> list[Hypothesis]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
             return force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT)
@@ -196,6 +200,16 @@ class Translator:
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
             weights_TS=None if weights is None else weights[:, : len(source) + 1].numpy(),
+        )
+
+
+def warn_of_reach(model: Seq2Seq, lengths: Sequence[int] | np.ndarray, what: str) -> None:
+    """Say how many sources are longer than attention can reach."""
+    beyond = 0 if model.reach is None else int((np.asarray(lengths) > model.reach).sum())
+    if beyond:
+        log.warning(
+            f"{beyond:,} {what} have more than model.attention.max_positions={model.reach} source pieces: nothing "
+            "attends to those after it"
         )
 
 

@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.nn import functional as F
 
 from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
-from nmt.model.attention import SCORES, Attention
+from nmt.model.attention import SCORES
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import reverse
 from nmt.model.loss import cross_entropy
@@ -116,30 +115,6 @@ def test_hypotheses_share_the_memory_of_their_sentence() -> None:
         copied, weights, _ = model.decode(tokens_NT, state.select(rows_N), memory.select(rows_N))
         torch.testing.assert_close(shared, copied)
         torch.testing.assert_close(shared_weights.weights_BQW, weights.weights_BQW)
-
-
-def equation(name: str, part: Module, q: Tensor, h: Tensor) -> Tensor:
-    """The score of one query and one encoder output, as the papers write it."""
-    if name in ("additive", "concat"):
-        return part.v @ torch.tanh(part.query.weight @ q + part.key.weight @ h + part.key.bias)
-    if name == "general":
-        return q @ part.key.weight @ h
-    return q @ h * {"dot": 1, "scaled_dot": len(q) ** -0.5}[name]
-
-
-def test_scores_are_the_equations_of_the_papers() -> None:
-    for score in SCORES:
-        config = ModelConfig(embed=6, hidden=8, attention=AttentionConfig(score=score))
-        attention = Attention(config).double()
-        values_BSM, query_BQD = torch.randn(2, 5, 8).double(), torch.randn(2, 3, 8).double()
-        length_B = torch.tensor([5, 2])
-        memory = attention.memorise(values_BSM, length_B)
-        context_BQM, weights = attention(attention.score.query(query_BQD), memory)
-        for b, q in itertools.product(range(2), range(3)):
-            query, seen = query_BQD[b, q], values_BSM[b, : length_B[b]]
-            expected = torch.softmax(torch.stack([equation(score, attention.score, query, h) for h in seen]), 0)
-            torch.testing.assert_close(weights.weights_BQW[b, q, : length_B[b]], expected, atol=1e-10, rtol=0)
-            torch.testing.assert_close(context_BQM[b, q], expected @ seen, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("cell", CELLS)

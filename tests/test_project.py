@@ -24,14 +24,24 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.lines", "data.gold", "data.corpus", "data.batching"}
-MODEL = {"model.attention", "model.encoder", "model.decoder", "model.loss", "model.recurrence", "model.seq2seq"}
+MODEL = {
+    "model.attention",
+    "model.config",
+    "model.encoder",
+    "model.decoder",
+    "model.loss",
+    "model.normalisers",
+    "model.recurrence",
+    "model.seq2seq",
+}
 ALL = DATA | MODEL | {"alignment", "checkpoint", "distributed", "links", "metrics", "optim", "plot", "report", "search"}
 ALL |= {"translator"}
 MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
     "command": {"errors"},
-    "config": {"command", "errors"},
+    "config": {"command", "errors", "model.config"},
+    "model.config": {"errors"},
     "distributed": set(),
     "data.__init__": set(),
     "data.lexicon": set(),
@@ -45,9 +55,10 @@ MAY_IMPORT = {
     "model.__init__": set(),
     "model.recurrence": set(),
     "model.loss": {"model.recurrence"},
-    "model.attention": {"model.recurrence"},
-    "model.encoder": {"model.recurrence"},
-    "model.decoder": {"model.attention", "model.recurrence"},
+    "model.normalisers": set(),
+    "model.attention": {"model.config", "model.normalisers", "model.recurrence"},
+    "model.encoder": {"model.config", "model.recurrence"},
+    "model.decoder": {"model.attention", "model.config", "model.recurrence"},
     "model.seq2seq": MODEL - {"model.seq2seq"},
     "search": MODEL,
     "links": set(),
@@ -103,7 +114,7 @@ def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
 
 
 def test_the_configuration_needs_no_torch() -> None:
-    for module in ("errors", "command", "config"):
+    for module in ("errors", "command", "config", "model.config"):
         assert not any(name.split(".")[0] == "torch" for name in imports(MODULES[module]))
 
 

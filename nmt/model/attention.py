@@ -1,28 +1,32 @@
 """Attention = score x window x normaliser, parts that know nothing of each other.
 
-A score compares queries with keys, a window says which source positions may be looked at, a normaliser turns scores
-into weights that sum to 1. The context is the weighted sum of the values.
+A score compares queries with keys, a window says which source positions a query may look at and with what gain, a
+normaliser turns scores into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
 D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a
-window (W = S for `global`).
+window. H heads: behind an H, a size is a head's share of it. R rows: sets of W keys, and the queries that share them.
+For `global` a row is a sentence with all its queries (R = B, W = S); in a local window every query has keys of its own
+and is a row (R = B x Q, with one query each).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
-from nmt.model.recurrence import Linear, uniform_
+from nmt.model.config import ModelConfig
+from nmt.model.normalisers import NORMALISERS
+from nmt.model.recurrence import Linear, bind_rows, uniform_
 
 
 class Memory(NamedTuple):
     """What a decoder may look at. One row a sentence, however many hypotheses it has; passed, never stored."""
 
-    values_BSM: Tensor
-    keys_BSA: Tensor  # the values as the score wants them, projected once a sentence
-    bias_BS: Tensor  # fp32: 0 where the sentence is, -inf where there is padding
+    values_BHSM: Tensor
+    keys_BHSA: Tensor  # the values as the score wants them, projected once a sentence
+    length_B: Tensor
 
     def select(self, rows_B: Tensor) -> "Memory":
         return Memory(*(part.index_select(0, rows_B) for part in self))
@@ -34,62 +38,243 @@ class Weights(NamedTuple):
     weights_BQW: Tensor
     first_BQ: Tensor | None  # None: all windows begin at 0
 
+    def reshape(self, rows: int, steps: int) -> "Weights":
+        """weights_NTW of N rows and T steps."""
+        first_NT = None if self.first_BQ is None else self.first_BQ.reshape(rows, steps)
+        return Weights(self.weights_BQW.reshape(rows, steps, -1), first_NT)
+
     def dense(self, positions: int) -> Tensor:
         """weights_BQS over all source positions, 0 outside the window."""
         if self.first_BQ is None:
             return self.weights_BQW
         dense_BQS = self.weights_BQW.new_zeros(*self.weights_BQW.shape[:2], positions)
         index_BQW = self.first_BQ.unsqueeze(2) + torch.arange(self.weights_BQW.shape[2], device=dense_BQS.device)
-        return dense_BQS.scatter_(2, index_BQW, self.weights_BQW)
+        return dense_BQS.scatter(2, index_BQW, self.weights_BQW)
+
+
+Attend = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Weights | None]]
+Map = Callable[[Tensor], Tensor]
+
+
+def bound(linear: nn.Module, dtype: torch.dtype) -> Map:
+    """A linear map for use in a step loop; the identity as it is."""
+    return linear.bind(dtype) if isinstance(linear, Linear) else linear
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and normalises is fp32 at least, whatever the precision around it."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
-class Additive(nn.Module):
-    """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015."""
+class Score(nn.Module):
+    """Compares queries with keys, each head on its share; sees no mask and does no softmax."""
+
+    reach: int | None = None  # how many source positions it can tell apart; None: any number
+    query: nn.Module  # maps of query_RD and values_BSM, which all heads share
+    key: nn.Module
+
+    def __init__(self, config: ModelConfig, covered: int = 1) -> None:
+        super().__init__()
+        self.heads = config.attention.heads
+        self.size = config.attention.size or config.hidden
+        if config.attention.coverage:
+            self.coverage = nn.Parameter(torch.zeros(self.heads, 1, covered))
+
+    def forward(
+        self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
+    ) -> Tensor:
+        """scores_RHQW; `position_RW` (R may be 1) says where in the source the keys are, `coverage_RQW` how much
+        weight they have had (None where the model has no coverage)."""
+        scores_RHQW = self.compare(query_RHQA, keys_RHWA, position_RW)
+        if coverage_RQW is None:
+            return scores_RHQW
+        return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
+
+    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Additive(Score):
+    """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015. With coverage
+    v . tanh(W q + U k + w_c c + b), See et al. 2017, eq. 11."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        size = config.attention.size or config.hidden
-        self.query = Linear(config.hidden, size, bias=False)
-        self.key = Linear(config.memory, size)
-        self.v = nn.Parameter(torch.empty(size))
-        uniform_(self.v.detach(), size)
+        super().__init__(config, covered=(config.attention.size or config.hidden) // config.attention.heads)
+        self.query = Linear(config.hidden, self.size, bias=False)
+        self.key = Linear(config.memory, self.size)
+        self.v = nn.Parameter(torch.empty(self.size))
+        uniform_(self.v.detach(), self.size)
 
-    def forward(self, query_BQA: Tensor, keys_BSA: Tensor) -> Tensor:
-        sums_BQSA = query_BQA.unsqueeze(2) + keys_BSA.unsqueeze(1)
-        return torch.tanh(sums_BQSA) @ self.v.to(sums_BQSA.dtype)
-
-
-class Dot(nn.Module):
-    """q . k, Luong et al. 2015, section 3.1."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.query: nn.Module = nn.Identity()
-        self.key: nn.Module = nn.Identity()
-
-    def forward(self, query_BQA: Tensor, keys_BSA: Tensor) -> Tensor:
-        return query_BQA @ keys_BSA.transpose(1, 2)
+    def forward(
+        self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
+    ) -> Tensor:
+        sums_RHQWA = query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)
+        if coverage_RQW is not None:
+            coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
+            sums_RHQWA = sums_RHQWA + self.coverage[:, None].to(sums_RHQWA.dtype) * coverage_RHQWA
+        v = self.v.to(sums_RHQWA.dtype)
+        if self.heads == 1:
+            return torch.tanh(sums_RHQWA) @ v  # faster than the product below
+        return (torch.tanh(sums_RHQWA) @ v.view(self.heads, 1, -1, 1)).squeeze(4)
 
 
-class ScaledDot(Dot):
-    """q . k / sqrt(D), Vaswani et al. 2017, eq. 1."""
-
-    def forward(self, query_BQA: Tensor, keys_BSA: Tensor) -> Tensor:
-        return super().forward(query_BQA * query_BQA.shape[-1] ** -0.5, keys_BSA)
-
-
-class General(Dot):
-    """q . W k, Luong et al. 2015, section 3.1. W is applied to the keys, outside the step loop."""
+class Dot(Score):
+    """q . k, Luong et al. 2015, section 3.1; of the shares of W q and U k where there are several heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.key = Linear(config.memory, config.hidden, bias=False)
+        self.query, self.key = nn.Identity(), nn.Identity()
+        if self.heads > 1:
+            self.query = Linear(config.hidden, self.size, bias=False)
+            self.key = Linear(config.memory, self.size, bias=False)
+
+    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+        return query_RHQA @ keys_RHWA.transpose(2, 3)
 
 
-# ------------------------------------------------------------------------------------------------------- normalisers
-def softmax(scores_BQW: Tensor) -> Tensor:
-    return torch.softmax(scores_BQW, dim=-1)
+class ScaledDot(Dot):
+    """q . k / sqrt(A), Vaswani et al. 2017, eq. 1; A is a head's share."""
+
+    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+        return super().compare(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
+
+
+class General(Dot):
+    """q . W k, Luong et al. 2015, section 3.1. W is applied to the keys, outside the step loop.
+
+    With several heads it is `dot`: (W q) . (U k) is q . (W^T U) k already.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        if self.heads == 1:
+            self.key = Linear(config.memory, config.hidden, bias=False)
+
+
+class NoKeys(nn.Module):
+    def forward(self, values_BSM: Tensor) -> Tensor:
+        return values_BSM[..., :0]
+
+
+class Location(Score):
+    """W q, a score for each source position whatever is there, Luong et al. 2015, eq. 8."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.reach = config.attention.max_positions
+        self.query = Linear(config.hidden, self.heads * self.reach, bias=False)
+        self.key = NoKeys()
+
+    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+        index_RHQW = position_RW.clamp(max=query_RHQA.shape[3] - 1)[:, None, None]
+        return query_RHQA.gather(3, index_RHQW.expand(*query_RHQA.shape[:3], -1))
+
+
+# ----------------------------------------------------------------------------------------------------------- windows
+class View(NamedTuple):
+    """What queries may look at."""
+
+    keys_RHWA: Tensor
+    values_RHWM: Tensor
+    position_RW: Tensor  # of the keys in the source; R may be 1
+    bias_RHQW: Tensor  # fp32, added to scores: 0, or -inf where nothing may be seen; H and Q are 1
+    gain_RHQW: Tensor | None = None  # weights are multiplied by it; H and Q are 1
+    first_BQ: Tensor | None = None  # where windows begin; None: at 0
+
+
+Look = Callable[[Tensor, Tensor | None], View]
+
+
+def hidden_bias(seen: Tensor) -> Tensor:
+    """0 where something may be seen and -inf elsewhere, fp32."""
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+class Global(nn.Module):
+    """The whole sentence."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def bind(self, memory: Memory, visible_B: Tensor, dtype: torch.dtype) -> Look:
+        """Returns look(query_RD, position_BQ) -> View, for one step loop; positions from `visible_B` on are hidden."""
+        position_RW = torch.arange(memory.values_BHSM.shape[2], device=visible_B.device).unsqueeze(0)
+        bias_RHQW = hidden_bias(position_RW < visible_B.unsqueeze(1))[:, None, None]
+        view = View(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
+        return lambda query_RD, position_BQ: view
+
+
+class LocalM(nn.Module):
+    """{s : |s - c| <= D}, c = min(t, S - 1): the t-th target piece looks around the t-th source piece (t from 0; Luong
+    et al. 2015, section 3.2, local-m). Cut at the ends of the sentence, not shifted."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.half_width = config.attention.half_width
+
+    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+        """Returns point(query_RD, position_BQ, length_B1) -> the point_BQ around which to look, S at most."""
+
+        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
+            assert position_BQ is not None
+            return position_BQ
+
+        return point
+
+    def gain(self, distance_BQW: Tensor) -> Tensor | float:
+        return 1.0
+
+    def bind(self, memory: Memory, visible_B: Tensor, dtype: torch.dtype) -> Look:
+        """As `Global.bind`. It takes W = min(2 D + 1, S) keys and values for each query, from clamp(c - D, 0, S - W)
+        on: what a step costs does not depend on S."""
+        sentences, heads, positions, _ = memory.values_BHSM.shape
+        width = min(2 * self.half_width + 1, positions)
+        offset_W = torch.arange(width, device=visible_B.device)
+        head_BQHW = positions * torch.arange(sentences * heads, device=visible_B.device).view(sentences, 1, heads, 1)
+        length_B1, visible_B11 = memory.length_B.unsqueeze(1), visible_B.view(-1, 1, 1)
+        keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
+        point = self.aim(dtype)
+
+        def look(query_RD: Tensor, position_BQ: Tensor | None) -> View:
+            point_BQ = point(query_RD, position_BQ, length_B1)
+            centre_BQ = torch.minimum(point_BQ.detach().floor().long(), length_B1 - 1)
+            first_BQ = (centre_BQ - self.half_width).clamp(0, positions - width)
+            position_BQW = first_BQ.unsqueeze(2) + offset_W
+            near_BQW = (position_BQW - centre_BQ.unsqueeze(2)).abs() <= self.half_width
+            seen_BQW = near_BQW & (position_BQW < visible_B11)
+            # A query that may see nothing gets scores like any other, so that no NaN arises, and the gain 0.
+            bias_BQW = hidden_bias(seen_BQW | ~seen_BQW.any(2, keepdim=True))
+            gain_BQW = seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
+            index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
+            position_RW, bias_RW, gain_RW = (part.flatten(0, 1) for part in (position_BQW, bias_BQW, gain_BQW))
+            bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
+            return View(keys(index_RHW), values(index_RHW), position_RW, bias_RHQW, gain_RHQW, first_BQ)
+
+        return look
+
+
+class LocalP(LocalM):
+    """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = D / 2
+    (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.point = Linear(config.hidden, config.hidden, bias=False)
+        self.v = nn.Parameter(torch.empty(config.hidden))
+        uniform_(self.v.detach(), config.hidden)
+
+    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+        linear = self.point.bind(dtype)
+
+        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
+            logit_BQ = (torch.tanh(linear(query_RD)) @ self.v.to(dtype)).view(len(length_B1), -1)
+            return length_B1 * torch.sigmoid(logit_BQ.to(wide(dtype)))
+
+        return point
+
+    def gain(self, distance_BQW: Tensor) -> Tensor:
+        return torch.exp(distance_BQW.square() * (-2 / self.half_width**2))
 
 
 # --------------------------------------------------------------------------------------------------------- attention
@@ -98,28 +283,98 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.size, self.heads = config.memory, config.attention.heads
+        self.counts, self.covers = config.attention.window == "local_m", config.attention.coverage
         self.score = SCORES[config.attention.score](config)
+        self.window = WINDOWS[config.attention.window](config)
         self.normalise = NORMALISERS[config.attention.normaliser]
+        several = self.heads > 1
+        self.value = Linear(self.size, self.size, bias=False) if several else nn.Identity()
+        self.output = Linear(self.size, self.size, bias=False) if several else nn.Identity()
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions of a source can have weight; None: all of them."""
+        return self.score.reach
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        """Project the keys of each sentence, once."""
-        positions_S = torch.arange(values_BSM.shape[1], device=length_B.device)
-        bias_BS = torch.zeros(values_BSM.shape[:2], device=length_B.device)
-        bias_BS.masked_fill_(positions_S >= length_B.unsqueeze(1), float("-inf"))
-        return Memory(values_BSM, self.score.key(values_BSM), bias_BS)
+        """Project keys and values of each sentence, once."""
+        return Memory(self.share(self.value(values_BSM)), self.share(self.score.key(values_BSM)), length_B)
 
-    def forward(self, query_BQA: Tensor, memory: Memory) -> tuple[Tensor, Weights]:
-        """c = sum_s a_s v_s with a = normalise(score(q, k)), Bahdanau et al. 2014, eq. 5-6.
+    def share(self, x_RQX: Tensor) -> Tensor:
+        """x_RHQX: to each head its share of the last dimension."""
+        rows, queries, size = x_RQX.shape
+        return x_RQX.view(rows, queries, self.heads, size // self.heads).transpose(1, 2).contiguous()
 
-        `query_BQA` has gone through `score.query` already: a step loop binds that map (see `recurrence.bind`).
-        Returns context_BQM and the weights, at least fp32 whatever the precision around them.
+    def begin(self, memory: Memory) -> tuple[Tensor | None, Tensor | None]:
+        """position_B and coverage_BS before the first query, each None where it is not used."""
+        sentences, _, positions, _ = memory.values_BHSM.shape
+        coverage_BS = memory.values_BHSM.new_zeros(sentences, positions, dtype=wide(memory.values_BHSM.dtype))
+        return torch.zeros_like(memory.length_B) if self.counts else None, coverage_BS if self.covers else None
+
+    def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
+        """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear
+        maps are bound (see `recurrence.bind`).
+
+        c = sum_s a_s v_s with a = normalise(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
+        after which weights are not normalised again (Luong et al. 2015, eq. 10). `position_BQ` is the place of the
+        piece to be written, from 0, and `coverage_BQS` the sum of the weights so far; both as in `begin`. Several
+        heads: Vaswani et al. 2017, section 3.2.2; the weights that are returned are their mean. Weights are at least
+        fp32 whatever the precision around them.
         """
-        scores_BQS = self.score(query_BQA, memory.keys_BSA)
-        wide = torch.promote_types(scores_BQS.dtype, torch.float32)
-        weights_BQS = self.normalise(scores_BQS.to(wide) + memory.bias_BS.unsqueeze(1))
-        context_BQM = weights_BQS.to(memory.values_BSM.dtype) @ memory.values_BSM
-        return context_BQM, Weights(weights_BQS, None)
+        query_map, output_map = bound(self.score.query, dtype), bound(self.output, dtype)
+        visible_B = memory.length_B if self.reach is None else memory.length_B.clamp(max=self.reach)
+        look = self.window.bind(memory, visible_B, dtype)
+
+        def attend(
+            query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
+        ) -> tuple[Tensor, Weights]:
+            sentences, queries, _ = query_BQD.shape
+            query_RD = query_BQD.flatten(0, 1)
+            view = look(query_RD, position_BQ)
+            rows = len(view.keys_RHWA)
+            if coverage_BQS is not None:
+                if view.first_BQ is not None:
+                    coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
+                coverage_BQS = coverage_BQS.view(rows, sentences * queries // rows, -1)
+            query_RHQA = self.share(query_map(query_RD).view(rows, sentences * queries // rows, -1))
+            scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_BQS)
+            weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
+            if view.gain_RHQW is not None:
+                weights_RHQW = weights_RHQW * view.gain_RHQW
+            context_RHQM = weights_RHQW.to(dtype) @ view.values_RHWM
+            context_RM = output_map(context_RHQM.transpose(1, 2).reshape(sentences * queries, self.size))
+            weights_BQW = weights_RHQW.mean(1).view(sentences, queries, -1)
+            return context_RM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
+
+        return attend
 
 
-SCORES = {"additive": Additive, "concat": Additive, "dot": Dot, "scaled_dot": ScaledDot, "general": General}
-NORMALISERS = {"softmax": softmax}
+class NoAttention(nn.Module):
+    """The encoder-decoder that attention replaced (Sutskever et al. 2014): contexts of size 0, and no weights."""
+
+    size, reach = 0, None
+
+    def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
+        return Memory(values_BSM.unsqueeze(1), NoKeys()(values_BSM).unsqueeze(1), length_B)
+
+    def begin(self, memory: Memory) -> tuple[None, None]:
+        return None, None
+
+    def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
+        return lambda query_BQD, position_BQ, coverage_BQS: (query_BQD[..., :0], None)
+
+
+def build_attention(config: ModelConfig) -> Attention | NoAttention:
+    return NoAttention() if config.attention.score == "none" else Attention(config)
+
+
+SCORES = {
+    "additive": Additive,
+    "concat": Additive,
+    "dot": Dot,
+    "scaled_dot": ScaledDot,
+    "general": General,
+    "location": Location,
+}
+WINDOWS = {"global": Global, "local_m": LocalM, "local_p": LocalP}

@@ -3,6 +3,8 @@
 `bahdanau` attends with the previous state s_{t-1}, and the context feeds the cell (Bahdanau et al. 2014).
 `luong` attends with the present state h_t and makes the attentional vector h~_t = tanh(W_c [c_t; h_t]) (Luong et al.
 2015, eq. 5), which with input feeding is part of the next step's input (section 3.3).
+`gnmt` attends with the bottom layer's present state, and the context is part of every upper layer's input (Wu et al.
+2016, section 3).
 
 Where attention feeds the recurrence, steps run in a loop; where it does not, the whole target runs as one call for each
 layer and one batched attention. Either serves T target positions (training) and one (search) alike.
@@ -16,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
-from nmt.model.attention import Attention, Memory, Weights
+from nmt.model.attention import Attention, Memory, NoAttention, Weights, build_attention
+from nmt.model.config import ModelConfig
 from nmt.model.recurrence import RNN, Dropout, Linear, State
 
 
@@ -25,12 +27,55 @@ class DecoderState(NamedTuple):
     """All that a hypothesis carries from one target position to the next; every tensor has N rows."""
 
     cells: tuple[State, ...]  # for each layer (h_ND, c_ND) or (h_ND,)
-    feed_ND: Tensor | None  # the last attentional vector, with input feeding
+    feed_ND: Tensor | None = None  # the last attentional vector, with input feeding
+    position_N: Tensor | None = None  # of the next target piece, from 0, with window local_m
+    coverage_NS: Tensor | None = None  # the attention weights so far, summed, with coverage
 
     def select(self, rows_N: Tensor) -> "DecoderState":
         """The states of these rows, in this order; rows may repeat."""
         cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
-        return DecoderState(cells, None if self.feed_ND is None else self.feed_ND.index_select(0, rows_N))
+        return DecoderState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
+
+
+class Gaze:
+    """Attention through one call of the decoder: position and coverage go on from query to query, weights are kept."""
+
+    def __init__(
+        self, attention: Attention | NoAttention, memory: Memory, state: DecoderState, dtype: torch.dtype
+    ) -> None:
+        self.attend = attention.bind(memory, dtype)
+        self.sentences, _, self.positions, _ = memory.values_BHSM.shape
+        self.position_N, self.coverage_NS = state.position_N, state.coverage_NS
+        self.kept: list[Weights] = []
+
+    def __call__(self, query_NTD: Tensor) -> Tensor:
+        """context_NTM of the next T queries of each row: all at once, or one after the other if coverage tells each
+        what those before it looked at."""
+        rows, steps, size = query_NTD.shape
+        if self.coverage_NS is not None and steps > 1:
+            return torch.cat([self(query_N1D) for query_N1D in query_NTD.split(1, 1)], 1)
+        position_BQ = coverage_BQS = None
+        if self.position_N is not None:
+            position_NT = self.position_N.unsqueeze(1) + torch.arange(steps, device=query_NTD.device)
+            position_BQ = position_NT.view(self.sentences, -1)
+            self.position_N = self.position_N + steps
+        if self.coverage_NS is not None:
+            coverage_BQS = self.coverage_NS.view(self.sentences, -1, self.positions)
+        query_BQD = query_NTD.reshape(self.sentences, -1, size)
+        context_BQM, weights = self.attend(query_BQD, position_BQ, coverage_BQS)
+        if weights is not None:
+            self.kept.append(weights.reshape(rows, steps))
+            if self.coverage_NS is not None:
+                self.coverage_NS = self.coverage_NS + self.kept[-1].dense(self.positions).squeeze(1)
+        return context_BQM.reshape(rows, steps, context_BQM.shape[2])
+
+    def weights(self) -> Weights | None:
+        """weights_NTW of all queries; None without attention."""
+        if not self.kept:
+            return None
+        weights_NTW = torch.cat([weights.weights_BQW for weights in self.kept], 1)
+        firsts = [weights.first_BQ for weights in self.kept if weights.first_BQ is not None]
+        return Weights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
 
 
 class Bridge(nn.Module):
@@ -65,67 +110,80 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.style, self.residual = config.style, config.residual
-        self.feeding = config.style == "luong" and config.input_feeding
-        self.attention = Attention(config)
+        self.attention = build_attention(config)
         self.bridge = Bridge(config)
-        fed = {"bahdanau": config.memory, "luong": config.hidden if self.feeding else 0}[config.style]
-        self.layers = nn.ModuleList()
-        for layer in range(config.decoder_layers):
-            self.layers.append(RNN(config.cell, config.hidden if layer else config.embed + fed, config.hidden))
-        readout = config.memory + config.hidden + (config.embed if config.style == "bahdanau" else 0)
-        self.readout = Linear(readout, config.hidden, bias=config.style == "bahdanau")
+        self.feeding = config.style == "luong" and config.input_feeding
+        self.looping = self.feeding or config.style == "bahdanau" and self.attention.size > 0
+        context, layers = self.attention.size, config.decoder_layers
+        self.attending = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
+        fed = {"bahdanau": context, "luong": config.hidden if self.feeding else 0, "gnmt": 0}[config.style]
+        inputs = [config.embed + fed] + [config.hidden + (context if config.style == "gnmt" else 0)] * (layers - 1)
+        self.layers = nn.ModuleList(RNN(config.cell, size, config.hidden) for size in inputs)
+        if config.style != "gnmt":
+            seen = context + config.hidden + (config.embed if config.style == "bahdanau" else 0)
+            out = 2 * config.features if config.readout == "maxout" else config.features
+            self.readout = Linear(seen, out, bias=config.style == "bahdanau")
+        self.maxout = config.readout == "maxout"
         self.dropout = Dropout(config.dropout)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Memory and first state, one row a sentence, from what the encoder returned."""
         cells = self.bridge(outputs_BSM, lasts, length_B)
         feed_BD = torch.zeros_like(cells[0][0]) if self.feeding else None
-        return self.attention.memorise(outputs_BSM, length_B), DecoderState(cells, feed_BD)
+        memory = self.attention.memorise(outputs_BSM, length_B)
+        return memory, DecoderState(cells, feed_BD, *self.attention.begin(memory))
 
     def forward(
         self, embedded_NTE: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, Weights, DecoderState]:
+    ) -> tuple[Tensor, Weights | None, DecoderState]:
         """Returns features_NTD (of the token after each given one), weights_NTW and the state after the last."""
-        if self.style == "luong" and not self.feeding:
-            return self.whole(embedded_NTE, state, memory)
-        return self.steps(embedded_NTE, state, memory)
+        gaze = Gaze(self.attention, memory, state, embedded_NTE.dtype)
+        run = self.steps if self.looping else self.whole
+        features_NTD, cells, feed_ND = run(embedded_NTE, state, gaze)
+        return features_NTD, gaze.weights(), DecoderState(cells, feed_ND, gaze.position_N, gaze.coverage_NS)
 
-    def whole(self, embedded_NTE: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
+    def read(self, context_NTM: Tensor, before_NTD: Tensor, after_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
+        """features_NTD, outside any loop: what the output layer sees.
+
+        `luong`: h~_t = tanh(W_c [c_t; h_t]), Luong et al. 2015, eq. 5. `bahdanau`: tanh(W_r [c_t; s_t; E y_{t-1}]), or
+        t_t = max(t~_{2j-1}, t~_{2j}), t~_t = U_o s_{t-1} + V_o E y_{t-1} + C_o c_t, Bahdanau et al. 2014, A.2.2.
+        """
+        if self.style == "luong":
+            return torch.tanh(self.readout(torch.cat([context_NTM, after_NTD], 2)))
+        if self.maxout:
+            return self.readout(torch.cat([context_NTM, before_NTD, embedded_NTE], 2)).unflatten(2, (-1, 2)).amax(3)
+        return torch.tanh(self.readout(torch.cat([context_NTM, after_NTD, embedded_NTE], 2)))
+
+    def whole(self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze) -> tuple[Tensor, tuple[State, ...], None]:
         """Attention does not feed back: every layer in one call, all positions attend at once."""
         x_NTD, cells = embedded_NTE, []
+        contexts: list[Tensor] = []
         for depth, (rnn, cell) in enumerate(zip(self.layers, state.cells, strict=True)):
-            inputs = self.dropout(x_NTD) if depth else x_NTD
-            h_NTD, cell = rnn(inputs, cell)
-            x_NTD = h_NTD + inputs if depth and self.residual else h_NTD
-            cells.append(cell)
-        rows, steps, _ = x_NTD.shape
-        query = self.attention.score.query(x_NTD)
-        context_BQM, weights = self.attention(query.reshape(len(memory.values_BSM), -1, query.shape[2]), memory)
-        context_NTM = context_BQM.reshape(rows, steps, -1)
-        features_NTD = torch.tanh(self.readout(torch.cat([context_NTM, x_NTD], 2)))
-        return (
-            features_NTD,
-            Weights(weights.weights_BQW.reshape(rows, steps, -1), None),
-            DecoderState(tuple(cells), None),
-        )
+            below = self.dropout(x_NTD) if depth else x_NTD
+            h_NTD, last = rnn(torch.cat([below, *contexts], 2) if contexts else below, cell)
+            summed = self.residual and depth > (self.style == "gnmt")  # gnmt: from the third layer on
+            x_NTD = h_NTD + below if summed else h_NTD
+            cells.append(last)
+            if depth == self.attending:
+                contexts.append(gaze(x_NTD))
+        if self.style != "gnmt":
+            before_NTD = torch.cat([state.cells[-1][0].unsqueeze(1), h_NTD[:, :-1]], 1)
+            x_NTD = self.read(contexts[0], before_NTD, x_NTD, embedded_NTE)
+        return x_NTD, tuple(cells), None
 
-    def steps(self, embedded_NTE: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
+    def steps(
+        self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze
+    ) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
         rows, length, embed = embedded_NTE.shape
         dtype = embedded_NTE.dtype
         bottom, *upper = [rnn.bind(dtype, 0 if depth else embed) for depth, rnn in enumerate(self.layers)]
         inputs_TNG = self.layers[0].project(embedded_NTE).unbind(1)
         masks_LTND = self.dropout(embedded_NTE.new_ones(len(upper), length, rows, state.cells[0][0].shape[1]))
-        query_map = self.attention.score.query
-        if isinstance(query_map, Linear):
-            query_map = query_map.bind(dtype)
         readout = self.readout.bind(dtype)
 
         def attend(query_ND: Tensor) -> Tensor:
-            query = query_map(query_ND)
-            context_BQM, weights = self.attention(query.view(len(memory.values_BSM), -1, query.shape[1]), memory)
-            attended.append(weights.weights_BQW.reshape(rows, -1))
-            return context_BQM.reshape(rows, -1)
+            return gaze(query_ND.unsqueeze(1)).squeeze(1)
 
         def climb(feed: Tensor, inputs_NG: Tensor, masks_LND: Tensor) -> Tensor:
             """One step of every layer. Returns the top's output; the new states go to `cells`."""
@@ -138,19 +196,18 @@ class Decoder(nn.Module):
             return x_ND
 
         cells, feed_ND = list(state.cells), state.feed_ND
-        attended: list[Tensor] = []
-        outputs, contexts = [], []
+        contexts, before, after = [], [], []
         for inputs_NG, masks_LND in zip(inputs_TNG, masks_LTND.unbind(1), strict=True):
             if self.style == "bahdanau":
-                contexts.append(attend(cells[-1][0]))
-                outputs.append(climb(contexts[-1], inputs_NG, masks_LND))
+                before.append(cells[-1][0])
+                contexts.append(attend(before[-1]))
+                after.append(climb(contexts[-1], inputs_NG, masks_LND))
             else:
                 assert feed_ND is not None
                 top_ND = climb(feed_ND, inputs_NG, masks_LND)
                 feed_ND = torch.tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
-                outputs.append(feed_ND)
-        features_NTD = torch.stack(outputs, 1)
+                after.append(feed_ND)
+        features_NTD = torch.stack(after, 1)
         if self.style == "bahdanau":
-            seen_NTX = torch.cat([torch.stack(contexts, 1), features_NTD, embedded_NTE], 2)
-            features_NTD = torch.tanh(self.readout(seen_NTX))
-        return features_NTD, Weights(torch.stack(attended, 1), None), DecoderState(tuple(cells), feed_ND)
+            features_NTD = self.read(torch.stack(contexts, 1), torch.stack(before, 1), features_NTD, embedded_NTE)
+        return features_NTD, tuple(cells), feed_ND

@@ -7,7 +7,7 @@ number of directions.
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
+from nmt.model.config import ModelConfig
 from nmt.model.recurrence import RNN, Dropout
 
 

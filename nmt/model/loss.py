@@ -1,6 +1,7 @@
-"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits.
+"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits; the coverage loss.
 
-Shapes: R target tokens (no padding among them), D feature size, V vocabulary.
+Shapes: B sentences, T target and S source positions, R target tokens (no padding among them), D feature size, V
+vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
+UNSEEN = 1e-8  # stands for a weight of 0, whose logarithm would be infinite
 ROWS = 128  # products are made with a multiple of so many rows: each new shape costs a processor a kernel of its own
 
 
@@ -74,3 +76,16 @@ def cross_entropy(
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
     (Szegedy et al. 2016, section 7)."""
     return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing))
+
+
+def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:
+    """sum_t sum_s min(a_ts, c_ts), c_t = sum_{t' < t} a_t': attention to what was attended to before (See et al. 2017,
+    eq. 12), summed over the target tokens that are `inside`."""
+    before_BTS = weights_BTS.cumsum(1) - weights_BTS
+    return (torch.minimum(weights_BTS, before_BTS).sum(2) * inside_BT).sum()
+
+
+def guidance_loss(weights_BTS: Tensor, guide_BTS: Tensor) -> Tensor:
+    """- sum_ts g_ts log a_ts: cross-entropy of the attention weights a by those that gold links ask for, g (Chen et al.
+    2016, arXiv:1607.01628)."""
+    return -(guide_BTS * weights_BTS.clamp(min=UNSEEN).log()).sum()

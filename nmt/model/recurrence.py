@@ -104,6 +104,47 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callab
     return lambda x_NI: _Step.apply(x_NI, *anchors, tape)
 
 
+class _Table(torch.autograd.Function):
+    """A table whose rows are taken in a loop. Its backward runs after that of every step and returns the one gradient
+    in which the steps have added up theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, table_RA: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total = total
+        return table_RA.view_as(table_RA)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.total.pop() if ctx.total else None, None
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table; the backward pass adds to as many rows of `total`, not to a new gradient of the whole table."""
+
+    @staticmethod
+    def forward(ctx: Any, table_RA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.total = table_RA.shape, total
+        return table_RA.index_select(0, index.flatten()).view(*index.shape, table_RA.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not ctx.total:
+            ctx.total.append(gradients[0].new_zeros(ctx.shape))
+        index = ctx.saved_tensors[0].flatten()
+        ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]))
+        return None, None, None
+
+
+def bind_rows(table_RA: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map index -> rows of a table, shaped (*index, A), for one step loop: what a step costs, there and back, does
+    not depend on the length of the table. As with `bind`, it must not outlive the loop's backward pass."""
+    total: list[Tensor] = []
+    anchor = _Table.apply(table_RA, total)
+    return lambda index: _Rows.apply(anchor, index, total)
+
+
 # ------------------------------------------------------------------------------------------------------------- cells
 class _LSTMCell(torch.autograd.Function):
     """The pointwise half of an LSTM step with its gradient written out: half the operations that autograd would run."""

@@ -1,14 +1,14 @@
 """The whole model: embeddings, encoder, decoder, output layer.
 
 Shapes: B sentences, N rows (sentence-major hypotheses; N = B in training), S source and T target positions, E embedding
-size, D decoder size, R target tokens without padding, V vocabulary.
+size, D decoder size (of features with maxout half of it), R target tokens without padding, V vocabulary.
 """
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
 from nmt.model.attention import Memory, Weights
+from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.model.loss import Loss, cross_entropy
@@ -29,11 +29,16 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(config)
         self.dropout = Dropout(config.dropout)
         tied = config.tie != "none"
-        self.to_embedding = Linear(config.hidden, config.embed) if tied and config.hidden != config.embed else None
-        self.output = Linear(config.embed if tied else config.hidden, target_vocab)
+        self.to_embedding = Linear(config.features, config.embed) if tied and config.features != config.embed else None
+        self.output = Linear(config.embed if tied else config.features, target_vocab)
         nn.init.zeros_(self.output.bias)
         if tied:
             self.output.weight = self.target_embedding.weight
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions of a source attention can reach; None: all."""
+        return self.decoder.attention.reach
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
@@ -41,8 +46,11 @@ class Seq2Seq(nn.Module):
         outputs_BSM, lasts = self.encoder(embedded_BSE, length_B)
         return self.decoder.start(outputs_BSM, lasts, length_B)
 
-    def decode(self, tokens_NT: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, Weights, DecoderState]:
-        """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW and the state after."""
+    def decode(
+        self, tokens_NT: Tensor, state: DecoderState, memory: Memory
+    ) -> tuple[Tensor, Weights | None, DecoderState]:
+        """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW (None where there is no
+        attention) and the state after."""
         embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
         return self.decoder(embedded_NTE, state, memory)
 
@@ -59,7 +67,7 @@ class Seq2Seq(nn.Module):
         self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
     ) -> tuple[Loss, Weights | None]:
         """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer.
-        Returns the loss and the attention weights_BTS."""
+        Returns the loss and the attention weights_BTW."""
         memory, state = self.start(source_BS, length_B)
         features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         wanted_BT = target_BT[:, 1:]

@@ -1,0 +1,105 @@
+"""What a decoder step costs with a global and with a local window, for short and for long sources.
+
+python scripts/bench_attention.py
+
+Processor time of one step on one thread, in decoding (greedy, and a beam of 5) and in training (forward and backward):
+medians of runs in turn. What is done once a sentence does not count, such as encoding it, projecting its keys, and
+adding up one gradient of the size of its memory: a step is the difference between long and short targets.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from nmt.config import AttentionConfig, ModelConfig
+from nmt.model.attention import Memory
+from nmt.model.decoder import Decoder, DecoderState
+
+LENGTHS = (40, 1000)  # source positions
+SENTENCES, HIDDEN, HALF_WIDTH = 8, 256, 10
+STEPS = (4, 24)  # target positions of the short and the long run
+WARM_UP, ROUNDS = 2, 15
+Run = Callable[[int], None]
+
+
+def prepare(window: str, positions: int) -> tuple[Decoder, Memory, DecoderState]:
+    """A decoder, and sentences of this length, encoded."""
+    torch.manual_seed(1)
+    attention = AttentionConfig(window=window, half_width=HALF_WIDTH)
+    decoder = Decoder(ModelConfig(embed=HIDDEN, hidden=HIDDEN, dropout=0.0, attention=attention))
+    outputs_BSM = torch.randn(SENTENCES, positions, HIDDEN)
+    with torch.no_grad():
+        memory, state = decoder.start(outputs_BSM, [outputs_BSM[:, -1]], torch.full((SENTENCES,), positions))
+    return decoder, memory, state
+
+
+def decoding(decoder: Decoder, memory: Memory, state: DecoderState, beam: int) -> Run:
+    """run(steps): one token after the other, as in search."""
+    first = state.select(torch.arange(SENTENCES).repeat_interleave(beam))
+    embedded_N1E = torch.randn(SENTENCES * beam, 1, HIDDEN)
+
+    @torch.inference_mode()
+    def run(steps: int) -> None:
+        state = first
+        for _ in range(steps):
+            _, _, state = decoder(embedded_N1E, state, memory)
+
+    return run
+
+
+def training(decoder: Decoder, memory: Memory, state: DecoderState) -> Run:
+    """run(steps): teacher forcing there and back, down to the gradients of keys and values."""
+    embedded_BTE = torch.randn(SENTENCES, max(STEPS), HIDDEN)
+    keys, values = memory.keys_BHSA.clone().requires_grad_(), memory.values_BHSM.clone().requires_grad_()
+    learned = memory._replace(keys_BHSA=keys, values_BHSM=values)
+    learn = [keys, values, *decoder.parameters()]
+
+    def run(steps: int) -> None:
+        features_BTD, _, _ = decoder(embedded_BTE[:, :steps], state, learned)
+        torch.autograd.grad(features_BTD.sum(), learn, allow_unused=True)
+
+    return run
+
+
+def compare(runs: list[Run]) -> list[float]:
+    """Milliseconds a step of each, run in turn."""
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(WARM_UP + ROUNDS):
+        for run, own in zip(runs, times, strict=True):
+            short, long = (milliseconds(run, steps) for steps in STEPS)
+            if turn >= WARM_UP:
+                own.append((long - short) / (STEPS[1] - STEPS[0]))
+    return [statistics.median(own) for own in times]
+
+
+def milliseconds(run: Run, steps: int) -> float:
+    started = time.process_time()
+    run(steps)
+    return (time.process_time() - started) * 1e3
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.zeros(7 * 2**20)  # freed at once, after which glibc keeps such memory: page faults would drown the rest
+    print(f"milliseconds a step of {SENTENCES} sentences: score additive, size {HIDDEN}, half_width {HALF_WIDTH}\n")
+    print(
+        f"{'window':<10}{'':<10}" + "".join(f"{f'S = {positions:,}':>12}" for positions in LENGTHS) + f"{'change':>10}"
+    )
+    for window in ("local_m", "local_p", "global"):
+        parts = [prepare(window, positions) for positions in LENGTHS]
+        for what, build in WORK.items():
+            short, long = compare([build(*part) for part in parts])
+            print(f"{window:<10}{what:<10}{short:>12.2f}{long:>12.2f}{long / short - 1:>+10.0%}", flush=True)
+
+
+WORK: dict[str, Callable[[Decoder, Memory, DecoderState], Run]] = {
+    "greedy": partial(decoding, beam=1),
+    "beam 5": partial(decoding, beam=5),
+    "training": training,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,431 @@
+"""The attention family against its equations, written out in NumPy, and every combination of it in every decoder."""
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_model import VOCABULARY, ragged_batch
+from torch import Tensor
+
+from nmt import config as schema
+from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
+from nmt.model.attention import SCORES, WINDOWS, Attention
+from nmt.model.normalisers import NORMALISERS
+from nmt.model.recurrence import CELLS
+from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.search import force, search
+from nmt.translator import warn_of_reach
+
+REACH = 3  # of score location: less than the longest sentence
+STYLES: dict[str, dict[str, Any]] = {
+    "bahdanau": {"style": "bahdanau"},
+    "input feeding": {"style": "luong", "input_feeding": True},
+    "luong": {"style": "luong", "input_feeding": False},
+    "gnmt": {"style": "gnmt", "decoder_layers": 3},
+}
+OWN_SCORES = [score for score in SCORES if score != "concat"]  # which is `additive` under another name
+FAMILY = [
+    {"score": score, "window": window, "normaliser": normaliser, "heads": heads, "coverage": coverage}
+    for score, window, normaliser, heads, coverage in itertools.product(
+        OWN_SCORES, WINDOWS, NORMALISERS, (1, 2), (False, True)
+    )
+]
+
+
+def name(kind: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in kind.items())
+
+
+def random_(module: torch.nn.Module, scale: float) -> None:
+    """Parameters with an opinion: also those that begin at 0."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
+
+
+def attention_of(half_width: int, hidden: int = 8, **kind: Any) -> Attention:
+    settings = AttentionConfig(half_width=half_width, max_positions=REACH, **kind)
+    attention = Attention(ModelConfig(embed=6, hidden=hidden, attention=settings)).double()
+    random_(attention, 1.0)
+    return attention
+
+
+def model_of(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
+    """A model of a style; its cell, depth, readout and half width vary with the number."""
+    draw = random.Random(number).choice
+    sizes = {} if kind["score"] == "none" else {"half_width": draw([1, 2]), "max_positions": REACH}
+    attention = AttentionConfig(**sizes, **kind)
+    changes = {"cell": draw(list(CELLS)), "decoder_layers": draw([1, 2])} | STYLES[style]
+    changes["readout"] = draw(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention, **changes)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    random_(model, 0.4)
+    return model
+
+
+# --------------------------------------------------------------------------------------------------------- equations
+def threshold(z: np.ndarray, power: int) -> np.ndarray:
+    """max(z - tau, 0)^power with tau such that it sums to 1, by bisection."""
+    low, high = z.max() - 1, z.max()
+    for _ in range(100):
+        tau = (low + high) / 2
+        low, high = (tau, high) if (np.maximum(z - tau, 0) ** power).sum() > 1 else (low, tau)
+    return np.maximum(z - low, 0) ** power
+
+
+EQUATIONS = {
+    "softmax": lambda z: np.exp(z) / np.exp(z).sum(),
+    "sparsemax": lambda z: threshold(z, 1),
+    "entmax15": lambda z: threshold(z / 2, 2),
+}
+
+
+def equation(
+    p: dict[str, np.ndarray], kind: AttentionConfig, head: int, q: np.ndarray, h: np.ndarray, s: int, c: float
+):
+    """The score of one query and the encoder output h at position s, which has had weight c so far."""
+    share = lambda x: np.split(x, kind.heads)[head]  # noqa: E731
+    if kind.score == "additive":
+        seen = p["score.coverage"][head, 0] * c if kind.coverage else 0
+        inner = share(p["score.query.weight"]) @ q + share(p["score.key.weight"]) @ h + share(p["score.key.bias"])
+        return share(p["score.v"]) @ np.tanh(inner + seen)
+    seen = p["score.coverage"][head, 0, 0] * c if kind.coverage else 0
+    if kind.score == "location":
+        return (share(p["score.query.weight"]) @ q)[s] + seen if s < REACH else None
+    if kind.heads > 1:
+        q, h = share(p["score.query.weight"]) @ q, share(p["score.key.weight"]) @ h
+    elif kind.score == "general":
+        h = p["score.key.weight"] @ h
+    return q @ h / (np.sqrt(len(q)) if kind.score == "scaled_dot" else 1) + seen
+
+
+def attend(p: dict[str, np.ndarray], kind: AttentionConfig, q: np.ndarray, h: np.ndarray, t: int, c: np.ndarray):
+    """Context and weights of one query, over a sentence of h_1 .. h_S."""
+    S, D = len(h), kind.half_width
+    point, gain = t, np.ones(S)
+    if kind.window == "local_p":
+        point = S / (1 + np.exp(-p["window.v"] @ np.tanh(p["window.point.weight"] @ q)))
+        gain = np.exp(-((np.arange(S) - point) ** 2) / (2 * (D / 2) ** 2))
+    centre = min(int(np.floor(point)), S - 1)
+    window = [s for s in range(S) if kind.window == "global" or abs(s - centre) <= D]
+    contexts, weights = [], np.zeros(S)
+    for head in range(kind.heads):
+        scores = {s: equation(p, kind, head, q, h[s], s, c[s]) for s in window}
+        scores = {s: score for s, score in scores.items() if score is not None}
+        own = np.zeros(S)
+        if scores:
+            own[list(scores)] = EQUATIONS[kind.normaliser](np.array(list(scores.values())))
+        own *= gain
+        weights += own / kind.heads
+        values = h if kind.heads == 1 else h @ np.split(p["value.weight"], kind.heads)[head].T
+        contexts.append(own @ values)
+    context = np.concatenate(contexts)
+    return context if kind.heads == 1 else p["output.weight"] @ context, weights, window
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("score", OWN_SCORES)
+def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> None:
+    """Three queries a sentence at chosen places; windows that are cut at both ends, and one wider than any sentence;
+    what stands at padding is noise."""
+    generator = torch.Generator().manual_seed(1)
+    length_B, position_BQ = torch.tensor([6, 3, 5, 1]), torch.tensor([[0, 2, 7], [5, 1, 2], [3, 4, 0], [0, 1, 9]])
+    values_BSM = torch.randn(4, 6, 8, generator=generator, dtype=torch.float64)
+    query_BQD = torch.randn(4, 3, 8, generator=generator, dtype=torch.float64)
+    coverage_BQS = torch.rand(4, 3, 6, generator=generator, dtype=torch.float64)
+    empty = cut = 0
+    for kind, half_width in itertools.product(FAMILY, (1, 2, 4)):
+        if (kind["score"], kind["window"]) != (score, window):
+            continue
+        attention = attention_of(half_width, **kind)
+        settings = AttentionConfig(half_width=half_width, **kind)
+        parameters = {key: value.numpy() for key, value in attention.state_dict().items()}
+        look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+        context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if settings.coverage else None)
+        assert weights is not None and weights.weights_BQW.shape[2] == (
+            6 if window == "global" else min(2 * half_width + 1, 6)
+        )
+        dense_BQS = weights.dense(6).detach().numpy()
+        for b, q in itertools.product(range(4), range(3)):
+            S = int(length_B[b])
+            expected = attend(
+                parameters,
+                settings,
+                query_BQD[b, q].numpy(),
+                values_BSM[b, :S].numpy(),
+                int(position_BQ[b, q]),
+                coverage_BQS[b, q].numpy(),
+            )
+            np.testing.assert_allclose(
+                context_BQM[b, q].detach().numpy(), expected[0], atol=1e-10, rtol=0, err_msg=name(kind)
+            )
+            np.testing.assert_allclose(dense_BQS[b, q, :S], expected[1], atol=1e-10, rtol=0, err_msg=name(kind))
+            assert not np.delete(dense_BQS[b, q], expected[2]).any()  # exactly 0 outside the window, and at padding
+            empty += not expected[1].any()
+            cut += len(expected[2]) < min(S, 2 * half_width + 1)
+    assert (empty > 0) == (score == "location" and window != "global")  # nothing to see there
+    assert (cut > 0) == (window != "global")
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_normalisers_sum_to_one_and_see_no_masked_score(normaliser: str) -> None:
+    torch.manual_seed(3)
+    scores = torch.randn(5, 40, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [1], [10], [1000]])
+    scores[:, ::7] = float("-inf")
+    scores[0, 1:4] = 2.0  # equal ones
+    for dtype in (torch.float64, torch.float32):
+        weights = NORMALISERS[normaliser](scores.to(dtype))
+        expected = np.array([EQUATIONS[normaliser](row - row.max()) for row in scores.numpy()])
+        np.testing.assert_allclose(weights.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-6)
+        assert (weights.sum(1) - 1).abs().max() < 1e-5 and not weights[:, ::7].any()
+    finite = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(NORMALISERS[normaliser], finite)
+    assert NORMALISERS[normaliser](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("score", OWN_SCORES)
+def test_attention_passes_gradcheck(score: str, window: str) -> None:
+    """Contexts and weights with respect to queries, encoder outputs, coverage and all parameters, over two steps; one
+    head without coverage, two with it."""
+    length_B, position_BQ = torch.tensor([6, 3]), torch.tensor([[5, 2], [0, 1]])
+    generator = torch.Generator().manual_seed(2)
+    for kind in FAMILY:
+        if (kind["score"], kind["window"]) != (score, window) or kind["coverage"] != (kind["heads"] > 1):
+            continue
+        attention = attention_of(1, hidden=4, **kind)
+        query_BQD = torch.randn(2, 2, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        values_BSM = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        coverage_BQS = torch.rand(2, 2, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+
+        def run(*inputs: Tensor, attention: Attention = attention, covered: bool = kind["coverage"]) -> Any:
+            query_BQD, values_BSM, coverage_BQS = inputs[:3]
+            look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+            results = []
+            for step in range(2):
+                context_BQM, weights = look(query_BQD + step, position_BQ - step, coverage_BQS if covered else None)
+                assert weights is not None
+                results += [context_BQM, weights.weights_BQW]
+            return tuple(results)
+
+        inputs = (query_BQD, values_BSM, coverage_BQS, *attention.parameters())
+        assert torch.autograd.gradcheck(run, inputs, fast_mode=True), name(kind)
+
+
+# ---------------------------------------------------------------------------------------------------------- decoders
+def in_styles(kinds: list[dict[str, Any]]) -> list[Any]:
+    """Each style with each kind of attention, and a number by which other settings vary."""
+    pairs = itertools.product(STYLES, [*kinds, {"score": "none"}])
+    return [(style, number, kind) for number, (style, kind) in enumerate(pairs)]
+
+
+PAIRWISE = [kind for number, kind in enumerate(FAMILY) if number % 4 == number // 4 % 4]  # heads and coverage in turn
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_attention_decodes_alike_in_every_way(style: str) -> None:
+    """All positions at once equal one at a time; hypotheses share the memory of their sentence; neighbours and padding
+    change nothing."""
+    source_BS, length_B, target_BT = ragged_batch(target=3)
+    for own, number, kind in in_styles(FAMILY):
+        if own != style:
+            continue
+        model = model_of(style, number, **kind)
+        with torch.no_grad():
+            memory, start = model.start(source_BS, length_B)
+            together, weights, last = model.decode(target_BT, start, memory)
+            dense = None if weights is None else weights.dense(6)
+            assert (dense is None) == (kind["score"] == "none")
+
+            state = start
+            for t in range(target_BT.shape[1]):
+                features, step_weights, state = model.decode(target_BT[:, t : t + 1], state, memory)
+                torch.testing.assert_close(features[:, 0], together[:, t], msg=name(kind))
+                if dense is not None:
+                    torch.testing.assert_close(step_weights.dense(6)[:, 0], dense[:, t], msg=name(kind))
+            for expected, found in zip(flat(last), flat(state), strict=True):
+                torch.testing.assert_close(found, expected, msg=name(kind))
+
+            rows_N = torch.arange(4).repeat_interleave(2)
+            tokens_NT = torch.cat([target_BT, target_BT.flip(1)], 1).view(8, -1)
+            shared, _, _ = model.decode(tokens_NT, start.select(rows_N), memory)
+            copied, _, _ = model.decode(tokens_NT, start.select(rows_N), memory.select(rows_N))
+            torch.testing.assert_close(shared, copied, msg=name(kind))
+
+            memory, state = model.start(source_BS[1:2, :3], length_B[1:2])
+            alone, own_weights, _ = model.decode(target_BT[1:2], state, memory)
+            torch.testing.assert_close(alone[0], together[1], msg=name(kind))
+            if dense is not None:
+                torch.testing.assert_close(dense[1, :, :3], own_weights.dense(3)[0], msg=name(kind))
+                assert not dense[1, :, 3:].any()
+
+
+def flat(state: Any) -> list[Tensor]:
+    """All tensors of a decoder state."""
+    parts = [*itertools.chain(*state.cells), *state[1:]]
+    return [part for part in parts if part is not None]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_attention_is_searched_and_forced(style: str) -> None:
+    """Greedy and beam search run, and forced decoding of what they found gives the same scores and weights."""
+    source_BS, length_B, _ = ragged_batch()
+    ended = 0
+    for own, number, kind in in_styles(PAIRWISE):
+        if own != style:
+            continue
+        model = model_of(style, number, **kind)
+        with torch.no_grad():
+            model.output.bias[EOS] += 1
+        for beam in (1, 3):
+            config = SearchConfig(beam=beam, n_best=beam, max_length=5)
+            found = search(model, source_BS, length_B, config, keep_weights=True)
+            [best, *_] = zip(*found, strict=True)
+            target_BT = torch.full((4, 6), PAD)
+            for row, hypothesis in enumerate(best):
+                target_BT[row, : len(hypothesis.tokens) + 1] = torch.tensor([BOS, *hypothesis.tokens])
+            for one, other in zip(best, force(model, source_BS, length_B, target_BT), strict=True):
+                assert one.tokens == other.tokens and one.score == pytest.approx(other.score, abs=1e-9), name(kind)
+                ended += one.tokens[-1] == EOS
+                assert (one.weights_TS is None) == (other.weights_TS is None) == (kind["score"] == "none")
+                if one.weights_TS is not None:
+                    torch.testing.assert_close(one.weights_TS, other.weights_TS, msg=name(kind))
+    assert ended > 20
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_gradients_of_every_attention_equal_finite_differences(style: str) -> None:
+    """Of all parameters at once in a random direction, coverage loss included."""
+    batch = ragged_batch()
+    generator = torch.Generator().manual_seed(0)
+    for own, number, kind in in_styles(PAIRWISE):
+        if own != style:
+            continue
+        model = model_of(style, number, **kind)
+        coverage = 0.5 if kind.get("coverage") else 0.0
+
+        def loss(model: Seq2Seq = model, coverage: float = coverage) -> Tensor:
+            return model.loss(*batch, smoothing=0.1, coverage=coverage)[0].smoothed
+
+        loss().backward()
+        parameters = list(model.parameters())
+        directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in parameters]
+        for parameter, direction in zip(parameters, directions, strict=True):
+            if len(parameter) == VOCABULARY and parameter.shape[1:] == (6,):
+                direction[PAD] = 0  # the row of padding is not learned as an input
+        expected = 0.0
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                torch._foreach_add_(parameters, directions, alpha=step)
+                expected += loss().item() / (2 * step)
+                torch._foreach_add_(parameters, directions, alpha=-step)
+        found = sum(
+            (p.grad * d).sum().item() for p, d in zip(parameters, directions, strict=True) if p.grad is not None
+        )
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-5), f"{number} {name(kind)}"
+
+
+def test_half_precision_stays_near_double() -> None:
+    batch = ragged_batch()
+    for style, number, kind in in_styles(PAIRWISE):
+        losses, gradients = [], []
+        for dtype in (torch.float64, torch.bfloat16):
+            model = model_of(style, number, **kind)
+            model.to(torch.promote_types(dtype, torch.float32)).dtype = dtype
+            loss, weights = model.loss(*batch, smoothing=0.1)
+            loss.smoothed.backward()
+            assert weights is None or weights.weights_BQW.dtype == torch.promote_types(dtype, torch.float32)
+            losses.append(loss.smoothed.item())
+            gradients.append(torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]))
+        assert losses[1] == pytest.approx(losses[0], rel=0.01), name(kind)
+        assert torch.cosine_similarity(*gradients, dim=0) > 0.99, name(kind)
+
+
+def cell_step(rnn: Any, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """torch's own cells."""
+    parameters = (rnn.weight_ih, rnn.weight_hh, rnn.bias_ih, rnn.bias_hh)
+    return torch.lstm_cell(x, state, *parameters) if rnn.states == 2 else (torch.gru_cell(x, state[0], *parameters),)
+
+
+@pytest.mark.parametrize("readout", ["tanh", "maxout"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("style", STYLES)
+def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: str) -> None:
+    """One step after the other, as docs/attention.md writes them; three layers with residual sums."""
+    if readout == "maxout" and style != "bahdanau":
+        return
+    changes = STYLES[style] | {"cell": cell, "readout": readout, "decoder_layers": 3}
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, **changes)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    random_(model, 0.4)
+    decoder, (source_BS, length_B, target_BT) = model.decoder, ragged_batch()
+    with torch.no_grad():
+        memory, state = model.start(source_BS, length_B)
+        features, _, _ = model.decode(target_BT, state, memory)
+        attend, cells = decoder.attention.bind(memory, torch.float64), list(state.cells)
+        feed = torch.zeros(4, 8, dtype=torch.float64)
+        for t, y in enumerate(model.target_embedding(target_BT).unbind(1)):
+            look = lambda q: attend(q.unsqueeze(1), None, None)[0].squeeze(1)  # noqa: B023, E731
+            before = cells[-1][0]
+            context = look(before) if style == "bahdanau" else None
+            fed = {"bahdanau": [context], "input feeding": [feed], "luong": [], "gnmt": []}[style]
+            cells[0] = cell_step(decoder.layers[0], torch.cat([y, *fed], 1), cells[0])
+            x = cells[0][0]
+            if style == "gnmt":
+                context = look(x)
+            for depth in (1, 2):
+                inputs = torch.cat([x, context], 1) if style == "gnmt" else x
+                cells[depth] = cell_step(decoder.layers[depth], inputs, cells[depth])
+                x = cells[depth][0] if style == "gnmt" and depth == 1 else cells[depth][0] + x
+            if style == "bahdanau":
+                seen = torch.cat([context, before if readout == "maxout" else x, y], 1)
+                inner = seen @ decoder.readout.weight.T + decoder.readout.bias
+                x = torch.tanh(inner) if readout == "tanh" else torch.maximum(inner[:, ::2], inner[:, 1::2])
+            elif style != "gnmt":
+                x = feed = torch.tanh(torch.cat([look(x), x], 1) @ decoder.readout.weight.T)
+            torch.testing.assert_close(features[:, t], x, atol=1e-10, rtol=0)
+
+
+def test_coverage_loss_counts_what_was_attended_to_before() -> None:
+    """See et al. 2017, eq. 12, over the target pieces that are not padding; without coverage there is none."""
+    model = model_of("bahdanau", score="additive", window="local_p", coverage=True)
+    source_BS, length_B, target_BT = ragged_batch()
+    plain, weights = model.loss(source_BS, length_B, target_BT)
+    loss, _ = model.loss(source_BS, length_B, target_BT, coverage=0.25)
+    expected = 0.0
+    for target_T, weights_TS in zip(target_BT, weights.dense(6).detach().numpy(), strict=True):
+        for t in range(int((target_T != PAD).sum()) - 1):
+            expected += np.minimum(weights_TS[t], weights_TS[:t].sum(0)).sum()
+    assert (loss.smoothed - plain.smoothed).item() == pytest.approx(0.25 * expected) and expected > 0.1
+    assert loss.nats == plain.nats
+
+
+def test_choices_are_those_of_the_configuration() -> None:
+    assert (*SCORES, "none") == schema.SCORES
+    assert tuple(WINDOWS) == schema.WINDOWS and tuple(NORMALISERS) == schema.NORMALISERS
+    assert SCORES["concat"] is SCORES["additive"]  # so that it needs no test of its own
+
+
+def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_reach(model_of("luong", score="location"), [2, REACH, REACH + 1, 9], "lines")
+    warn_of_reach(model_of("luong", score="dot"), [9], "lines")
+    warn_of_reach(model_of("luong", score="none"), [9], "lines")
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"2 lines have more than model.attention.max_positions={REACH} source pieces"
+    ]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
+    for normaliser in NORMALISERS:
+        attention = attention_of(1, score="dot", window=window, normaliser=normaliser)
+        memory = attention.memorise(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
+        query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)
+        context_BQM, _ = attention.bind(memory, torch.float64)(query_BQD, torch.tensor([[3], [9]]), None)
+        assert context_BQM.isnan().all()

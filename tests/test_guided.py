@@ -1,0 +1,95 @@
+"""Guided alignment: gold links from files, what batches make of them, and the loss."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nmt.alignment import extract_links
+from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.data.batching import assemble, encode_corpus
+from nmt.data.corpus import column, load_pairs
+from nmt.data.tokenizer import train_tokenizer, words
+from nmt.data.toy import generate
+from nmt.errors import UserError
+from nmt.links import gold_of
+from nmt.model.loss import guidance_loss
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text with gold links beside it, as `sure-link possible?link`."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for split, pairs in generate(1, {"train": 80, "valid": 10, "test": 5}).items():
+        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
+        lines = ([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible] for p in pairs)
+        (folder / f"{split}.links").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def run_of(corpus: Path, **data: object) -> TrainRun:
+    given = {"format": "text", "path": str(corpus), "cache": str(corpus / "cache"), "alignments": "links"} | data
+    return TrainRun(
+        data=DataConfig(**given), tokenizer=TokenizerConfig(vocab_size=420), train=TrainConfig(guided_alignment=0.5)
+    )
+
+
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampling: float) -> None:
+    run = run_of(corpus)
+    pairs = load_pairs(run.data, "train")
+    gold = gold_of(pairs)
+    assert gold is not None
+    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, tmp_path)
+    encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
+    indices = np.array([5, 1, 17, 30])
+    batch = assemble(encoded, indices, 3)
+    assert batch.guide_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
+    for row, index in enumerate(indices):
+        source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())
+        target = tokenizer.target.pieces(batch.target_BT[row, 1 : batch.target_length_B[row] + 1].tolist())
+        guide_TS = batch.guide_BTS[row].numpy()
+        assert guide_TS.sum() == pytest.approx(len(target)) and not guide_TS[len(target) :].any()
+        links = set(extract_links(guide_TS[: len(target), : len(source)], words(source)[1], words(target)[1]))
+        assert links <= gold[index].possible
+        assert {t for _, t in links} == {t for _, t in gold[index].possible}
+        assert guide_TS[len(target) - 1, len(source) - 1] == 1 and target[-1] == tokenizer.target.pieces([EOS])[0]
+
+
+def test_the_loss_is_least_where_attention_does_as_told() -> None:
+    torch.manual_seed(0)
+    guide_BTS = torch.softmax(torch.randn(2, 3, 4, dtype=torch.float64), 2)
+    guide_BTS[1, 2] = 0  # padding
+    weights_BTS = guide_BTS.clone()
+    weights_BTS[1, 2] = 0.25
+    scores_BTS = weights_BTS.log().requires_grad_()
+    loss = guidance_loss(torch.softmax(scores_BTS, 2), guide_BTS)
+    torch.testing.assert_close(loss, -torch.xlogy(guide_BTS, guide_BTS).sum())
+    loss.backward()
+    assert scores_BTS.grad is not None and scores_BTS.grad.abs().max() < 1e-12
+    assert guidance_loss(torch.zeros(2, 3, 4), guide_BTS.float()).isfinite()
+
+
+def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="data.alignments=links needs data.format=text and data.invalid=refuse"):
+        run_of(corpus, invalid="drop")
+    run = run_of(corpus, alignments="nothing")
+    pairs = load_pairs(run.data, "train")
+    assert gold_of(pairs) is None
+    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, tmp_path)
+    with pytest.raises(UserError, match="train.guided_alignment=0.5 needs gold links"):
+        encode_corpus(pairs, tokenizer, run)
+    lines = (corpus / "valid.links").read_text(encoding="utf-8").splitlines()
+    for bad, message in (
+        ("0-0 99-0", r"valid.bad:2: '99-0' is out of range"),
+        ("0_0", r"valid.bad:2: '0_0' is no link"),
+    ):
+        (corpus / "valid.bad").write_text("\n".join([lines[0], bad, *lines[2:]]) + "\n", encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            load_pairs(run_of(corpus, alignments="bad").data, "valid")
+    (corpus / "valid.bad").write_text("0-0\n", encoding="utf-8")
+    with pytest.raises(UserError, match="valid.bad has 1 lines for 10 pairs"):
+        load_pairs(run_of(corpus, alignments="bad").data, "valid")
