@@ -208,8 +208,8 @@ def warn_of_reach(model: Seq2Seq, lengths: Sequence[int] | np.ndarray, what: str
     beyond = 0 if model.reach is None else int((np.asarray(lengths) > model.reach).sum())
     if beyond:
         log.warning(
-            f"{beyond:,} {what} have more than model.attention.max_positions={model.reach} source pieces: nothing "
-            "attends to those after it"
+            f"{beyond:,} of {len(lengths):,} {what} have more than model.attention.max_positions={model.reach} source "
+            "pieces: nothing attends to the others"
         )
 
 

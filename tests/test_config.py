@@ -204,7 +204,7 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: AttentionConfig(half_width=0), "model.attention.half_width=0 must be a number of at least 1"),
         (
             lambda: AttentionConfig(score="none", window="local_p", heads=2),
-            "model.attention.window=local_p, model.attention.heads=2: nothing attends with model.attention.score=none",
+            "window=local_p model.attention.heads=2: nothing attends .* or write model.attention.window=glob",
         ),
         (lambda: ModelConfig(style="gnmt"), "model.style=gnmt needs model.decoder_layers=2 or more"),
         (

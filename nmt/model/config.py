@@ -35,10 +35,13 @@ class AttentionConfig:
         check_at_least(1, model__attention__half_width=self.half_width, model__attention__heads=self.heads)
         check_at_least(1, model__attention__size=self.size, model__attention__max_positions=self.max_positions)
         if self.score == "none":
-            fields = [(f"model.attention.{f.name}", getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
-            idle = [f"{key}={value}" for key, value, default in fields[1:] if value != default]
+            idle = [f for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default]
+            given = " ".join(f"model.attention.{f.name}={getattr(self, f.name)}" for f in idle)
+            unset = " ".join(f"model.attention.{f.name}={'null' if f.default is None else f.default}" for f in idle)
             if idle:
-                raise UserError(f"{', '.join(idle)}: nothing attends with model.attention.score=none; leave it out")
+                raise UserError(
+                    f"{given}: nothing attends with model.attention.score=none; leave it out, or write {unset}"
+                )
 
 
 @dataclass(slots=True)
