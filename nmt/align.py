@@ -48,8 +48,14 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
 
 
 def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
-    """A model, ready for forced decoding, and the settings of its run."""
+    """A model, ready for forced decoding, and the settings of its run.
+
+    Raises:
+        UserError: it has no attention.
+    """
     model, tokenizer, run, _ = load_model(path)
+    if run.model.attention.score == "none":
+        raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
     place(model, choose_precision(command.precision, device), device)
     search = SearchConfig(max_source=command.max_length, batch_tokens=command.batch_tokens)
     return Translator(model, tokenizer, search, device), run

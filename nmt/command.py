@@ -177,6 +177,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             return float("nan") if score is None else score
 
         def run() -> None:
+            failures.clear()  # of an earlier call
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
             warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)

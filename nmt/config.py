@@ -290,7 +290,7 @@ class TranslateRun:
 class AlignRun:
     """`python -m nmt.align`"""
 
-    checkpoint: str | None = None
+    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     reverse_checkpoint: str | None = None  # a model of the other direction, whose links are put together with these
     symmetrise: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
     source: str | None = None  # a file of sentences ...
@@ -300,8 +300,8 @@ class AlignRun:
     gold_base: int = 0  # the number of a sentence's first word in it: 0 or 1
     max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
     batch_tokens: int = 8000  # pieces of the longer side in one batch
-    device: str = "auto"
-    precision: str = "auto"
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 

@@ -43,12 +43,15 @@ def page(
     chrf = sentence_chrf(texts, references)
     worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:PAIRS]
     pairs = [pair(row + 1, references[row], translations[row], chrf[row]) for row in worst]
+    scores = {SCORES[name]: measures[name] for name in SCORES if name in measures}
+    if scores.get("AER", 0) is None:
+        del scores["AER"]  # there are no gold links
     rest = {name.replace("_", " "): x for name, x in measures.items() if name not in SCORES and not isinstance(x, dict)}
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {
         "POLICY": policy(template),
         "TITLE": escape(title),
-        "SCORES": definitions({SCORES[name]: measures[name] for name in SCORES if name in measures}),
+        "SCORES": definitions(scores),
         "MEASURES": definitions(rest),
         "SIGNATURES": definitions({SCORES.get(name, name): text for name, text in measures["signatures"].items()}),
         "CHART": chart(bleu_by_length(sources, texts, references)),

@@ -15,12 +15,13 @@ import torch
 from conftest import ROOT, nmt, works
 
 from nmt.align import align as program
-from nmt.checkpoint import load_model
+from nmt.checkpoint import load_model, save_checkpoint, save_config
 from nmt.data.corpus import load_pairs
 from nmt.data.toy import Pair, generate
 from nmt.distributed import place as put
 from nmt.links import Gold, grow_diag_final_and
 from nmt.metrics import LinkCounts
+from nmt.model.seq2seq import build_model
 from nmt.validation import entropies, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"
@@ -151,6 +152,19 @@ def test_a_corpus_is_aligned_too(align: Align, place: Path) -> None:
     assert 0 < measured["entropy"] < np.log(40)
 
 
+def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> None:
+    _, tokenizer, run, _ = load_model(str(place / "runs" / "mine"))
+    run.model.attention.score = "none"
+    none = place / "runs" / "without"
+    none.mkdir(exist_ok=True)
+    tokenizer.save(none)
+    save_config(none, run)
+    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    save_checkpoint(none, model, torch.optim.SGD(model.parameters()), {"step": 1})
+    _, message = align("checkpoint=runs/without", *FILES, "output=new", code=1)
+    assert "model.attention.score=none" in message and not list(place.glob("new*"))
+
+
 def test_entropy_is_that_of_shares() -> None:
     weights = torch.tensor([[[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.25] * 4, [0] * 4, [0.1, 0.1, 0, 0]]]).double()
     assert entropies(weights).tolist() == [pytest.approx([np.log(2), 0, np.log(4), 0, np.log(2)])]
@@ -238,7 +252,7 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         (("source=test.de", "target=short.en"), "source=test.de has 30 lines, target=short.en has 29"),
         (("source=missing.de", "target=test.en"), "missing.de is not a file"),
         ((*FILES, "gold=missing"), "missing is not a file"),
-        ((*FILES, "gold=short.gold"), "gold=short.gold has 29 lines for 30 pairs of sentences"),
+        ((*FILES, "gold=short.gold"), "short.gold has 29 lines for 30 pairs of sentences"),
         ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is no link; a sure one is written 0-1"),
         ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: with gold_base=0 the source sentence has"),
         ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: with gold_base=1"),

@@ -122,6 +122,7 @@ def test_scores_and_signatures_stand_at_the_head():
         ("BLEU", "12.35"), ("TER", "–"), ("AER", "0.0123"), ("loss", "0.5000"), ("ppl", "1,234.57"), ("beam size", "5"),
         ("BLEU", "nrefs:1|tok:13a"),
     ]  # fmt: skip
+    assert "AER" not in page("mine, test", {"aer": None, "signatures": {}}, [], [], [])
 
 
 def test_the_chart_shows_each_range_of_lengths_with_its_number_of_pairs():
