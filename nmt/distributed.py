@@ -16,7 +16,7 @@ from tqdm import tqdm
 from nmt.errors import UserError
 
 # oneDNN keeps the kernels of this many shapes, about a megabyte each; by default it would be 1,024. Read at first use.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
