@@ -332,13 +332,12 @@ class Attention(nn.Module):
             sentences, queries, _ = query_BQD.shape
             query_RD = query_BQD.flatten(0, 1)
             view = look(query_RD, position_BQ)
-            rows = len(view.keys_RHWA)
-            if coverage_BQS is not None:
-                if view.first_BQ is not None:
-                    coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
-                coverage_BQS = coverage_BQS.view(rows, sentences * queries // rows, -1)
-            query_RHQA = self.share(query_map(query_RD).view(rows, sentences * queries // rows, -1))
-            scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_BQS)
+            shape = len(view.keys_RHWA), len(query_RD) // len(view.keys_RHWA), -1
+            if coverage_BQS is not None and view.first_BQ is not None:
+                coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
+            coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
+            query_RHQA = self.share(query_map(query_RD).view(shape))
+            scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
             weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW

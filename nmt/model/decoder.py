@@ -142,17 +142,15 @@ class Decoder(nn.Module):
         features_NTD, cells, feed_ND = run(embedded_NTE, state, gaze)
         return features_NTD, gaze.weights(), DecoderState(cells, feed_ND, gaze.position_N, gaze.coverage_NS)
 
-    def read(self, context_NTM: Tensor, before_NTD: Tensor, after_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
+    def read(self, context_NTM: Tensor, state_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
         """features_NTD, outside any loop: what the output layer sees.
 
         `luong`: h~_t = tanh(W_c [c_t; h_t]), Luong et al. 2015, eq. 5. `bahdanau`: tanh(W_r [c_t; s_t; E y_{t-1}]), or
         t_t = max(t~_{2j-1}, t~_{2j}), t~_t = U_o s_{t-1} + V_o E y_{t-1} + C_o c_t, Bahdanau et al. 2014, A.2.2.
         """
-        if self.style == "luong":
-            return torch.tanh(self.readout(torch.cat([context_NTM, after_NTD], 2)))
-        if self.maxout:
-            return self.readout(torch.cat([context_NTM, before_NTD, embedded_NTE], 2)).unflatten(2, (-1, 2)).amax(3)
-        return torch.tanh(self.readout(torch.cat([context_NTM, after_NTD, embedded_NTE], 2)))
+        seen = [context_NTM, state_NTD, *([embedded_NTE] if self.style == "bahdanau" else [])]
+        inner_NTD = self.readout(torch.cat(seen, 2))
+        return inner_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else torch.tanh(inner_NTD)
 
     def whole(self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze) -> tuple[Tensor, tuple[State, ...], None]:
         """Attention does not feed back: every layer in one call, all positions attend at once."""
@@ -166,10 +164,9 @@ class Decoder(nn.Module):
             cells.append(last)
             if depth == self.attending:
                 contexts.append(gaze(x_NTD))
-        if self.style != "gnmt":
-            before_NTD = torch.cat([state.cells[-1][0].unsqueeze(1), h_NTD[:, :-1]], 1)
-            x_NTD = self.read(contexts[0], before_NTD, x_NTD, embedded_NTE)
-        return x_NTD, tuple(cells), None
+        if self.maxout:
+            x_NTD = torch.cat([state.cells[-1][0].unsqueeze(1), h_NTD[:, :-1]], 1)  # s_{t-1}
+        return x_NTD if self.style == "gnmt" else self.read(contexts[0], x_NTD, embedded_NTE), tuple(cells), None
 
     def steps(
         self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze
@@ -196,18 +193,19 @@ class Decoder(nn.Module):
             return x_ND
 
         cells, feed_ND = list(state.cells), state.feed_ND
-        contexts, before, after = [], [], []
+        contexts, states = [], []
         for inputs_NG, masks_LND in zip(inputs_TNG, masks_LTND.unbind(1), strict=True):
             if self.style == "bahdanau":
-                before.append(cells[-1][0])
-                contexts.append(attend(before[-1]))
-                after.append(climb(contexts[-1], inputs_NG, masks_LND))
+                before_ND = cells[-1][0]
+                contexts.append(attend(before_ND))
+                after_ND = climb(contexts[-1], inputs_NG, masks_LND)
+                states.append(before_ND if self.maxout else after_ND)
             else:
                 assert feed_ND is not None
                 top_ND = climb(feed_ND, inputs_NG, masks_LND)
                 feed_ND = torch.tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
-                after.append(feed_ND)
-        features_NTD = torch.stack(after, 1)
+                states.append(feed_ND)
+        features_NTD = torch.stack(states, 1)
         if self.style == "bahdanau":
-            features_NTD = self.read(torch.stack(contexts, 1), torch.stack(before, 1), features_NTD, embedded_NTE)
+            features_NTD = self.read(torch.stack(contexts, 1), features_NTD, embedded_NTE)
         return features_NTD, tuple(cells), feed_ND
