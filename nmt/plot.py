@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,15 +43,44 @@ def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarr
         UserError: matplotlib is not installed.
     """
     assert weights.shape == (len(target), len(source)) and weights.size
+    scale = min(1.0, LARGEST / (CELL * max(weights.shape)))
+    with canvas(path, (CELL * scale * len(source), CELL * scale * len(target)), FONT * scale) as figure:
+        draw(figure, source, target, weights, title)
+
+
+def curves(path: Path, lines: dict[str, list[tuple[str, int, float | None]]], across: str, up: str) -> None:
+    """Draw named lines of (place, number of sentences, value), as `metrics.bleu_by_length` returns, and write PNG.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    with canvas(path, (6, 3.2), FONT) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        for (name, points), style in zip(lines.items(), ("-o", "--s", ":^", "-.d"), strict=False):
+            places = [(place, value) for place, _, value in points if value is not None]
+            axes.plot(*zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1)
+        axes.set_xlabel(across, color=INK)
+        axes.set_ylabel(up, color=INK)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+
+
+@contextmanager
+def canvas(path: Path, inches: tuple[float, float], font: float) -> Iterator["Figure"]:
+    """An empty figure that is written to `path` at the end.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("pictures need matplotlib: pip install 'nmt[plot]'") from None
-    scale = min(1.0, LARGEST / (CELL * max(weights.shape)))
-    with matplotlib.rc_context({"font.family": installed_fonts(), "font.size": FONT * scale}):
-        figure = Figure(figsize=(CELL * scale * len(source), CELL * scale * len(target)))
-        draw(figure, source, target, weights, title)
+    with matplotlib.rc_context({"font.family": installed_fonts(), "font.size": font}):
+        figure = Figure(figsize=inches)
+        yield figure
         save(figure, path)
 
 

@@ -2,13 +2,14 @@ import logging
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nmt import plot
 from nmt.errors import UserError
-from nmt.plot import heat_map
+from nmt.plot import curves, heat_map
 
 pytest.importorskip("matplotlib")
 SOURCE, TARGET = ["Ein", "Hund", "läuft", "."], ["A", "dog", "runs", "."]
@@ -81,3 +82,9 @@ def test_without_matplotlib_there_is_a_remedy(tmp_path, monkeypatch):
 def test_importing_it_does_not_import_matplotlib():
     program = "import sys, nmt.plot; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    lines = {"with": [("up to 5", 3, 90.0), ("6-10", 9, 80.0)], "without": [("up to 5", 3, 50.0), ("6-10", 9, None)]}
+    curves(tmp_path / "lengths.png", lines, "source words", "BLEU")
+    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
