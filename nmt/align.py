@@ -18,14 +18,20 @@ from nmt.data.corpus import column, last, load_pairs
 from nmt.data.gold import Sentences, read_gold
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
+from nmt.files import nobody_reads, output, read_text
 from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
 from nmt.metrics import LinkCounts
-from nmt.translate import CHUNK, nobody_reads, output, read_text
+from nmt.translate import CHUNK
 from nmt.translator import Translator
 
 
+def split_at_spaces(line: str) -> list[str]:
+    return [word for word in line.split(" ") if word]
+
+
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
-    """Sources, targets and, where there are any, gold links. Words are what stands between white space.
+    """Sources, targets and, where there are any, gold links. Words are what stands between white space; for the gold
+    links of a corpus, what stands between spaces.
 
     Raises:
         UserError: numbers of lines that differ, or a line of gold that is none.
@@ -37,14 +43,17 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
                 f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
                 "each line of one must translate the same line of the other"
             )
-        gold = None
+        own = None
     else:
         data = command.data.over(run.data)
         pairs = load_pairs(data, data.split)
         sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
-        gold = gold_of(pairs) if command.links.unit == "words" else None
-    words = [line.split() for line in sources], [line.split() for line in targets]
-    return *words, gold if command.gold is None else read_gold(Path(command.gold), command.gold_base, *words)
+        own = gold_of(pairs) if command.links.unit == "words" and command.gold is None else None
+    divide = str.split if own is None else split_at_spaces
+    words = [divide(line) for line in sources], [divide(line) for line in targets]
+    if own is not None:
+        return *words, own
+    return *words, None if command.gold is None else read_gold(Path(command.gold), command.gold_base, *words)
 
 
 def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:

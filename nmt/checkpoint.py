@@ -10,6 +10,7 @@ Loading executes nothing: tensors are safetensors, the rest is plain JSON and YA
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -24,22 +25,14 @@ from torch import Tensor
 from nmt.config import TrainRun
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
+from nmt.files import write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+STEP_FOLDER = re.compile(r"step_\d+|\.step_\d+\.(new|old)")  # whole; or half written, or on its way out
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -76,7 +69,7 @@ def save_checkpoint(run: Path, model: Seq2Seq, optimiser: torch.optim.Optimizer,
     temporary.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
     sync(checkpoints)
-    write_atomically(checkpoints / "last", folder.name + "\n")
+    write_atomically(checkpoints / "last", [folder.name + "\n"])
     return folder
 
 
@@ -109,8 +102,8 @@ def restore(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> Non
 
 def delete_all_but(run: Path, names: set[str]) -> None:
     """Remove the step folders that are not among `names`, and what a process that died left of others."""
-    for folder in [*(run / "checkpoints").glob("step_*"), *(run / "checkpoints").glob(".step_*")]:
-        if folder.name not in names:
+    for folder in (run / "checkpoints").iterdir():
+        if STEP_FOLDER.fullmatch(folder.name) and folder.name not in names:
             shutil.rmtree(folder)
 
 
@@ -126,7 +119,8 @@ def pointer(run: Path, name: str) -> Path | None:
 
 def last_checkpoint(run: Path) -> Path | None:
     """The step folder that `last` points to, else the one with the largest number, None where there is none."""
-    steps = {int(path.parent.name[5:]): path.parent for path in (run / "checkpoints").glob(f"step_[0-9]*/{MODEL}")}
+    folders = [path.parent for path in (run / "checkpoints").glob(f"step_*/{MODEL}")]
+    steps = {int(folder.name[5:]): folder for folder in folders if STEP_FOLDER.fullmatch(folder.name)}
     return pointer(run, "last") or (steps[max(steps)] if steps else None)
 
 
@@ -173,6 +167,8 @@ def load_config(run: Path) -> TrainRun:
     """
     path = run / "config.yaml"
     try:
+        if "${" in path.read_text(encoding="utf-8"):
+            raise UserError("a run's settings hold no interpolations (${...})")
         merged = OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.load(path))
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except FileNotFoundError:
@@ -184,7 +180,7 @@ def load_config(run: Path) -> TrainRun:
 
 
 def save_config(run: Path, config: TrainRun) -> None:
-    write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
+    write_atomically(run / "config.yaml", [OmegaConf.to_yaml(OmegaConf.create(asdict(config)))])
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

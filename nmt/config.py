@@ -5,9 +5,11 @@ values. A value that cannot work is refused here, with the key, the value and th
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nmt.command import program
@@ -48,6 +50,8 @@ class DataConfig:
         check_choice("data.invalid", self.invalid, ("refuse", "drop"))
         check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
         check_at_least(0, data__seed=self.seed)
+        if self.split != Path(self.split).name:
+            raise UserError(f"data.split={self.split} is the name of a split, as train, valid or test, and no path")
         if self.format != "toy" and not self.path:
             raise UserError(f"data.path is not set; data.format={self.format} needs it: data.path=FOLDER")
         if self.format == "toy" and self.path:
@@ -235,9 +239,11 @@ class DataOverride:
 
     def over(self, run: DataConfig) -> DataConfig:
         """The run's data with what was given here in its place."""
-        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        path = None if self.format == "toy" else run.path
-        return dataclasses.replace(run, **{"limit": None, "path": path, **given})
+        given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        unset = {"limit"} | ({"subset", "alignments"} if {"format", "path"} & given.keys() else set())
+        unset |= {"path"} if self.format == "toy" else set()
+        unset |= {"alignments"} if self.invalid == "drop" else set()
+        return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})
 
 
 @dataclass(slots=True)
@@ -280,10 +286,21 @@ class TranslateRun:
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
-        if self.output is not None and self.output == self.alignments:
-            raise UserError(f"output and alignments are both {self.output}; give two files")
+        check_files(
+            {"input": self.input, "target": self.target}, {"output": self.output, "alignments": self.alignments}
+        )
         if self.mode == "translate" and self.target:
             raise UserError(f"target={self.target} is for mode=score only")
+
+
+def check_files(read: dict[str, str | None], written: dict[str, str | None]) -> None:
+    """Refuse a file that would be written twice, or in the place of one that is read."""
+    others = {os.path.realpath(path): f"{key}={path}" for key, path in read.items() if path}
+    for key, path in written.items():
+        if path and (not os.path.exists(path) or os.path.isfile(path)):  # pipes and devices may be shared
+            other = others.setdefault(os.path.realpath(path), f"{key}={path}")
+            if other != f"{key}={path}":
+                raise UserError(f"{key}={path} is the same file as {other}; give another one")
 
 
 @dataclass(slots=True)
@@ -312,8 +329,7 @@ class AlignRun:
             raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")
         if self.source and self.data != DataOverride():
             raise UserError("source= and target= are aligned in place of a corpus; leave out data.*")
-        if self.output is not None and self.output in (self.source, self.target, self.gold):
-            raise UserError(f"output={self.output} would take the place of what is read; give another file")
+        check_files({"source": self.source, "target": self.target, "gold": self.gold}, {"output": self.output})
         if self.reverse_checkpoint and str(self.output).endswith((".jsonl", ".npz")):
             raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
         if self.gold_base not in (0, 1):

@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from nmt.errors import UserError
 
-# oneDNN keeps the kernels of this many shapes, about a megabyte each; by default it would be 1,024. Read at first use.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+# oneDNN keeps the kernels of this many shapes, about a megabyte each; by default 1,024. What a step loop repeats fits
+# into far fewer, and an epoch has more shapes than any cache would hold. Read at first use.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint import find_checkpoint, load_model, write_atomically
+from nmt.checkpoint import find_checkpoint, load_model
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
 from nmt.errors import UserError
+from nmt.files import finite, write_atomically
 from nmt.metrics import looks_tokenised, scores
 from nmt.plot import heat_map
 from nmt.report import page
-from nmt.training import finite
-from nmt.translator import Translation, Translator
+from nmt.translator import Translation, Translator, warn_of_cuts
 from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
@@ -48,7 +48,8 @@ def evaluate(command: EvaluateRun) -> float | None:
     """Returns BLEU."""
     log_to_stderr()
     assert command.checkpoint is not None
-    model, tokenizer, run, folder = load_model(command.checkpoint)
+    step = find_checkpoint(command.checkpoint)[1]  # once: while training goes on, the best one changes
+    model, tokenizer, run, folder = load_model(str(step))
     device = choose_device(command.device)
     precision = choose_precision(command.precision, device)
     place(model, precision, device)
@@ -64,20 +65,21 @@ def evaluate(command: EvaluateRun) -> float | None:
     translator = Translator(model, tokenizer, command.search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
+    warn_of_cuts(found, command.search, 1)
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
     measures |= scores([translation.text for translation in found], references)
     measures |= {
         "sentences": len(sources),
-        "checkpoint": find_checkpoint(command.checkpoint)[1].name,
+        "checkpoint": step.name,
         "precision": precision,
         "data": asdict(data),
         "search": asdict(command.search),
     }
-    write_atomically(results / "translations.txt", "".join(translation.text + "\n" for translation in found))
-    write_atomically(results / "alignments.jsonl", "".join(t.record.to_json() + "\n" for t in found))
-    write_atomically(results / "metrics.json", json.dumps(finite(measures), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
+    write_atomically(results / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
+    write_atomically(results / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
     title = f"{folder.name}, {data.split}"
-    write_atomically(results / "report.html", page(title, measures, sources, references, found))
+    write_atomically(results / "report.html", [page(title, measures, sources, references, found)])
     try:
         pictures = draw(results, found, command.pictures)
     except UserError as error:  # matplotlib is an extra; everything else is written

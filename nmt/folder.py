@@ -7,12 +7,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.checkpoint import last_checkpoint
+from nmt.checkpoint import last_checkpoint, load_config
 from nmt.config import TrainRun
 from nmt.errors import UserError
 
-FOLDERS = ("checkpoints", "eval", "tensorboard")  # that a run makes in its own
-KEPT = ("data", "tokenizer", "model", "seed", "precision")  # sections and keys that a resumed run cannot change
+CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "train.log")
+KEPT = ("data", "tokenizer", "model", "init_from", "seed", "precision")  # sections and keys
 COUNTED = ("train.batch_tokens", "train.batch_sentences", "train.monitor")  # they count a place in the data, and rank
 FREE = ("data.cache", "data.split", "data.path")  # the same text may have moved; its content is compared
 
@@ -23,18 +23,24 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     Raises:
         UserError: what to write instead.
     """
-    foreign = [name for name in (*FOLDERS, "model.safetensors") if (folder / name).exists()]
-    if foreign and not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} holds {', '.join(foreign)} but is no run of nmt; name=ANOTHER starts elsewhere")
+    found = [path.name for path in contents(folder)]
+    if found:
+        try:
+            load_config(folder)
+        except UserError as error:
+            raise UserError(
+                f"{folder} holds {', '.join(found)} but is no run of this program ({error}); "
+                "name=ANOTHER starts elsewhere"
+            ) from None
     trained = last_checkpoint(folder) is not None
-    if trained and run.resume == "false" and not run.overwrite:
+    if (trained or "eval" in found) and run.resume == "false" and not run.overwrite:
         raise UserError(
             f"{folder} holds a trained model already: resume=true continues it, overwrite=true throws it away, "
             "name=ANOTHER starts beside it"
         )
     if run.resume == "true" and not trained:
         raise UserError(f"resume=true, but {folder} holds no checkpoint; resume=auto starts where there is none")
-    return trained and run.resume != "false"
+    return trained and run.resume != "false" and not run.overwrite
 
 
 def lock(folder: Path) -> FileLock:
@@ -51,12 +57,15 @@ def lock(folder: Path) -> FileLock:
     return held
 
 
+def contents(folder: Path) -> list[Path]:
+    """What a run writes into its folder, as far as it is there; its settings apart."""
+    return [path for pattern in CONTENTS for path in sorted(folder.glob(pattern))]
+
+
 def clear(folder: Path) -> None:
     """Remove what an earlier run left in a folder, and nothing else."""
-    for name in FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for path in [*folder.glob("tokenizer*.model"), folder / "metrics.jsonl", folder / "train.log"]:
-        path.unlink(missing_ok=True)
+    for path in contents(folder):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_same(run: TrainRun, before: TrainRun) -> None:

@@ -59,12 +59,14 @@ def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Go
     for text in line.split():
         match = GOLD_LINK.fullmatch(text)
         if match is None:
-            raise ValueError(f"'{text}' is no link; a sure one is written 0-1, a possible one 0p1 or 0?1")
+            raise ValueError(f"{text[:40]!r} is no link; a sure one is written 0-1, a possible one 0p1 or 0?1")
         link = int(match[1]) - base, int(match[3]) - base
         for side, word, words in zip(("source", "target"), link, (source_words, target_words), strict=True):
             if not 0 <= word < words:
                 numbers = f"words {base} to {words - 1 + base}" if words else "no words"
-                raise ValueError(f"'{text}' is out of range: with gold_base={base} the {side} sentence has {numbers}")
+                raise ValueError(
+                    f"{text[:40]!r} is out of range: with gold_base={base} the {side} sentence has {numbers}"
+                )
         links[match[2]].append(link)
     return Gold.of(links["-"], links["p"] + links["?"])
 

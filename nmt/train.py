@@ -21,10 +21,11 @@ from hydra.core.hydra_config import HydraConfig
 
 from nmt.checkpoint import find_checkpoint, load_config, load_weights, save_config, verify
 from nmt.config import TrainRun, main
-from nmt.data.batching import encode_corpus
+from nmt.data.batching import content_key, encode_corpus
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.distributed import check_alone, choose_device, choose_precision, log, log_to_file, log_to_stderr, place
+from nmt.errors import UserError
 from nmt.folder import check_folder, check_same, clear, differences, lock
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
@@ -85,23 +86,26 @@ def train(run: TrainRun) -> float:
     with TemporaryDirectory() as temporary:
         tokenizer = load_tokenizer(folder) if before else make_tokenizer(run, pairs, Path(temporary))
         encoded = encode_corpus(pairs, tokenizer, run)
+        corpus = f"{encoded.key} {content_key(valid, tokenizer)}"
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
         place(model, precision, device)
         optimiser = build_optimiser(run.optim, model.parameters())
-        state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress(encoded.key))
+        state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress(corpus))
         if run.init_from and not before:
             step = find_checkpoint(run.init_from)[1]
             verify(step)
             load_weights(model, step)
         held = lock(folder)
+        if check_folder(folder, run) != resuming:
+            raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
         if before:
             resume(state)
         else:
             clear(folder)
-            for path in Path(temporary).glob("tokenizer*.model"):
-                shutil.copy(path, folder)
-    save_config(folder, run)
+        save_config(folder, run)  # first of all: by it a folder is known to be a run
+        for path in Path(temporary).glob("tokenizer*.model"):
+            shutil.copy(path, folder)
     log.removeHandler(early)
     with held, log_to_file(folder / "train.log") as handler:
         early.setTarget(handler)

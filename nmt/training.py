@@ -27,7 +27,6 @@ from nmt.checkpoint import (
     restore,
     save_checkpoint,
     verify,
-    write_atomically,
 )
 from nmt.config import PAD, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import Batch, EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
@@ -35,6 +34,7 @@ from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import deferred_signals, log, release_memory
 from nmt.errors import UserError
+from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, coverage_loss, guidance_loss
@@ -50,7 +50,7 @@ HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 class Progress:
     """How far training has come: all that a checkpoint stores beside tensors."""
 
-    corpus: str  # key of the training text as tokenised
+    corpus: str  # key of the training and validation text, as tokenised
     step: int = 0  # updates made
     epoch: int = 0  # the present one, from 0
     position: int = 0  # batches of the present epoch done
@@ -134,7 +134,8 @@ def fit(state: TrainState) -> float:
                 save(state)
                 window.started += time.perf_counter() - began
             if signals:
-                save(state)
+                if not due:
+                    save(state)
                 log.info(f"stopped at step {progress.step}; the same command with resume=auto goes on")
                 raise SystemExit(128 + signals[0])
     if progress.judged != progress.step:
@@ -237,7 +238,7 @@ def save(state: TrainState) -> None:
     folder = save_checkpoint(state.folder, state.model, state.optimiser, dataclasses.asdict(state.progress))
     kept = [f"step_{step:06d}" for _, step in state.progress.best]
     if kept:
-        write_atomically(state.folder / "checkpoints" / "best", kept[0] + "\n")
+        write_atomically(state.folder / "checkpoints" / "best", [kept[0] + "\n"])
     delete_all_but(state.folder, {folder.name, *kept})
 
 
@@ -292,11 +293,6 @@ class Window:
         return short
 
 
-def finite(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for each number that JSON does not have: infinities and NaN."""
-    return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
-
-
 def record(state: TrainState, event: dict[str, Any]) -> None:
     """Append one event to metrics.jsonl."""
     with open(state.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -319,16 +315,17 @@ def resume(state: TrainState) -> None:
     verify(folder)
     load_weights(state.model, folder)
     restore(state.optimiser, load_tensors(folder / OPTIMISER))
+    corpus = state.progress.corpus
     state.progress = Progress(**json.loads((folder / STATE).read_text(encoding="utf-8")))
-    if state.progress.corpus != state.train.key:
+    if state.progress.corpus != corpus:
         raise UserError(
-            f"the training text of data.path={state.run.data.path} is not what {state.folder} was trained on; give the "
-            "same text, or start anew with name=ANOTHER init_from=" + str(state.folder)
+            f"the training or validation text of data.path={state.run.data.path} is not that of {state.folder}; give "
+            f"the same text, or start anew with name=ANOTHER init_from={state.folder}"
         )
     state.progress.best = [(score, step) for score, step in state.progress.best]
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     whole = [line for line in lines if line.endswith("}\n")]  # the last one may be torn
-    write_atomically(path, "".join(line for line in whole if json.loads(line)["step"] <= step))
+    write_atomically(path, (line for line in whole if json.loads(line)["step"] <= step))
     log.info(f"resuming {state.folder} at step {step}")

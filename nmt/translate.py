@@ -7,20 +7,19 @@ python -m nmt.translate --help
 
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from nmt.alignment import writer
 from nmt.checkpoint import load_model
 from nmt.config import TranslateRun, main
-from nmt.data.lines import read_lines
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
-from nmt.translator import Translation, Translator
+from nmt.files import finite, nobody_reads, output, read_text
+from nmt.translator import Translation, Translator, warn_of_cuts
 
 CHUNK = 4096  # lines in memory at a time
 
@@ -36,7 +35,7 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
     translations = [
         {
             "text": option.text,
-            "score": option.score,
+            **finite({"score": option.score}),
             "source_words": record.source_words,
             "target_words": record.target_words,
             "source_pieces": option.source_pieces,
@@ -51,50 +50,12 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
 FORMATS = {"text": as_text, "jsonl": as_jsonl}
 
 
-@contextmanager
-def output(path: str | None) -> Iterator[BinaryIO]:
-    """A file to write to that appears only when it is whole, or standard output."""
-    if path is None:
-        yield sys.stdout.buffer
-        return
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
-        with open(path, "wb") as file:
-            yield file
-        return
-    path = os.path.realpath(path)
-    temporary = Path(f"{path}.new")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{error.filename or path} failed: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
 def write(file: BinaryIO, text: str) -> None:
     try:
         file.write(text.encode("utf-8", errors="replace"))
         file.flush()
     except BrokenPipeError:
         nobody_reads()
-
-
-def nobody_reads() -> NoReturn:
-    """End without a word: who reads standard output has enough, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
-
-
-def read_text(path: str | None) -> Iterator[str]:
-    """The lines of a file, or of standard input; bytes that are not UTF-8 become U+FFFD, with a warning."""
-    if path is None:
-        yield from read_lines(sys.stdin.buffer, "standard input", "replace")
-    else:
-        with open(path, "rb") as file:
-            yield from read_lines(file, path, "replace")
 
 
 def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -116,6 +77,7 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
             align = stack.enter_context(writer(command.alignments, stack.enter_context(output(command.alignments))))
         for chunk in chunks(lines, 1 if interactive else CHUNK):
             found = translator.translate(chunk, want_links, first_line=done + 1, progress=command.output is not None)
+            warn_of_cuts([options[0] for options in found], command.search, done + 1)
             for line, options in zip(chunk, found, strict=True):
                 write(text_file, FORMATS[command.format](line, options, command))
                 if align is not None:

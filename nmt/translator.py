@@ -10,10 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from nmt.alignment import Record
+from nmt.alignment import END, Record
 from nmt.config import EOS, STEP, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
@@ -34,6 +33,11 @@ class Translation:
     target_pieces: list[str] = field(default_factory=list)
     score: float = 0.0  # summed log-probability, `</s>` included, without penalties
     weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
+
+    @property
+    def ended(self) -> bool:
+        """Whether `</s>` was reached; of a line in parts, in the last one."""
+        return self.target_pieces[-1:] == [END]
 
     @property
     def record(self) -> Record:
@@ -123,11 +127,6 @@ class Translator:
         parts: list[list[Translation]] = [[] for _ in lines]
         for line, source, hypotheses in zip(owners, sources, found, strict=True):
             options = [self.read(source, hypothesis) for hypothesis in hypotheses]
-            if options and options[0].target_pieces[-1:] != ["</s>"]:
-                log.warning(
-                    f"the translation of line {first_line + line} was cut at {len(options[0].target_pieces)} pieces; "
-                    "a larger search.max_length may allow more"
-                )
             if parts_of[line] == 1:
                 results[line] = options
             else:
@@ -160,7 +159,7 @@ class Translator:
         records = []
         for row, length in enumerate(lengths):
             if row not in hypotheses:
-                log.warning(f"line {first_line + row} has {length:,} pieces, too many to be aligned: it has no links")
+                log.warning(f"line {first_line + row} has {length:,} pieces, more than max_length: it has no links")
                 hypotheses[row] = Hypothesis([*target_ids[row], EOS], float("-inf"), None)
             pair = self.read(source_ids[row], hypotheses[row])
             owners = [*source_index[row], -1], [*target_index[row], -1]
@@ -193,14 +192,26 @@ class Translator:
 
     def read(self, source: list[int], hypothesis: Hypothesis) -> Translation:
         """A hypothesis as text and pieces."""
-        weights: Tensor | None = hypothesis.weights_TS
+        weights = hypothesis.weights_TS
+        if weights is not None:
+            weights = weights[:, : len(source) + 1].clone()  # a view would keep those of the whole batch
         return Translation(
             text=self.tokenizer.target.decode([token for token in hypothesis.tokens if token != EOS]),
             source_pieces=self.tokenizer.source.pieces([*source, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
-            weights_TS=None if weights is None else weights[:, : len(source) + 1].numpy(),
+            weights_TS=None if weights is None else weights.numpy(),
         )
+
+
+def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:
+    """Say which translations reached their maximum length before their end; that of an empty line has no pieces."""
+    cut = [(line, t) for line, t in enumerate(translations, first_line) if t.target_pieces and not t.ended]
+    if cut:
+        lines = ", ".join(str(line) for line, _ in cut[:5])
+        capped = any(len(translation.target_pieces) >= config.max_length for _, translation in cut)
+        remedy = f"; search.max_length={config.max_length} allows no more" if capped else ""
+        log.warning(f"{len(cut):,} translations were cut at their maximum length (lines {lines}){remedy}")
 
 
 def warn_of_reach(model: Seq2Seq, lengths: Sequence[int] | np.ndarray, what: str) -> None:

@@ -192,8 +192,8 @@ def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
         [sys.executable, "-m", "nmt.train", *command], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE
     ) as process:
         assert process.stderr is not None
-        while b"step 5/" not in process.stderr.readline():
-            pass
+        while b"step 5/" not in (line := process.stderr.readline()):
+            assert line, "training ended by itself"
         process.send_signal(number)
         said = process.stderr.read().decode()
     assert process.returncode == 128 + number and "resume=auto goes on" in said and "Traceback" not in said

@@ -235,7 +235,7 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: AlignRun(), "checkpoint is not set"),
         (lambda: AlignRun("x", source="a"), "give both, or neither"),
         (lambda: AlignRun("x", source="a", target="b", data=DataOverride(split="valid")), "leave out data.*"),
-        (lambda: AlignRun("x", source="a", target="b", output="b"), "output=b would take the place of what is read"),
+        (lambda: AlignRun("x", source="a", target="b", output="b"), "output=b is the same file as target=b"),
         (lambda: AlignRun("x", gold="g", gold_base=2), "gold_base=2 is not one of 0, 1"),
         (lambda: AlignRun("x", gold="g", links=LinksConfig(unit="pieces")), "links.unit=pieces: gold= and"),
         (lambda: AlignRun("x", symmetrise="union"), "symmetrise=union needs two models"),

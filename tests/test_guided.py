@@ -93,3 +93,11 @@ def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> No
     (corpus / "valid.bad").write_text("0-0\n", encoding="utf-8")
     with pytest.raises(UserError, match="valid.bad has 1 lines for 10 pairs"):
         load_pairs(run_of(corpus, alignments="bad").data, "valid")
+
+
+def test_gold_links_count_what_any_white_space_divides(tmp_path: Path) -> None:
+    """Pieces know words between spaces alone, and a no-break space is none of these."""
+    for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
+        (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
+    [gold] = gold_of(load_pairs(run_of(tmp_path).data, "test")) or []
+    assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmt.checkpoint import find_checkpoint, last_checkpoint, load_tensors, save_checkpoint, verify
+from nmt.checkpoint import find_checkpoint, last_checkpoint, load_tensors, save_checkpoint, save_config, verify
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import encode_corpus
 from nmt.data.corpus import column, load_pairs
@@ -111,7 +111,7 @@ def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Pat
     fit(state)
     state.progress.corpus = "other"
     save_checkpoint(tmp_path, state.model, state.optimiser, {"corpus": "other", "step": 2})
-    with pytest.raises(UserError, match="not what .* was trained on"):
+    with pytest.raises(UserError, match="training or validation text .* is not that of"):
         state_of(corpus, tmp_path, max_steps=4)
     longer = TrainRun(train=TrainConfig(batch_tokens=500))
     with pytest.raises(UserError, match=r"train.batch_tokens=500 \(was 1500\)"):
@@ -123,9 +123,17 @@ def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(UserError, match="another process"):
         lock(tmp_path)
     lock(tmp_path).release()
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="holds checkpoints but is no run"):
-        check_folder(tmp_path, TrainRun(overwrite=True))
+    (tmp_path / "tokenizer.model").write_bytes(b"mine")
+    for settings in ("", "layers: 6\n"):
+        if settings:
+            (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
+        with pytest.raises(UserError, match="holds tokenizer.model but is no run"):
+            check_folder(tmp_path, TrainRun(overwrite=True))
+    save_config(tmp_path, TrainRun())
+    assert not check_folder(tmp_path, TrainRun())
+    (tmp_path / "eval").mkdir()
+    with pytest.raises(UserError, match="overwrite=true throws it away"):
+        check_folder(tmp_path, TrainRun())
 
 
 def test_checkpoints_are_found_verified_and_replaced(

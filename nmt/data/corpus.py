@@ -209,11 +209,23 @@ def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
     paths = [existing_folder(data) / f"{name}.{data.alignments}" for name in names_of(split)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
+        log.warning(f"data.alignments={data.alignments}: there is no {paths[0]}, so {split} has no gold links")
         return pairs
-    words = ([line.split() for line in column(pairs, side)] for side in ("source", "target"))
-    gold = read_gold(path, 0, *words)
-    pairs = pairs.add_column("sure", [sorted(one.sure) for one in gold])
-    return pairs.add_column("possible", [sorted(one.possible - one.sure) for one in gold])
+    sources, targets = (list(column(pairs, side)) for side in ("source", "target"))
+    gold = read_gold(path, 0, [line.split() for line in sources], [line.split() for line in targets])
+    places = [(between_spaces(source), between_spaces(target)) for source, target in zip(sources, targets, strict=True)]
+    for name in ("sure", "possible"):
+        links = (
+            [(s[i], t[j]) for i, j in sorted(getattr(one, name))] for one, (s, t) in zip(gold, places, strict=True)
+        )
+        pairs = pairs.add_column(name, list(links))
+    return pairs
+
+
+def between_spaces(line: str) -> list[int]:
+    """For each word of a line the place of the word between spaces (U+0020) that it is in: pieces know these alone, and
+    gold links count what any white space divides, a no-break space for one."""
+    return [place for place, word in enumerate(filter(None, line.split(" "))) for _ in word.split()]
 
 
 def read_tsv(data: DataConfig, split: str) -> Dataset:

@@ -268,8 +268,8 @@ class LocalP(LocalM):
         linear = self.point.bind(dtype)
 
         def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            logit_BQ = (torch.tanh(linear(query_RD)) @ self.v.to(dtype)).view(len(length_B1), -1)
-            return length_B1 * torch.sigmoid(logit_BQ.to(wide(dtype)))
+            logit_BQ = (torch.tanh(linear(query_RD)).to(wide(dtype)) @ self.v.to(wide(dtype))).view(len(length_B1), -1)
+            return length_B1 * torch.sigmoid(logit_BQ)
 
         return point
 
@@ -308,9 +308,11 @@ class Attention(nn.Module):
 
     def begin(self, memory: Memory) -> tuple[Tensor | None, Tensor | None]:
         """position_B and coverage_BS before the first query, each None where it is not used."""
+        position_B = torch.zeros_like(memory.length_B) if self.counts else None
+        if not self.covers:
+            return position_B, None
         sentences, _, positions, _ = memory.values_BHSM.shape
-        coverage_BS = memory.values_BHSM.new_zeros(sentences, positions, dtype=wide(memory.values_BHSM.dtype))
-        return torch.zeros_like(memory.length_B) if self.counts else None, coverage_BS if self.covers else None
+        return position_B, memory.values_BHSM.new_zeros(sentences, positions, dtype=wide(memory.values_BHSM.dtype))
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
         """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear
@@ -343,7 +345,8 @@ class Attention(nn.Module):
                 weights_RHQW = weights_RHQW * view.gain_RHQW
             context_RHQM = weights_RHQW.to(dtype) @ view.values_RHWM
             context_RM = output_map(context_RHQM.transpose(1, 2).reshape(sentences * queries, self.size))
-            weights_BQW = weights_RHQW.mean(1).view(sentences, queries, -1)
+            mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
+            weights_BQW = mean_RQW.view(sentences, queries, -1)
             return context_RM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
 
         return attend

@@ -22,6 +22,8 @@ from nmt.model.attention import Attention, Memory, NoAttention, Weights, build_a
 from nmt.model.config import ModelConfig
 from nmt.model.recurrence import RNN, Dropout, Linear, State
 
+QUERIES = 16  # target positions that attend at once where no gradient is wanted
+
 
 class DecoderState(NamedTuple):
     """All that a hypothesis carries from one target position to the next; every tensor has N rows."""
@@ -49,11 +51,13 @@ class Gaze:
         self.kept: list[Weights] = []
 
     def __call__(self, query_NTD: Tensor) -> Tensor:
-        """context_NTM of the next T queries of each row: all at once, or one after the other if coverage tells each
-        what those before it looked at."""
+        """context_NTM of the next T queries of each row: all at once, some at a time where no gradient is wanted (the
+        additive score takes memory for each pair of positions), one after the other if coverage tells each what those
+        before it looked at."""
         rows, steps, size = query_NTD.shape
-        if self.coverage_NS is not None and steps > 1:
-            return torch.cat([self(query_N1D) for query_N1D in query_NTD.split(1, 1)], 1)
+        at_once = 1 if self.coverage_NS is not None else steps if torch.is_grad_enabled() else QUERIES
+        if steps > at_once:
+            return torch.cat([self(part_NTD) for part_NTD in query_NTD.split(at_once, 1)], 1)
         position_BQ = coverage_BQS = None
         if self.position_N is not None:
             position_NT = self.position_N.unsqueeze(1) + torch.arange(steps, device=query_NTD.device)
@@ -177,7 +181,7 @@ class Decoder(nn.Module):
         bottom, *upper = [rnn.bind(dtype, 0 if depth else embed) for depth, rnn in enumerate(self.layers)]
         inputs_TNG = self.layers[0].project(embedded_NTE).unbind(1)
         masks_LTND = self.dropout(embedded_NTE.new_ones(len(upper), length, rows, state.cells[0][0].shape[1]))
-        readout = self.readout.bind(dtype)
+        readout = self.readout.bind(dtype) if self.feeding else self.readout
 
         def attend(query_ND: Tensor) -> Tensor:
             return gaze(query_ND.unsqueeze(1)).squeeze(1)

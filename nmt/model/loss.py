@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits; the coverage loss.
+"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits; losses on attention.
 
 Shapes: B sentences, T target and S source positions, R target tokens (no padding among them), D feature size, V
 vocabulary.
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
-UNSEEN = 1e-8  # stands for a weight of 0, whose logarithm would be infinite
 ROWS = 128  # products are made with a multiple of so many rows: each new shape costs a processor a kernel of its own
 
 
@@ -86,6 +85,6 @@ def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:
 
 
 def guidance_loss(weights_BTS: Tensor, guide_BTS: Tensor) -> Tensor:
-    """- sum_ts g_ts log a_ts: cross-entropy of the attention weights a by those that gold links ask for, g (Chen et al.
-    2016, arXiv:1607.01628)."""
-    return -(guide_BTS * weights_BTS.clamp(min=UNSEEN).log()).sum()
+    """- sum_ts g_ts log a_ts: cross-entropy of the attention weights a by those that gold links ask for, g. One of the
+    two losses of Chen et al. 2016 (arXiv:1607.01628), summed. A weight of exactly 0 cannot be guided."""
+    return -(guide_BTS * weights_BTS.clamp(min=torch.finfo(weights_BTS.dtype).tiny).log()).sum()

@@ -111,12 +111,12 @@ class _Table(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table_RA: Tensor, total: list[Tensor]) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.total = total
+        ctx.total, ctx.dtype = total, table_RA.dtype
         return table_RA.view_as(table_RA)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        return ctx.total.pop() if ctx.total else None, None
+        return ctx.total.pop().to(ctx.dtype) if ctx.total else None, None
 
 
 class _Rows(torch.autograd.Function):
@@ -131,9 +131,10 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not ctx.total:
-            ctx.total.append(gradients[0].new_zeros(ctx.shape))
+            wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a sum of many terms
+            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide))
         index = ctx.saved_tensors[0].flatten()
-        ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]))
+        ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]).to(ctx.total[0].dtype))
         return None, None, None
 
 

@@ -1,0 +1,65 @@
+"""Reading and writing for commands: whole files or none, and nothing in them that their format does not have."""
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from nmt.data.lines import read_lines
+from nmt.errors import UserError
+
+
+def write_atomically(path: Path, parts: Iterable[str]) -> None:
+    """Replace a file in one step by these texts, one after the other."""
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def finite(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for each number that JSON does not have: infinities and NaN."""
+    return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
+
+
+def read_text(path: str | None) -> Iterator[str]:
+    """The lines of a file, or of standard input; bytes that are not UTF-8 become U+FFFD, with a warning."""
+    if path is None:
+        yield from read_lines(sys.stdin.buffer, "standard input", "replace")
+    else:
+        with open(path, "rb") as file:
+            yield from read_lines(file, path, "replace")
+
+
+@contextmanager
+def output(path: str | None) -> Iterator[BinaryIO]:
+    """A file to write to that appears only when it is whole, or standard output."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = os.path.realpath(path)
+    temporary = Path(f"{path}.new")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{error.filename or path} failed: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def nobody_reads() -> NoReturn:
+    """End without a word: who reads standard output has enough, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
