@@ -134,7 +134,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
-        run = folder.resolve().parent.parent
+        run = folder.parents[1] if len(folder.parts) > 2 else folder.resolve().parents[1]
         return (run if (run / "config.yaml").is_file() else folder), folder
     step = pointer(folder, "best") or last_checkpoint(folder)
     if step is None:

@@ -8,6 +8,7 @@ there are as many at a time as there are cores. The best of them is then trained
 heads. docs/lengths.png shows BLEU by source length with attention and without, as figure 2 of Bahdanau et al. 2014.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -64,12 +65,19 @@ class Variant:
         )
 
 
+def folder_of(variant: Variant, settings: list[str]) -> Path:
+    """Where a variant is trained: with other settings elsewhere."""
+    mark = f"-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}" if settings else ""
+    return Path("runs") / f"{variant.name}{mark}"
+
+
 def run(variant: Variant, settings: list[str]) -> dict[str, Any]:
     """Train and evaluate one variant, unless that is done. Returns its measures."""
-    folder = Path("runs") / variant.name
+    folder = folder_of(variant, settings)
     metrics = folder / "eval" / "test" / "metrics.json"
     if not metrics.is_file():
-        call("nmt.train", f"name={variant.name}", "resume=auto", *variant.settings, *settings)
+        name = f"name={folder.relative_to('runs')}"
+        call("nmt.train", name, "resume=auto", *variant.settings, *settings)
         call("nmt.evaluate", f"checkpoint={folder}", "pictures=0")
     measures = json.loads(metrics.read_text(encoding="utf-8"))
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -122,14 +130,14 @@ def main(arguments: list[str]) -> None:
     without = Variant(best.style, "none")
     lengths = {}
     for label, variant in (("with attention", best), ("without", without)):
-        translations = (Path("runs") / variant.name / "eval" / "test" / "translations.txt").read_text(encoding="utf-8")
+        translations = (folder_of(variant, settings) / "eval" / "test" / "translations.txt").read_text(encoding="utf-8")
         lengths[label] = bleu_by_length(sources, translations.split("\n")[:-1], references)
     curves(RESULTS.parent / "lengths.png", lengths, "source words", "BLEU")
 
     command = " ".join(["python scripts/attention_table.py", *arguments])
     text = f"""{BEGIN}
-`{command}`: the built-in corpus, seed 1, test split, beam 5, {jobs} runs at a time with one thread each. AER is that of
-forced decoding, entropy in nats a target piece, tokens/s the median of a run's windows. `half_width` is {HALF_WIDTH}.
+`{command}`: the built-in corpus, test split, beam 5, {jobs} runs at a time with one thread each. AER is that of forced
+decoding, entropy in nats a target piece, tokens/s the median of a run's windows. `half_width` is {HALF_WIDTH}.
 
 {table(found, ("style", "score", "window"))}
 
