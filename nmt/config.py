@@ -193,7 +193,7 @@ class TrainRun:
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
     resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
-    overwrite: bool = False  # ... or throw it away and start anew
+    overwrite: bool = False  # ... or throw it away and start anew, whatever resume=auto would do
     init_from: str | None = None  # start from the weights and the tokenizer of another run
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -208,7 +208,7 @@ class TrainRun:
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
         self.resume = self.resume.lower()
         check_choice("resume", self.resume, ("false", "true", "auto"))
-        if self.overwrite and self.resume != "false":
+        if self.overwrite and self.resume == "true":
             raise UserError(f"overwrite=true contradicts resume={self.resume}; give one of them")
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")

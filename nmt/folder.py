@@ -12,7 +12,7 @@ from nmt.config import TrainRun
 from nmt.errors import UserError
 
 CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "train.log")
-KEPT = ("data", "tokenizer", "model", "init_from", "seed", "precision")  # sections and keys
+KEPT = ("data", "tokenizer", "model", "init_from", "seed", "precision")  # sections and keys that stay in a resumed run
 COUNTED = ("train.batch_tokens", "train.batch_sentences", "train.monitor")  # they count a place in the data, and rank
 FREE = ("data.cache", "data.split", "data.path")  # the same text may have moved; its content is compared
 
@@ -32,15 +32,22 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
                 f"{folder} holds {', '.join(found)} but is no run of this program ({error}); "
                 "name=ANOTHER starts elsewhere"
             ) from None
+    if run.overwrite:
+        return False
     trained = last_checkpoint(folder) is not None
-    if (trained or "eval" in found) and run.resume == "false" and not run.overwrite:
+    if "eval" in found and not trained:
+        raise UserError(
+            f"{folder} holds evaluations of a model whose checkpoints are gone: overwrite=true throws them away, "
+            "name=ANOTHER starts beside them"
+        )
+    if trained and run.resume == "false":
         raise UserError(
             f"{folder} holds a trained model already: resume=true continues it, overwrite=true throws it away, "
             "name=ANOTHER starts beside it"
         )
     if run.resume == "true" and not trained:
         raise UserError(f"resume=true, but {folder} holds no checkpoint; resume=auto starts where there is none")
-    return trained and run.resume != "false" and not run.overwrite
+    return trained
 
 
 def lock(folder: Path) -> FileLock:

@@ -46,14 +46,21 @@ def refused(command: str, *arguments: object, folder: Path, text: bytes | None =
     return message.splitlines()[-1]
 
 
+def write_corpus(folder: Path, **sizes: int) -> Path:
+    """Sentences of the built-in corpus as line-aligned files, so many in each split, with their gold links beside them:
+    sure ones as 0-1, possible ones as 0?1."""
+    for split, pairs in generate(1, sizes).items():
+        links = (" ".join([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible]) for p in pairs)
+        sides = {"de": (p.german for p in pairs), "en": (p.english for p in pairs), "links": links}
+        for ending, lines in sides.items():
+            (folder / f"{split}.{ending}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small line-aligned text files."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for split, pairs in generate(1, {"train": 600, "valid": 40, "test": 30}).items():
-        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"), train=600, valid=40, test=30)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import write_corpus
 
 from nmt.alignment import extract_links
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, encode_corpus
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer, words
-from nmt.data.toy import generate
 from nmt.errors import UserError
 from nmt.links import gold_of
 from nmt.model.loss import guidance_loss
@@ -20,14 +20,8 @@ from nmt.model.loss import guidance_loss
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text with gold links beside it, as `sure-link possible?link`."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for split, pairs in generate(1, {"train": 80, "valid": 10, "test": 5}).items():
-        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
-        lines = ([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible] for p in pairs)
-        (folder / f"{split}.links").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
-    return folder
+    """Text with gold links beside it."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"), train=80, valid=10, test=5)
 
 
 def run_of(corpus: Path, **data: object) -> TrainRun:

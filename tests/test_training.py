@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import write_corpus
 
 from nmt.checkpoint import find_checkpoint, last_checkpoint, load_tensors, save_checkpoint, save_config, verify
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import encode_corpus
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer
-from nmt.data.toy import generate
 from nmt.errors import UserError
 from nmt.folder import check_folder, check_same, lock
 from nmt.model.seq2seq import build_model
@@ -24,11 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    for split, pairs in generate(1, {"train": 120, "valid": 12, "test": 2}).items():
-        (folder / f"{split}.de").write_text("".join(pair.german + "\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{split}.en").write_text("".join(pair.english + "\n" for pair in pairs), encoding="utf-8")
-    return folder
+    return write_corpus(tmp_path_factory.mktemp("corpus"), train=120, valid=12, test=2)
 
 
 def state_of(
@@ -132,8 +128,10 @@ def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
     save_config(tmp_path, TrainRun())
     assert not check_folder(tmp_path, TrainRun())
     (tmp_path / "eval").mkdir()
-    with pytest.raises(UserError, match="overwrite=true throws it away"):
-        check_folder(tmp_path, TrainRun())
+    for resume_as in ("false", "auto", "true"):
+        with pytest.raises(UserError, match="evaluations of a model whose checkpoints are gone"):
+            check_folder(tmp_path, TrainRun(resume=resume_as))
+    assert not check_folder(tmp_path, TrainRun(overwrite=True, resume="auto"))
 
 
 def test_checkpoints_are_found_verified_and_replaced(
