@@ -16,7 +16,12 @@ from nmt.model.recurrence import CELLS, RNN, Dropout, bind
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 VOCABULARY = 13
-STYLES = {"bahdanau": ("bahdanau", True), "luong, input feeding": ("luong", True), "luong": ("luong", False)}
+STYLES = {
+    "bahdanau": ("bahdanau", True),
+    "luong, input feeding": ("luong", True),
+    "luong": ("luong", False),
+    "gnmt": ("gnmt", False),
+}
 
 
 def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
