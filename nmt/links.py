@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Link = tuple[int, int]
 GOLD_LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})", re.ASCII)
-NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # (target, source), as in Koehn
+NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # (target, source), as in Moses
 
 
 def pharaoh(links: Iterable[Link]) -> str:
@@ -90,7 +90,7 @@ def union(forward: Set[Link], backward: Set[Link]) -> set[Link]:
 
 
 def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
-    """Koehn 2010, figure 4.14, with the last step's `and`, as is the default of Moses.
+    """One of Moses's heuristics; its default ends without the `and` (Koehn et al. 2005).
 
     Begin with the intersection. Grow-diag: add links of the union that lie beside a link found, diagonally too, and
     bring in a word that had none, until there are no more. Final-and: add links of either direction between two words

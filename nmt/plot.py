@@ -31,7 +31,7 @@ INK = "0.15"
 
 
 def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarray, title: str | None = None) -> None:
-    """Draw the alignment of one pair of sentences, as in figure 3 of Bahdanau et al. 2014, and write it as PNG.
+    """Draw the alignment of one pair of sentences, as figure 3 of Bahdanau et al. 2014 in black on white, and write it as PNG.
 
     Args:
         path: the picture; its folder exists.

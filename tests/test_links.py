@@ -81,8 +81,7 @@ def test_the_gold_of_a_corpus():
 
 # ---------------------------------------------------------------------------------------------------- symmetrisation
 def textbook(e2f, f2e):
-    """GROW-DIAG-FINAL-AND, line by line as Koehn 2010, figure 4.14, and the manual of Moses have it; links are
-    (f, e)."""
+    """GROW-DIAG-FINAL-AND, line by line as the manual of Moses has it; links are (f, e)."""
     alignment = {link for link in e2f if link in f2e}
     union = e2f | f2e
 
