@@ -56,12 +56,13 @@ def attention_of(half_width: int, hidden: int = 8, **kind: Any) -> Attention:
 
 
 def model_of(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
-    """A model of a style; its cell, depth, readout and half width vary with the number."""
+    """A model of a style; its cell, depth, readout, shortcut and half width vary with the number."""
     draw = random.Random(number).choice
     sizes = {} if kind["score"] == "none" else {"half_width": draw([1, 2]), "max_positions": REACH}
     attention = AttentionConfig(**sizes, **kind)
     changes = {"cell": draw(list(CELLS)), "decoder_layers": draw([1, 2])} | STYLES[style]
     changes["readout"] = draw(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
+    changes["shortcut"] = draw([False, True])
     config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention, **changes)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import RNN, Dropout
+from nmt.model.recurrence import RNN, Dropout, Linear
 
 
 def reverse(x_BSE: Tensor, length_B: Tensor) -> Tensor:
@@ -35,11 +35,16 @@ class Encoder(nn.Module):
             inputs = config.memory if layer else config.embed
             self.layers.append(nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions)))
         self.residual = config.residual
+        self.shortcut = Linear(config.embed, config.memory, bias=False) if config.shortcut else None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, embedded_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns outputs_BSM (0 at padding) and, for each layer, last_BM: h after a direction's last position,
-        h_S of the forward layer beside h_1 of the backward one."""
+        h_S of the forward layer beside h_1 of the backward one.
+
+        With `shortcut` an output is h_s + W E x_s, and attention finds a piece where it stands before it finds its
+        traces in its neighbours (Gehring et al. 2017, eq. 2, where W is the identity and keys are without it).
+        """
         inside_BS1 = (torch.arange(embedded_BSE.shape[1], device=length_B.device) < length_B.unsqueeze(1)).unsqueeze(2)
         ends_B11 = (length_B - 1).view(-1, 1, 1)
         x, lasts = embedded_BSE, []
@@ -55,4 +60,6 @@ class Encoder(nn.Module):
             x = h_BSM + x if depth and self.residual else h_BSM
             if depth + 1 < len(self.layers):
                 x = self.dropout(x)
+        if self.shortcut is not None:
+            x = x + self.shortcut(embedded_BSE)
         return x * inside_BS1, lasts
