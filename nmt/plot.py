@@ -31,7 +31,7 @@ INK = "0.15"
 
 
 def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarray, title: str | None = None) -> None:
-    """Draw the alignment of one pair of sentences, as figure 3 of Bahdanau et al. 2014 in black on white, and write it as PNG.
+    """Draw the alignment of one pair of sentences, black on white (Bahdanau et al. 2014, figure 3); write it as PNG.
 
     Args:
         path: the picture; its folder exists.
@@ -58,7 +58,7 @@ def curves(path: Path, lines: dict[str, list[tuple[str, int, float | None]]], ac
         axes = figure.add_axes((0, 0, 1, 1))
         for (name, points), style in zip(lines.items(), ("-o", "--s", ":^", "-.d"), strict=False):
             places = [(place, value) for place, _, value in points if value is not None]
-            axes.plot(*zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1)
+            axes.plot(*zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1, clip_on=False)
         axes.set_xlabel(across, color=INK)
         axes.set_ylabel(up, color=INK)
         axes.set_ylim(bottom=0)

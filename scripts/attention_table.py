@@ -1,31 +1,42 @@
-"""Train the attention family on the built-in corpus and write what came of it into docs/results.md.
+"""Train the attention family on the built-in corpus; write what came of it into docs/results.md and docs/attention.md's
+pictures.
 
-python scripts/attention_table.py                                every score x window x style: some fifty runs
-python scripts/attention_table.py jobs=1 train.max_epochs=2      one at a time, shorter; settings of nmt.train
+python scripts/attention_table.py                    two hours on two cores
+python scripts/attention_table.py jobs=1 seed=2      one run at a time; further settings are those of nmt.train
 
-Each run is a folder runs/attention/STYLE-SCORE-WINDOW...; what is finished is not run again. Each has one thread, and
-there are as many at a time as there are cores. The best of them is then trained with every normaliser and with several
-heads. docs/lengths.png shows BLEU by source length with attention and without, as figure 2 of Bahdanau et al. 2014.
+A few mechanisms are trained as long as `make train` does. Then follow, two epochs each, every score x window x style,
+and the best of them with every normaliser and with several heads. Each run is a folder runs/attention/NAME; what is
+finished is not run again. Each has one thread, and there are as many at a time as there are cores.
+
+docs/lengths.png shows BLEU by source length with attention and without, as figure 2 of Bahdanau et al. 2014;
+docs/pictures/ where each mechanism looks in the same sentence.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nmt.config import DataConfig
+import torch
+
+from nmt.checkpoint import load_model
+from nmt.config import DataConfig, SearchConfig
 from nmt.data.corpus import column, load_pairs
+from nmt.distributed import place
 from nmt.metrics import bleu_by_length
 from nmt.model.config import NORMALISERS, SCORES, WINDOWS
-from nmt.plot import curves
+from nmt.plot import curves, heat_map
+from nmt.translator import Translator
 
-RESULTS = Path("docs/results.md")
+DOCS = Path("docs")
 BEGIN, END = "<!-- attention: written by scripts/attention_table.py -->", "<!-- end of attention -->"
 STYLES = {
     "bahdanau": ("model.style=bahdanau",),
@@ -33,8 +44,8 @@ STYLES = {
     "luong without feeding": ("model.style=luong", "model.input_feeding=false"),
     "gnmt": ("model.style=gnmt", "model.decoder_layers=2"),
 }
-HEADS = (1, 4)
-HALF_WIDTH = 5  # pieces: sentences of the built-in corpus are short
+EPOCHS = 2  # of the runs of the large table
+SENTENCE = 105  # of the test split: the one in the pictures
 
 
 @dataclass(frozen=True)
@@ -44,25 +55,47 @@ class Variant:
     window: str = "global"
     normaliser: str = "softmax"
     heads: int = 1
+    coverage: bool = False
+    epochs: int | None = EPOCHS  # None: the corpus's own
 
     @property
     def name(self) -> str:
-        parts = (self.style.replace(" ", "_"), self.score, self.window, self.normaliser, f"{self.heads}")
+        parts = [self.style.replace(" ", "_"), self.score, self.window, self.normaliser, f"{self.heads}"]
+        parts += ["coverage"] * self.coverage + ["full"] * (self.epochs is None)
         return "attention/" + "-".join(parts)
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        if self.score == "none":
-            return (*STYLES[self.style], "model.attention.score=none")
-        local = () if self.window == "global" else (f"model.attention.half_width={HALF_WIDTH}",)
-        return (
-            *STYLES[self.style],
-            f"model.attention.score={self.score}",
-            f"model.attention.window={self.window}",
-            f"model.attention.normaliser={self.normaliser}",
-            f"model.attention.heads={self.heads}",
-            *local,
-        )
+    def settings(self) -> list[str]:
+        length = [] if self.epochs is None else [f"train.max_epochs={self.epochs}"]
+        keys = ("score",) if self.score == "none" else ("score", "window", "normaliser", "heads", "coverage")
+        return [*STYLES[self.style], *(f"model.attention.{key}={getattr(self, key)}" for key in keys), *length]
+
+
+FULL = [
+    *(Variant("bahdanau", score, epochs=None) for score in ("additive", "dot", "general", "none")),
+    Variant("bahdanau", "general", "local_p", epochs=None),
+    *(Variant("luong", score, epochs=None) for score in ("additive", "general")),
+]
+FAMILY = [
+    Variant(style, score, window)
+    for style in STYLES
+    for score in SCORES
+    for window in WINDOWS
+    if score != "concat" and (score != "none" or window == "global")  # concat is additive
+]
+PICTURES = {
+    **{score: Variant("bahdanau", score) for score in SCORES if score not in ("concat", "none")},
+    **{window: Variant("bahdanau", "general", window) for window in WINDOWS if window != "global"},
+    **{normaliser: Variant("bahdanau", "additive", normaliser=normaliser) for normaliser in NORMALISERS[1:]},
+    "heads": Variant("bahdanau", "additive", heads=4),
+    "coverage": Variant("bahdanau", "additive", coverage=True),
+    **{style: Variant(style, "additive") for style in ("luong", "gnmt")},
+}
+
+
+def refined(best: Variant) -> list[Variant]:
+    """A variant with each normaliser, with one head and with four."""
+    return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALISERS for heads in (1, 4)]
 
 
 def folder_of(variant: Variant, settings: list[str]) -> Path:
@@ -100,10 +133,34 @@ def row(measures: dict[str, Any]) -> list[str]:
     return ["-" if measures[name] is None else f"{measures[name]:{form}}" for name, form in formats.items()]
 
 
-def table(found: dict[Variant, dict[str, Any]], keys: tuple[str, ...]) -> str:
+def table(found: dict[Variant, dict[str, Any]], *keys: str) -> str:
     lines = [f"| {' | '.join(keys)} | BLEU | AER | Entropy | Target tokens/s |", "|---" * (len(keys) + 4) + "|"]
     lines += [f"| {' | '.join([*(str(getattr(v, k)) for k in keys), *row(m)])} |" for v, m in found.items()]
     return "\n".join(lines)
+
+
+def draw_lengths(attentive: Path, without: Path) -> None:
+    """BLEU by source length of two runs."""
+    pairs = load_pairs(DataConfig(), "test")
+    sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
+    lengths = {}
+    for label, folder in (("with attention", attentive), ("without", without)):
+        translations = (folder / "eval" / "test" / "translations.txt").read_text(encoding="utf-8")
+        lengths[label] = bleu_by_length(sources, translations.split("\n")[:-1], references)
+    curves(DOCS / "lengths.png", lengths, "source words", "BLEU")
+
+
+def draw_sentence(name: str, run: Path) -> None:
+    """Where a run looks when it is made to write the reference of one sentence."""
+    pair = load_pairs(DataConfig(), "test")[SENTENCE]
+    model, tokenizer, _, _ = load_model(str(run))
+    device = torch.device("cpu")
+    place(model, "fp32", device)
+    translator = Translator(model, tokenizer, SearchConfig(), device)
+    [record] = translator.align([pair["source"].split()], [pair["target"].split()])
+    weights = record.word_weights()
+    assert weights is not None
+    heat_map(DOCS / "pictures" / f"{name}.png", record.source_words, record.target_words, weights)
 
 
 def main(arguments: list[str]) -> None:
@@ -111,45 +168,44 @@ def main(arguments: list[str]) -> None:
         (int(text.removeprefix("jobs=")) for text in arguments if text.startswith("jobs=")), os.cpu_count() or 1
     )
     settings = [text for text in arguments if not text.startswith("jobs=")]
-    family = [
-        Variant(style, score, window)
-        for style in STYLES
-        for score in SCORES
-        for window in WINDOWS
-        if score != "concat" and (score != "none" or window == "global")  # concat is additive
-    ]
+    (DOCS / "pictures").mkdir(exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
-        found = dict(zip(family, pool.map(lambda variant: run(variant, settings), family), strict=True))
-        good = [variant for variant in family if found[variant]["bleu"] > max(m["bleu"] for m in found.values()) - 1]
-        best = min((v for v in good if v.score != "none"), key=lambda variant: found[variant]["aer"])
-        more = [Variant(best.style, best.score, best.window, n, heads) for n in NORMALISERS for heads in HEADS]
-        refined = dict(zip(more, pool.map(lambda variant: run(variant, settings), more), strict=True))
 
-    pairs = load_pairs(DataConfig(), "test")
-    sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
-    without = Variant(best.style, "none")
-    lengths = {}
-    for label, variant in (("with attention", best), ("without", without)):
-        translations = (folder_of(variant, settings) / "eval" / "test" / "translations.txt").read_text(encoding="utf-8")
-        lengths[label] = bleu_by_length(sources, translations.split("\n")[:-1], references)
-    curves(RESULTS.parent / "lengths.png", lengths, "source words", "BLEU")
+        def run_all(variants: Iterable[Variant]) -> dict[Variant, dict[str, Any]]:
+            return dict(zip(variants, pool.map(lambda variant: run(variant, settings), variants), strict=True))
+
+        full = run_all(FULL)
+        found = run_all(FAMILY)
+        good = [variant for variant in FAMILY if found[variant]["bleu"] > max(m["bleu"] for m in found.values()) - 1]
+        best = min((v for v in good if v.score != "none"), key=lambda variant: found[variant]["aer"])
+        refinements = run_all(refined(best))
+        run_all(PICTURES.values())
+    draw_lengths(*(folder_of(Variant("bahdanau", score, epochs=None), settings) for score in ("additive", "none")))
+    for name, variant in PICTURES.items():
+        draw_sentence(name, folder_of(variant, settings))
 
     command = " ".join(["python scripts/attention_table.py", *arguments])
     text = f"""{BEGIN}
 `{command}`: the built-in corpus, test split, beam 5, {jobs} runs at a time with one thread each. AER is that of forced
-decoding, entropy in nats a target piece, tokens/s the median of a run's windows. `half_width` is {HALF_WIDTH}.
+decoding, entropy in nats a target piece, tokens/s the median of a run's windows. Trained as long as `make train` does:
 
-{table(found, ("style", "score", "window"))}
+{table(full, "style", "score", "window")}
+
+![BLEU by source length with attention and without](lengths.png)
+
+BLEU by source length of style bahdanau with additive attention and with none, as in figure 2 of Bahdanau et al. 2014.
+
+Every score with every window in every style, {EPOCHS} epochs each:
+
+{table(found, "style", "score", "window")}
 
 Of these, {best.style} with {best.score} and {best.window} has the lowest AER among those within 1 BLEU of the best:
 
-{table(refined, ("normaliser", "heads"))}
-
-![BLEU by source length with attention and without](lengths.png)
+{table(refinements, "normaliser", "heads")}
 {END}"""
-    page = RESULTS.read_text(encoding="utf-8")
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[-1] if END in page else ""
-    RESULTS.write_text(before.rstrip() + "\n\n" + text + (after or "\n"), encoding="utf-8")
+    (DOCS / "results.md").write_text(before.rstrip() + "\n\n" + text + (after or "\n"), encoding="utf-8")
 
 
 if __name__ == "__main__":

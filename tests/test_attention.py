@@ -103,7 +103,8 @@ def equation(
         q, h = share(p["score.query.weight"]) @ q, share(p["score.key.weight"]) @ h
     elif kind.score == "general":
         h = p["score.key.weight"] @ h
-    return q @ h / (np.sqrt(len(q)) if kind.score == "scaled_dot" else 1) + seen
+    scale = np.sqrt(len(q)) if kind.score in ("scaled_dot", "general") else 1  # general keeps its W times this
+    return q @ h / scale + seen
 
 
 def attend(p: dict[str, np.ndarray], kind: AttentionConfig, q: np.ndarray, h: np.ndarray, t: int, c: np.ndarray):
@@ -111,7 +112,7 @@ def attend(p: dict[str, np.ndarray], kind: AttentionConfig, q: np.ndarray, h: np
     S, D = len(h), kind.half_width
     point, gain = t, np.ones(S)
     if kind.window == "local_p":
-        point = S / (1 + np.exp(-p["window.v"] @ np.tanh(p["window.point.weight"] @ q)))
+        point = S / (1 + np.exp(-p["window.v"] / np.sqrt(len(q)) @ np.tanh(p["window.point.weight"] @ q)))
         gain = np.exp(-((np.arange(S) - point) ** 2) / (2 * (D / 2) ** 2))
     centre = min(int(np.floor(point)), S - 1)
     window = [s for s in range(S) if kind.window == "global" or abs(s - centre) <= D]

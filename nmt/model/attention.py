@@ -140,10 +140,12 @@ class ScaledDot(Dot):
         return super().compare(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
 
 
-class General(Dot):
+class General(ScaledDot):
     """q . W k, Luong et al. 2015, section 3.1. W is applied to the keys, outside the step loop.
 
-    With several heads it is `dot`: (W q) . (U k) is q . (W^T U) k already.
+    It is kept as sqrt(A) W: Adam moves every entry of a matrix by the learning rate, whatever its gradient, and in
+    unison they move a score by |q|_1 |k|_1 times as much. Unscaled, attention is all on one position, and mostly on the
+    wrong one, before it has learned anything. With several heads (W q) . (U k) is q . (W^T U) k already.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -256,7 +258,8 @@ class LocalM(nn.Module):
 
 class LocalP(LocalM):
     """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = D / 2
-    (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it."""
+    (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it. v is kept as sqrt(D) v,
+    for the reason that `General` gives: the sigmoid would soon be at its end."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -268,8 +271,9 @@ class LocalP(LocalM):
         linear = self.point.bind(dtype)
 
         def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            logit_BQ = (torch.tanh(linear(query_RD)).to(wide(dtype)) @ self.v.to(wide(dtype))).view(len(length_B1), -1)
-            return length_B1 * torch.sigmoid(logit_BQ)
+            inner_RD = torch.tanh(linear(query_RD)).to(wide(dtype))
+            logit_R = inner_RD @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
+            return length_B1 * torch.sigmoid(logit_R.view(len(length_B1), -1))
 
         return point
 
