@@ -243,6 +243,11 @@ class DataOverride:
         unset = {"limit"} | ({"subset", "alignments"} if {"format", "path"} & given.keys() else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
+        if (self.source, self.target) == (run.target, run.source):
+            raise UserError(
+                f"data.source={self.source} data.target={self.target}: "
+                f"the model was trained to translate {run.source} to {run.target}"
+            )
         return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})
 
 

@@ -14,12 +14,17 @@ from nmt.errors import UserError
 
 def write_atomically(path: Path, parts: Iterable[str]) -> None:
     """Replace a file in one step by these texts, one after the other."""
-    temporary = path.with_name(path.name + ".new")
+    temporary = unfinished(path)
     with open(temporary, "w", encoding="utf-8") as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file is written until it is whole: beside it, under a name that nobody else has."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def finite(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def output(path: str | None) -> Iterator[BinaryIO]:
             yield file
         return
     path = os.path.realpath(path)
-    temporary = Path(f"{path}.new")
+    temporary = unfinished(Path(path))
     try:
         with open(temporary, "wb") as file:
             yield file

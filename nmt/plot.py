@@ -58,7 +58,9 @@ def curves(path: Path, lines: dict[str, list[tuple[str, int, float | None]]], ac
         axes = figure.add_axes((0, 0, 1, 1))
         for (name, points), style in zip(lines.items(), ("-o", "--s", ":^", "-.d"), strict=False):
             places = [(place, value) for place, _, value in points if value is not None]
-            axes.plot(*zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1, clip_on=False)
+            axes.plot(
+                *zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1, clip_on=False
+            )
         axes.set_xlabel(across, color=INK)
         axes.set_ylabel(up, color=INK)
         axes.set_ylim(bottom=0)

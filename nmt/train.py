@@ -82,6 +82,8 @@ def train(run: TrainRun) -> float:
     if before:
         check_same(run, before)
 
+    for setting in run.model.idle:
+        log.warning(f"{setting} means nothing to this model")
     pairs, valid = load_pairs(run.data, "train"), load_pairs(run.data, "valid")
     with TemporaryDirectory() as temporary:
         tokenizer = load_tokenizer(folder) if before else make_tokenizer(run, pairs, Path(temporary))

@@ -13,7 +13,7 @@ from nmt.alignment import extract_links
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.corpus import column
-from nmt.data.tokenizer import Tokenizer, words
+from nmt.data.tokenizer import Tokenizer
 from nmt.links import gold_of
 from nmt.metrics import LinkCounts
 from nmt.model.seq2seq import Seq2Seq
@@ -26,8 +26,8 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     over every pair, none left out. Of the attention weights met there the mean entropy in nats per target token, None
     without attention, and the alignment error rate of their links, None without gold."""
     model.eval()
-    sources = tokenizer.source.encode(list(column(pairs, "source")))
-    targets = tokenizer.target.encode(list(column(pairs, "target")))
+    texts = list(column(pairs, "source")), list(column(pairs, "target"))
+    sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
     lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     gold, counts = gold_of(pairs), LinkCounts()
     entropy: list[float] = []
@@ -44,8 +44,8 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
         if gold is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
-            source = words(tokenizer.source.pieces([*sources[row], EOS]))[1]
-            target = words(tokenizer.target.pieces([*targets[row], EOS]))[1]
+            source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
+            target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
             counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
     mean = nats / tokens
     return {

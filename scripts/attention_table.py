@@ -2,18 +2,18 @@
 pictures.
 
 python scripts/attention_table.py                    two hours on two cores
-python scripts/attention_table.py jobs=1 seed=2      one run at a time; further settings are those of nmt.train
+python scripts/attention_table.py jobs=1 seed=2      one run at a time, from another seed
 
 A few mechanisms are trained as long as `make train` does. Then follow, two epochs each, every score x window x style,
 and the best of them with every normaliser and with several heads. Each run is a folder runs/attention/NAME; what is
-finished is not run again. Each has one thread, and there are as many at a time as there are cores.
+finished is not run again: delete them after a change of the code. Each has one thread, and there are as many at a time
+as there are cores.
 
 docs/lengths.png shows BLEU by source length with attention and without, as figure 2 of Bahdanau et al. 2014;
 docs/pictures/ where each mechanism looks in the same sentence.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from nmt.checkpoint import load_model
-from nmt.config import DataConfig, SearchConfig
+from nmt.checkpoint import load_config, load_model
+from nmt.config import SearchConfig
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import place
 from nmt.metrics import bleu_by_length
@@ -55,25 +55,27 @@ class Variant:
     window: str = "global"
     normaliser: str = "softmax"
     heads: int = 1
+    half_width: int = 5  # of a local window: the sentences of the built-in corpus are short
     coverage: bool = False
     epochs: int | None = EPOCHS  # None: the corpus's own
 
     @property
     def name(self) -> str:
         parts = [self.style.replace(" ", "_"), self.score, self.window, self.normaliser, f"{self.heads}"]
-        parts += ["coverage"] * self.coverage + ["full"] * (self.epochs is None)
-        return "attention/" + "-".join(parts)
+        parts += [f"{self.half_width}"] * (self.window != "global") + ["coverage"] * self.coverage
+        return "-".join(parts + ["full"] * (self.epochs is None))
 
     @property
     def settings(self) -> list[str]:
         length = [] if self.epochs is None else [f"train.max_epochs={self.epochs}"]
-        keys = ("score",) if self.score == "none" else ("score", "window", "normaliser", "heads", "coverage")
+        keys = ["score"] if self.score == "none" else ["score", "window", "normaliser", "heads", "coverage"]
+        keys += ["half_width"] * (self.window != "global")
         return [*STYLES[self.style], *(f"model.attention.{key}={getattr(self, key)}" for key in keys), *length]
 
 
 FULL = [
     *(Variant("bahdanau", score, epochs=None) for score in ("additive", "dot", "general", "none")),
-    Variant("bahdanau", "general", "local_p", epochs=None),
+    Variant("bahdanau", "general", "local_p", half_width=10, epochs=None),
     *(Variant("luong", score, epochs=None) for score in ("additive", "general")),
 ]
 FAMILY = [
@@ -98,23 +100,18 @@ def refined(best: Variant) -> list[Variant]:
     return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALISERS for heads in (1, 4)]
 
 
-def folder_of(variant: Variant, settings: list[str]) -> Path:
-    """Where a variant is trained: with other settings elsewhere."""
-    mark = f"-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}" if settings else ""
-    return Path("runs") / f"{variant.name}{mark}"
-
-
-def run(variant: Variant, settings: list[str]) -> dict[str, Any]:
-    """Train and evaluate one variant, unless that is done. Returns its measures."""
-    folder = folder_of(variant, settings)
+def run(variant: Variant, runs: Path, seed: str) -> dict[str, Any]:
+    """Train and evaluate one variant, unless that is done. Returns its measures on the test split, its `speed`, and
+    those of its last `validation`."""
+    folder = runs / variant.name
     metrics = folder / "eval" / "test" / "metrics.json"
     if not metrics.is_file():
-        name = f"name={folder.relative_to('runs')}"
-        call("nmt.train", name, "resume=auto", *variant.settings, *settings)
+        call("nmt.train", f"hydra.run.dir={folder}", "resume=auto", f"seed={seed}", *variant.settings)
         call("nmt.evaluate", f"checkpoint={folder}", "pictures=0")
     measures = json.loads(metrics.read_text(encoding="utf-8"))
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     measures["speed"] = median(event["target_tokens_per_second"] for event in events if event["event"] == "train")
+    measures["validation"] = [event for event in events if event["event"] == "validate"][-1]
     print(f"{variant.name}: {' '.join(row(measures))}", flush=True)
     return measures
 
@@ -141,7 +138,7 @@ def table(found: dict[Variant, dict[str, Any]], *keys: str) -> str:
 
 def draw_lengths(attentive: Path, without: Path) -> None:
     """BLEU by source length of two runs."""
-    pairs = load_pairs(DataConfig(), "test")
+    pairs = load_pairs(load_config(attentive).data, "test")
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
     lengths = {}
     for label, folder in (("with attention", attentive), ("without", without)):
@@ -152,8 +149,8 @@ def draw_lengths(attentive: Path, without: Path) -> None:
 
 def draw_sentence(name: str, run: Path) -> None:
     """Where a run looks when it is made to write the reference of one sentence."""
-    pair = load_pairs(DataConfig(), "test")[SENTENCE]
-    model, tokenizer, _, _ = load_model(str(run))
+    model, tokenizer, config, _ = load_model(str(run))
+    pair = load_pairs(config.data, "test")[SENTENCE]
     device = torch.device("cpu")
     place(model, "fp32", device)
     translator = Translator(model, tokenizer, SearchConfig(), device)
@@ -164,30 +161,32 @@ def draw_sentence(name: str, run: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    jobs = next(
-        (int(text.removeprefix("jobs=")) for text in arguments if text.startswith("jobs=")), os.cpu_count() or 1
-    )
-    settings = [text for text in arguments if not text.startswith("jobs=")]
+    options = {"jobs": str(os.cpu_count() or 1), "seed": "1"} | dict(text.split("=") for text in arguments)
+    assert set(options) == {"jobs", "seed"}, "the options are jobs= and seed="
+    runs = Path("runs/attention") / f"seed{options['seed']}"
     (DOCS / "pictures").mkdir(exist_ok=True)
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(int(options["jobs"])) as pool:
 
         def run_all(variants: Iterable[Variant]) -> dict[Variant, dict[str, Any]]:
-            return dict(zip(variants, pool.map(lambda variant: run(variant, settings), variants), strict=True))
+            return dict(zip(variants, pool.map(lambda v: run(v, runs, options["seed"]), variants), strict=True))
 
         full = run_all(FULL)
         found = run_all(FAMILY)
-        good = [variant for variant in FAMILY if found[variant]["bleu"] > max(m["bleu"] for m in found.values()) - 1]
-        best = min((v for v in good if v.score != "none"), key=lambda variant: found[variant]["aer"])
+        valid = {variant: found[variant]["validation"] for variant in FAMILY if variant.score != "none"}
+        good = [variant for variant in valid if valid[variant]["bleu"] > max(v["bleu"] for v in valid.values()) - 1]
+        best = min(good, key=lambda variant: valid[variant]["aer"])
         refinements = run_all(refined(best))
         run_all(PICTURES.values())
-    draw_lengths(*(folder_of(Variant("bahdanau", score, epochs=None), settings) for score in ("additive", "none")))
+    draw_lengths(*(runs / Variant("bahdanau", score, epochs=None).name for score in ("additive", "none")))
     for name, variant in PICTURES.items():
-        draw_sentence(name, folder_of(variant, settings))
+        draw_sentence(name, runs / variant.name)
 
     command = " ".join(["python scripts/attention_table.py", *arguments])
     text = f"""{BEGIN}
-`{command}`: the built-in corpus, test split, beam 5, {jobs} runs at a time with one thread each. AER is that of forced
-decoding, entropy in nats a target piece, tokens/s the median of a run's windows. Trained as long as `make train` does:
+`{command}`: the built-in corpus, test split, beam 5, {options["jobs"]} runs at a time with one thread each. AER is
+that of forced decoding, entropy in nats a target piece, tokens/s the median of a run's windows.
+
+Trained as long as `make train` does (`half_width` is 10):
 
 {table(full, "style", "score", "window")}
 
@@ -195,11 +194,12 @@ decoding, entropy in nats a target piece, tokens/s the median of a run's windows
 
 BLEU by source length of style bahdanau with additive attention and with none, as in figure 2 of Bahdanau et al. 2014.
 
-Every score with every window in every style, {EPOCHS} epochs each:
+Every score with every window in every style, {EPOCHS} epochs each (`half_width` is 5):
 
 {table(found, "style", "score", "window")}
 
-Of these, {best.style} with {best.score} and {best.window} has the lowest AER among those within 1 BLEU of the best:
+Of these, {best.style} with {best.score} and {best.window} has the lowest AER of the validation split among those within
+1 BLEU of the best there:
 
 {table(refinements, "normaliser", "heads")}
 {END}"""

@@ -260,6 +260,7 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but beside"),
         ((*FILES, "reverse_checkpoint=runs/none"), "checkpoint=runs/none is not a folder"),
         (("data.split=dev2",), "dev2.de does not exist"),
+        (("data.source=en", "data.target=de"), "the model was trained to translate de to en"),
     ],
 )
 def test_what_cannot_be_aligned_is_refused_and_leaves_no_file(

@@ -89,11 +89,6 @@ def test_nothing_was_translated():
     assert word_weights(np.zeros((0, 3)), [0, 1, -1], []).shape == (0, 2)
 
 
-def test_pharaoh_is_in_the_order_of_the_source():
-    assert pharaoh([(2, 0), (0, 1), (0, 10), (0, 2)]) == "0-1 0-2 0-10 2-0"
-    assert pharaoh([]) == ""
-
-
 @given(weighted_pairs(), st.data())
 def test_who_knows_the_gold_links_is_read_as_knowing_them(pair, data):
     """One sure link for each target word at most: the links read off ideal weights make no error."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.model import config as schema
 from nmt.model.attention import SCORES, WINDOWS, Attention
+from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
 from nmt.model.normalisers import NORMALISERS
 from nmt.model.recurrence import CELLS
@@ -421,6 +422,36 @@ def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: 
             elif style != "gnmt":
                 x = feed = torch.tanh(torch.cat([look(x), x], 1) @ decoder.readout.weight.T)
             torch.testing.assert_close(features[:, t], x, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("style", ["luong", "gnmt"])
+def test_many_positions_attend_a_few_at_a_time(style: str) -> None:
+    """Where no gradient is wanted; more than twice `decoder.QUERIES`."""
+    for kind in PAIRWISE:
+        model = model_of(style, **kind)
+        source_BS, length_B, target_BT = ragged_batch(target=38)
+        features, weights, _ = model.decode(target_BT, *reversed(model.start(source_BS, length_B)))
+        with torch.no_grad():
+            parts, parts_weights, _ = model.decode(target_BT, *reversed(model.start(source_BS, length_B)))
+        torch.testing.assert_close(parts, features, msg=name(kind))
+        torch.testing.assert_close(parts_weights.dense(6), weights.dense(6), msg=name(kind))
+
+
+def test_the_shortcut_adds_each_piece_to_its_output() -> None:
+    config = ModelConfig(embed=6, hidden=8, shortcut=True)
+    encoder, (source_BS, length_B, _) = Encoder(config).double(), ragged_batch()
+    embedded_BSE = torch.randn(*source_BS.shape, 6, dtype=torch.float64)
+    found, lasts = encoder(embedded_BSE, length_B)
+    assert encoder.shortcut is not None
+    expected = embedded_BSE @ encoder.shortcut.weight.T
+    encoder.shortcut = None
+    outputs, same = encoder(embedded_BSE, length_B)
+    for row, length in enumerate(length_B.tolist()):
+        torch.testing.assert_close(found[row, :length], (outputs + expected)[row, :length])
+        assert not found[row, length:].any()
+    torch.testing.assert_close(same, lasts)
+    config.attention = AttentionConfig(score="none")
+    assert Encoder(config).shortcut is None  # nothing would read it
 
 
 def test_coverage_loss_counts_what_was_attended_to_before() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY, environment, nmt, refused, works
+from conftest import ROOT, TINY, environment, nmt, refused, works
 
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
@@ -98,6 +98,17 @@ def test_formats_and_alignments(home: Path) -> None:
     scores = works("translate", "checkpoint=runs/mine", "mode=score", "input=s.txt", "target=t.txt",
                    "precision=fp32", folder=home).split()  # fmt: skip
     assert len(scores) == 3 and all(float(score) < 0 for score in scores)
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
+def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path) -> None:
+    sizes = (*TINY, "model.encoder_hidden=null", "train.max_steps=20")
+    works("train", f"model={model}", "name=mine", "data=text", f"data.path={corpus}", *sizes, folder=tmp_path)
+    run = tmp_path / "runs" / "mine"
+    first, *_, last = (event["loss"] for event in events(run) if event["event"] == "train")
+    assert last < first - 0.5
+    works("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=0", folder=tmp_path)
+    assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 30
 
 
 def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(corpus: Path, tmp_path: Path) -> None:

@@ -249,6 +249,16 @@ def test_impossible_values(build: Callable[[], object], answer: str) -> None:
         build()
 
 
+def test_settings_that_mean_nothing_are_named() -> None:
+    assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).idle == []
+    given = AttentionConfig(half_width=3, max_positions=9)
+    assert ModelConfig(input_feeding=False, attention=given).idle == [
+        "model.attention.half_width=3",
+        "model.attention.max_positions=9",
+        "model.input_feeding=false",
+    ]
+
+
 def test_commands_take_the_data_of_the_run_unless_told() -> None:
     run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
     assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")

@@ -1,16 +1,17 @@
 """Guided alignment: gold links from files, what batches make of them, and the loss."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import write_corpus
+from conftest import TINY, works, write_corpus
 
 from nmt.alignment import extract_links
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, encode_corpus
+from nmt.data.batching import assemble, encode_corpus, guide
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer, words
 from nmt.errors import UserError
@@ -65,6 +66,37 @@ def test_the_loss_is_least_where_attention_does_as_told() -> None:
     loss.backward()
     assert scores_BTS.grad is not None and scores_BTS.grad.abs().max() < 1e-12
     assert guidance_loss(torch.zeros(2, 3, 4), guide_BTS.float()).isfinite()
+
+
+def test_links_mean_the_words_of_the_text_however_it_is_normalised(tmp_path: Path) -> None:
+    """nmt_nfkc makes two words of one with a no-break space in it, and none of a zero-width one; so does U+2581."""
+    pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
+    tokenizers = [
+        train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config, tmp_path / config.normalisation)
+        for config in (TokenizerConfig(vocab_size=300, normalisation=n) for n in ("identity", "nmt_nfkc"))
+    ]
+    gold = {"sure": [[(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)], []], "possible": [[], [], []]}
+    texts = gold | {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}
+    for tokenizer in tokenizers:
+        sources, targets = tokenizer.source.encode(texts["source"]), tokenizer.target.encode(texts["target"])
+        guide_BTS = guide(tokenizer, texts, sources, targets).numpy()
+        for row, links in enumerate(gold["sure"]):
+            source = tokenizer.source.words_of(texts["source"][row], [*sources[row], EOS])
+            target = tokenizer.target.words_of(texts["target"][row], [*targets[row], EOS])
+            assert extract_links(guide_BTS[row, : len(target), : len(source)], source, target) == links
+        assert tokenizer.source.words_of(texts["source"][0], sources[0])[-1] == 2
+        assert not guide_BTS[2].any()
+
+
+def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
+    """A short real run with and without: the alignment error rate that is logged at validation."""
+    corpus, rates = write_corpus(tmp_path, train=600, valid=40), []
+    for weight in (0, 1):
+        settings = ("data=text", f"data.path={corpus}", "data.alignments=links", f"train.guided_alignment={weight}")
+        works("train", f"name=run{weight}", *settings, *TINY, "train.max_epochs=4", folder=tmp_path)
+        lines = (tmp_path / "runs" / f"run{weight}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rates.append(json.loads(lines[-1])["aer"])
+    assert rates[1] < rates[0] - 0.1
 
 
 def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from nmt.alignment import ideal_weights
 from nmt.config import BOS, EOS, PAD, STEP, TrainConfig, TrainRun
 from nmt.data.corpus import cache_folder
-from nmt.data.tokenizer import Side, Tokenizer, words
+from nmt.data.tokenizer import Side, Tokenizer
 from nmt.errors import UserError
 from nmt.links import Gold
 
@@ -252,27 +252,27 @@ def assemble(encoded: EncodedPairs, indices: Indices, seed: int = 0) -> Batch:
     rows = encoded.rows[indices]
     sources: list[Ids] = [encoded.source[row] for row in rows]
     targets: list[Ids] = [encoded.target[row] for row in rows]
+    texts = encoded.pairs[rows] if encoded.sampling or encoded.guided else {}
     if encoded.sampling:
-        texts = encoded.pairs[rows]
         sources = resample(sources, texts["source"], encoded.tokenizer.source, encoded, 2 * seed)
         targets = resample(targets, texts["target"], encoded.tokenizer.target, encoded, 2 * seed + 1)
     batch = make_batch(sources, targets)
     if encoded.guided:
-        return batch._replace(guide_BTS=guide(encoded, rows, sources, targets))
+        return batch._replace(guide_BTS=guide(encoded.tokenizer, texts, sources, targets))
     return batch
 
 
-def guide(encoded: EncodedPairs, rows: Indices, sources: Sequence[Ids], targets: Sequence[Ids]) -> torch.Tensor:
-    """guide_BTS: the weights of one who knows the gold links of these pairs, 0 at padding."""
-    guide_BTS = torch.zeros(len(rows), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
-    links = encoded.pairs[rows]
-    for row, (sure, possible) in enumerate(zip(links["sure"], links["possible"], strict=True)):
-        source, target = (
-            words(side.pieces([*ids[row], EOS]))[1]
-            for side, ids in ((encoded.tokenizer.source, sources), (encoded.tokenizer.target, targets))
-        )
-        ideal_TS = ideal_weights(Gold.of(sure, possible), source, target)
-        guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
+def guide(
+    tokenizer: Tokenizer, pairs: dict[str, list[Any]], sources: Sequence[Ids], targets: Sequence[Ids]
+) -> torch.Tensor:
+    """guide_BTS: the weights of one who knows the gold links of these pairs, 0 at padding and where a pair has none."""
+    guide_BTS = torch.zeros(len(sources), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
+    for row, (sure, possible) in enumerate(zip(pairs["sure"], pairs["possible"], strict=True)):
+        if sure or possible:
+            source = tokenizer.source.words_of(pairs["source"][row], [*sources[row], EOS])
+            target = tokenizer.target.words_of(pairs["target"][row], [*targets[row], EOS])
+            ideal_TS = ideal_weights(Gold.of(sure, possible), source, target)
+            guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
     return guide_BTS
 
 

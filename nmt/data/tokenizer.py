@@ -97,6 +97,14 @@ class Side:
         ids = [[i for word in line for i in word] for line in words]
         return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
 
+    def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
+        """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
+        which normalisation and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
+        encoded = self.encode([word for word in line.split(" ") if word])
+        counts = [len(words(self.pieces(word))[0]) for word in encoded]
+        originals = [index for index, count in enumerate(counts) for _ in range(count)]
+        return [-1 if owner < 0 else originals[owner] for owner in words(self.pieces(ids))[1]]
+
     def _sample(self, word: str, sampling: float, rng: random.Random) -> list[int]:
         if self.merges:
             pieces = drop_merges(word, self.vocabulary, sampling, rng)

@@ -110,6 +110,18 @@ class ModelConfig:
             )
 
     @property
+    def idle(self) -> list[str]:
+        """Settings that were given and mean nothing to this model."""
+        given, default = self.attention, AttentionConfig()
+        width = given.half_width != default.half_width and given.window == "global"
+        reach = given.max_positions != default.max_positions and given.score != "location"
+        return [
+            *[f"model.attention.half_width={given.half_width}"] * width,
+            *[f"model.attention.max_positions={given.max_positions}"] * reach,
+            *["model.input_feeding=false"] * (not self.input_feeding and self.style != "luong"),
+        ]
+
+    @property
     def directions(self) -> int:
         return 2 if self.bidirectional else 1
 

@@ -35,14 +35,15 @@ class Encoder(nn.Module):
             inputs = config.memory if layer else config.embed
             self.layers.append(nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions)))
         self.residual = config.residual
-        self.shortcut = Linear(config.embed, config.memory, bias=False) if config.shortcut else None
+        read = config.attention.score != "none"
+        self.shortcut = Linear(config.embed, config.memory, bias=False) if config.shortcut and read else None
         self.dropout = Dropout(config.dropout)
 
     def forward(self, embedded_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns outputs_BSM (0 at padding) and, for each layer, last_BM: h after a direction's last position,
         h_S of the forward layer beside h_1 of the backward one.
 
-        With `shortcut` an output is h_s + W E x_s, and attention finds a piece where it stands before it finds its
+        With `shortcut` W E x_s is added to each output, and attention finds a piece where it stands before it finds its
         traces in its neighbours (Gehring et al. 2017, eq. 2, where W is the identity and keys are without it).
         """
         inside_BS1 = (torch.arange(embedded_BSE.shape[1], device=length_B.device) < length_B.unsqueeze(1)).unsqueeze(2)
