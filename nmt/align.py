@@ -62,7 +62,7 @@ def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator
     Raises:
         UserError: it has no attention.
     """
-    model, tokenizer, run, _ = load_model(path)
+    model, tokenizer, run, *_ = load_model(path)
     if run.model.attention.score == "none":
         raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
     place(model, choose_precision(command.precision, device), device)

@@ -105,10 +105,11 @@ class Record:
         weights[: pooled.shape[0], : pooled.shape[1]] = pooled  # the last words may have no pieces
         return weights
 
-    def links(self, config: LinksConfig) -> list[Link]:
+    def links(self, config: LinksConfig | None = None) -> list[Link]:
         """Links between words, or between pieces other than `</s>`; none for a model without attention."""
         if self.weights is None:
             return []
+        config = config or LinksConfig()
         if config.unit == "words":
             owners = self.source_word_of_piece, self.target_word_of_piece
         else:

@@ -3,6 +3,7 @@
     runs/<name>/config.yaml  tokenizer*.model
     runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
+    <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
 Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML.
 """
@@ -12,9 +13,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
@@ -25,7 +27,7 @@ from torch import Tensor
 from nmt.config import TrainRun
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
-from nmt.files import write_atomically
+from nmt.files import unfinished, write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -58,11 +60,7 @@ def save_checkpoint(run: Path, model: Seq2Seq, optimiser: torch.optim.Optimizer,
     except SafetensorError as error:  # a full disk, for one
         raise UserError(f"{temporary} cannot be written: {error}; the last checkpoint is as it was") from None
     (temporary / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
-    files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": digest(temporary / name)}
-             for name in (MODEL, OPTIMISER, STATE)}  # fmt: skip
-    (temporary / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-    for name in (*files, MANIFEST):
-        sync(temporary / name)
+    seal(temporary, (MODEL, OPTIMISER, STATE))
     former = checkpoints / f".{folder.name}.old"
     if folder.exists():  # the same step once more
         folder.rename(former)
@@ -71,6 +69,34 @@ def save_checkpoint(run: Path, model: Seq2Seq, optimiser: torch.optim.Optimizer,
     sync(checkpoints)
     write_atomically(checkpoints / "last", [folder.name + "\n"])
     return folder
+
+
+def seal(folder: Path, names: Sequence[str]) -> None:
+    """Write the manifest of these files, and wait until all are on the disk."""
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names}
+    (folder / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+    for name in (*names, MANIFEST):
+        sync(folder / name)
+
+
+def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path) -> None:
+    """Write a model without what only training needs: a folder that all commands take as `checkpoint=`.
+
+    Raises:
+        UserError: there is something already, or it cannot be written.
+    """
+    if folder.exists():
+        raise UserError(f"{folder} is there already; give the name of a new folder")
+    temporary = unfinished(folder)
+    try:
+        tokenizer.save(temporary)
+        save_config(temporary, config)
+        save_file(unshared(model), temporary / MODEL)
+        seal(temporary, (MODEL,))
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"{folder} cannot be written: {error}") from None
 
 
 def unshared(model: Seq2Seq) -> dict[str, Tensor]:
@@ -117,15 +143,20 @@ def pointer(run: Path, name: str) -> Path | None:
     return folder if (folder / MODEL).is_file() else None
 
 
+def step_folders(run: Path) -> list[Path]:
+    """The whole checkpoints of a run, the first step first."""
+    folders = [path.parent for path in (run / "checkpoints").glob(f"step_*/{MODEL}")]
+    return sorted((f for f in folders if STEP_FOLDER.fullmatch(f.name)), key=lambda folder: int(folder.name[5:]))
+
+
 def last_checkpoint(run: Path) -> Path | None:
     """The step folder that `last` points to, else the one with the largest number, None where there is none."""
-    folders = [path.parent for path in (run / "checkpoints").glob(f"step_*/{MODEL}")]
-    steps = {int(folder.name[5:]): folder for folder in folders if STEP_FOLDER.fullmatch(folder.name)}
-    return pointer(run, "last") or (steps[max(steps)] if steps else None)
+    return pointer(run, "last") or next(reversed(step_folders(run)), None)
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
-    """The run and the step folder meant by `checkpoint=path`: a run (its best, else its last) or a step folder.
+    """The run and the step folder meant by `checkpoint=path`: a run (its best, else its last), a step folder, or an
+    exported model, which is both.
 
     Raises:
         UserError: there is no such thing.
@@ -135,7 +166,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
         run = folder.parents[1] if len(folder.parts) > 2 else folder.resolve().parents[1]
-        return (run if (run / "config.yaml").is_file() else folder), folder
+        return (folder if (folder / "config.yaml").is_file() else run), folder
     step = pointer(folder, "best") or last_checkpoint(folder)
     if step is None:
         raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")
@@ -190,32 +221,55 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as safetensors: {error}") from None
 
 
-def load_weights(model: Seq2Seq, folder: Path) -> None:
-    """Fill a model from a step folder.
+def load_weights(model: Seq2Seq, *folders: Path) -> None:
+    """Fill a model from a step folder, or with the mean of several.
 
     Raises:
         UserError: the tensors are not those of this model.
     """
-    tensors, wanted = load_tensors(folder / MODEL), unshared(model)
-    wrong = [name for name in sorted(tensors.keys() | wanted.keys())
-             if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape]  # fmt: skip
-    if wrong:
-        raise UserError(f"{folder / MODEL} does not fit the model's settings: {', '.join(wrong[:5])}")
+    wanted = unshared(model)
+    total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in wanted.items()}
+    for folder in folders:
+        tensors = load_tensors(folder / MODEL)
+        wrong = [name for name in sorted(tensors.keys() | wanted.keys())
+                 if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape]  # fmt: skip
+        if wrong:
+            raise UserError(f"{folder / MODEL} does not fit the model's settings: {', '.join(wrong[:5])}")
+        for name, tensor in tensors.items():
+            total[name] += tensor
     with torch.no_grad():
         for name, tensor in wanted.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(total[name] / len(folders))
 
 
-def load_model(path: str) -> tuple[Seq2Seq, Tokenizer, TrainRun, Path]:
-    """Rebuild a model from a run's own settings. Returns model, tokenizer, settings and the run's folder.
+class Loaded(NamedTuple):
+    """A model, and what it came from."""
+
+    model: Seq2Seq
+    tokenizer: Tokenizer
+    config: TrainRun
+    run: Path
+    steps: list[Path]  # the checkpoints whose mean the model is
+
+
+def load_model(path: str, average: int = 1) -> Loaded:
+    """Rebuild a model from a run's own settings; with `average` its weights are the mean of the run's last checkpoints.
 
     Raises:
-        UserError: `path` is no checkpoint, or a damaged one.
+        UserError: `path` is no checkpoint, or a damaged one, or the run has not so many of them.
     """
-    run, folder = find_checkpoint(path)
+    run, step = find_checkpoint(path)
+    steps = [step]
+    if average > 1:
+        steps = step_folders(run)[-average:]
+        if len(steps) < average:
+            raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
+        if run.resolve() != Path(path).resolve():
+            raise UserError(f"average={average} is of the last checkpoints of a run; write checkpoint={run}")
     config = load_config(run)
     tokenizer = load_tokenizer(run)
-    verify(folder)
+    for folder in steps:
+        verify(folder)
     model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    load_weights(model, folder)
-    return model.eval(), tokenizer, config, run
+    load_weights(model, *steps)
+    return Loaded(model.eval(), tokenizer, config, run, steps)

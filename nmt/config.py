@@ -258,6 +258,7 @@ class EvaluateRun:
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    average: int = 1  # of the run's last checkpoints, whose mean weights are taken
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -265,6 +266,7 @@ class EvaluateRun:
     def __post_init__(self) -> None:
         check_model(self.checkpoint, self.device, self.precision)
         check_at_least(0, pictures=self.pictures)
+        check_at_least(1, average=self.average)
 
 
 @dataclass(slots=True)
@@ -280,11 +282,13 @@ class TranslateRun:
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    average: int = 1  # of the run's last checkpoints, whose mean weights are taken
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
         check_model(self.checkpoint, self.device, self.precision)
+        check_at_least(1, average=self.average)
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl"))
         if self.mode == "score" and not (self.input and self.target):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint import find_checkpoint, load_model
+from nmt.checkpoint import load_model
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
@@ -48,8 +48,7 @@ def evaluate(command: EvaluateRun) -> float | None:
     """Returns BLEU."""
     log_to_stderr()
     assert command.checkpoint is not None
-    step = find_checkpoint(command.checkpoint)[1]  # once: while training goes on, the best one changes
-    model, tokenizer, run, folder = load_model(str(step))
+    model, tokenizer, run, folder, steps = load_model(command.checkpoint, command.average)
     device = choose_device(command.device)
     precision = choose_precision(command.precision, device)
     place(model, precision, device)
@@ -70,7 +69,7 @@ def evaluate(command: EvaluateRun) -> float | None:
     measures |= scores([translation.text for translation in found], references)
     measures |= {
         "sentences": len(sources),
-        "checkpoint": step.name,
+        "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
         "data": asdict(data),
         "search": asdict(command.search),

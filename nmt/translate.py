@@ -106,7 +106,7 @@ def translate(command: TranslateRun) -> None:
     for path in (command.input, command.target):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    model, tokenizer, _, _ = load_model(command.checkpoint)
+    model, tokenizer, *_ = load_model(command.checkpoint, command.average)
     device = choose_device(command.device)
     place(model, choose_precision(command.precision, device), device)
     translator = Translator(model, tokenizer, command.search, device)

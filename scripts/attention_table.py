@@ -149,7 +149,7 @@ def draw_lengths(attentive: Path, without: Path) -> None:
 
 def draw_sentence(name: str, run: Path) -> None:
     """Where a run looks when it is made to write the reference of one sentence."""
-    model, tokenizer, config, _ = load_model(str(run))
+    model, tokenizer, config, *_ = load_model(str(run))
     pair = load_pairs(config.data, "test")[SENTENCE]
     device = torch.device("cpu")
     place(model, "fp32", device)

@@ -145,7 +145,7 @@ def test_a_corpus_is_aligned_too(align: Align, place: Path) -> None:
     assert numbers(align(MODEL, "gold=gold0")[1]) == numbers(align(MODEL, *FILES, "gold=gold0")[1])
     shown = numbers(align("checkpoint=runs/toy", "data.split=valid", "output=links")[0])  # which has
     assert shown["oracle_aer"] == 0
-    model, tokenizer, run, _ = load_model(str(place / "runs" / "toy"))
+    model, tokenizer, run, *_ = load_model(str(place / "runs" / "toy"))
     put(model, "fp32", torch.device("cpu"))
     measured = evaluate_loss(model, tokenizer, load_pairs(run.data, "valid"), torch.device("cpu"))
     assert shown["aer"] == pytest.approx(measured["aer"], abs=0.005)  # bf16, where the processor has it
@@ -153,7 +153,7 @@ def test_a_corpus_is_aligned_too(align: Align, place: Path) -> None:
 
 
 def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> None:
-    _, tokenizer, run, _ = load_model(str(place / "runs" / "mine"))
+    _, tokenizer, run, *_ = load_model(str(place / "runs" / "mine"))
     run.model.attention.score = "none"
     none = place / "runs" / "without"
     none.mkdir(exist_ok=True)

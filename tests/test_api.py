@@ -1,0 +1,68 @@
+"""The Python API, and models as folders of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import refused, works
+from safetensors.torch import load_file
+
+import nmt
+
+LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
+
+
+@pytest.fixture(scope="module")
+def model(home: Path) -> nmt.Model:
+    return nmt.load(home / "runs" / "mine", device="cpu", precision="fp32", beam=3, n_best=3)
+
+
+def test_python_does_what_the_commands_do(model: nmt.Model, home: Path) -> None:
+    text = "".join(line + "\n" for line in LINES).encode()
+    command = ("checkpoint=runs/mine", "precision=fp32", "search.beam=3", "search.n_best=3")
+    best = model.translate(LINES, weights=True)
+    options = model.translate_n_best(LINES)
+    shown = works("translate", *command, folder=home, text=text).split("\n")[:-1]
+    assert [translation.text for translation in best] == shown[::3] and best[1].text == ""
+    assert [option.text for option in options[2]] == shown[6:9]
+    [first, _, last] = model.score(LINES, [translation.text for translation in best])
+    assert [first, last] == pytest.approx([best[0].score, best[2].score], abs=1e-4)
+    [record] = model.align(LINES[:1], [best[0].text])
+    assert record.source_words == LINES[0].split() and record.links() == best[0].record.links()
+
+
+def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    model.export(folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "manifest.json", "model.safetensors", "tokenizer.model",
+    }  # fmt: skip
+    text = LINES[0].encode() + b"\n"
+    given = (f"checkpoint={folder}", "precision=fp32")
+    assert works("translate", *given, folder=home, text=text) == works(
+        "translate", "checkpoint=runs/mine", "precision=fp32", folder=home, text=text
+    )
+    works("evaluate", *given, "search.beam=1", "pictures=0", folder=home)
+    works("align", *given, folder=home)
+    works("train", f"init_from={folder}", "data=text", f"data.path={model.config.data.path}", "name=from_export",
+          "train.max_steps=1", folder=home)  # fmt: skip
+    assert (folder / "eval" / "test" / "metrics.json").is_file()
+    with pytest.raises(nmt.UserError, match="is there already"):
+        model.export(folder)
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"!")
+    assert "is missing or damaged" in refused("translate", *given, folder=home, text=text)
+
+
+def test_the_mean_of_the_last_checkpoints(home: Path) -> None:
+    run = home / "runs" / "mine"
+    steps = sorted((run / "checkpoints").glob("step_*"))[-2:]
+    assert len(steps) == 2
+    parts = [load_file(step / "model.safetensors") for step in steps]
+    mean = nmt.load(run, average=2, precision="fp32").translator.model.state_dict()
+    for name, first in parts[0].items():
+        torch.testing.assert_close(mean[name], (first + parts[1][name]) / 2)
+    assert "train.keep" in refused("translate", "checkpoint=runs/mine", "average=9", folder=home, text=b"x\n")
+    step = f"checkpoint=runs/mine/checkpoints/{steps[0].name}"
+    assert "of the last checkpoints of a run" in refused("evaluate", step, "average=2", folder=home)
