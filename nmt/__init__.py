@@ -17,6 +17,7 @@ from nmt.checkpoint import export, load_model
 from nmt.config import SearchConfig, TrainRun
 from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
+from nmt.model.seq2seq import Seq2Seq
 from nmt.translator import Translation, Translator
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
@@ -51,6 +52,7 @@ class Model:
         Raises:
             UserError: there is something already, or it cannot be written.
         """
+        assert isinstance(self.translator.model, Seq2Seq)
         export(self.translator.model, self.translator.tokenizer, self.config, Path(folder))
 
 

@@ -143,10 +143,23 @@ class TrainConfig:
 @dataclass(slots=True)
 class SearchConfig:
     beam: int = 5  # 1: greedy
-    n_best: int = 1  # translations of each line
-    length_penalty: float = 1.0  # alpha: log-probability / ((5 + length) / 6)^alpha, Wu et al. 2016; 0: none
-    max_length: int = 200  # target pieces; never more than 2 x source pieces + 20, `</s>` counted
+    n_best: int = 1  # translations of each line, different as text
+    penalty: str = "gnmt"  # hypotheses of different length n: log-probability / ((5 + n) / 6)^alpha | mean: / n^alpha
+    length_penalty: float = 1.0  # alpha; 0: none
+    coverage_penalty: float = 0.0  # beta: of leaving source pieces without attention, Wu et al. 2016; 0: none
+    min_length: int = 0  # target pieces, `</s>` counted
+    min_ratio: float = 0.0  # the same, for each source piece
+    max_length: int = 200  # target pieces, `</s>` counted
+    max_ratio: float = 2.0  # never more than this for each source piece, and 20
     max_source: int = 1000  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
+    no_repeat_ngram: int = 0  # no so many pieces in a row twice in a translation; 0: any
+    groups: int = 1  # diverse beam search: groups of the beam, each of which avoids what those before it write
+    diversity: float = 0.5  # ... what a piece costs for each hypothesis of earlier groups that takes it
+    sample: bool = False  # draw as many translations as the beam is wide, in place of searching the best
+    temperature: float = 1.0  # ... below 1: likelier ones, above 1: more different ones
+    top_k: int = 0  # ... among so many likeliest pieces; 0: all
+    top_p: float = 1.0  # ... among the likeliest that together have this probability
+    seed: int = 1  # ... other numbers, other samples; a line's do not depend on the lines beside it
     batch_tokens: int = 8000  # source pieces x beam in one batch
     batch_sentences: int | None = None  # a number of sentences instead
 
@@ -154,9 +167,28 @@ class SearchConfig:
         check_at_least(1, search__beam=self.beam, search__n_best=self.n_best, search__max_length=self.max_length)
         check_at_least(2, search__max_source=self.max_source)
         check_at_least(1, search__batch_tokens=self.batch_tokens, search__batch_sentences=self.batch_sentences)
-        check_at_least(0, search__length_penalty=self.length_penalty)
+        check_at_least(1, search__groups=self.groups)
+        check_at_least(0, search__length_penalty=self.length_penalty, search__coverage_penalty=self.coverage_penalty)
+        check_at_least(0, search__min_length=self.min_length, search__min_ratio=self.min_ratio)
+        check_at_least(0, search__max_ratio=self.max_ratio, search__no_repeat_ngram=self.no_repeat_ngram)
+        check_at_least(0, search__diversity=self.diversity, search__top_k=self.top_k, search__seed=self.seed)
+        check_choice("search.penalty", self.penalty, ("gnmt", "mean"))
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"search.temperature={self.temperature} must be a number greater than 0")
         if self.n_best > self.beam:
             raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
+        if self.min_length > self.max_length:
+            raise UserError(f"search.min_length={self.min_length} is more than search.max_length={self.max_length}")
+        if self.beam % self.groups:
+            raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
+        if self.sample and self.groups > 1:
+            raise UserError(f"search.groups={self.groups} is of beam search; leave it out with search.sample=true")
+        default = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 1}
+        idle = [f"search.{key}={getattr(self, key)}" for key, value in default.items() if getattr(self, key) != value]
+        if idle and not self.sample:
+            raise UserError(f"{' '.join(idle)}: nothing is drawn; write search.sample=true too")
 
 
 @dataclass(slots=True)
@@ -178,9 +210,10 @@ def check_hardware(device: str, precision: str) -> None:
     check_choice("precision", precision, PRECISIONS)
 
 
-def check_model(checkpoint: str | None, device: str, precision: str) -> None:
+def check_model(checkpoint: str | list[str] | None, device: str, precision: str) -> None:
     check_hardware(device, precision)
-    if not checkpoint:
+    paths = checkpoint if isinstance(checkpoint, list) else [checkpoint]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
         raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
 
 
@@ -273,10 +306,11 @@ class EvaluateRun:
 class TranslateRun:
     """`python -m nmt.translate`"""
 
-    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
+    checkpoint: Any = None  # a run (its best, else its last checkpoint) or a step folder; [A,B]: both, as one model
     input: str | None = None  # a file; null: standard input
     output: str | None = None  # a file; null: standard output
     target: str | None = None  # mode=score: the translations to score
+    prefix: str | None = None  # a file: with what words the translation of each line begins
     mode: str = "translate"  # translate | score
     format: str = "text"  # text | jsonl
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
@@ -296,8 +330,11 @@ class TranslateRun:
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
         check_files(
-            {"input": self.input, "target": self.target}, {"output": self.output, "alignments": self.alignments}
+            {"input": self.input, "target": self.target, "prefix": self.prefix},
+            {"output": self.output, "alignments": self.alignments},
         )
+        if self.mode == "score" and self.prefix:
+            raise UserError(f"prefix={self.prefix} is for mode=translate only")
         if self.mode == "translate" and self.target:
             raise UserError(f"target={self.target} is for mode=score only")
 

@@ -1,29 +1,34 @@
-"""Search: greedy and beam search, and forced decoding of a given target.
+"""Search: greedy, beam and diverse beam search, sampling, and forced decoding of a given target.
 
-It knows a model only by `start`, `decode`, `logits`, and what they return by `select`. A finished hypothesis keeps its
-slot; a sentence is done when none of its live hypotheses can still beat those that would be returned, so beam 1 is
-greedy search and stopping early changes nothing.
+It knows a model only by `dtype`, `start`, `decode`, `logits`, and what they return by `select`. A step is a few named
+parts: `forbid` what may not be written, `expand` or `sample` each hypothesis, `select` the best, find out who is
+`done`. A finished hypothesis keeps its slot; a sentence is done when none of its live hypotheses can still beat those
+that would be returned, so beam 1 is greedy search and stopping early changes nothing.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
-and T target positions, V vocabulary.
+and T target positions, V vocabulary, P positions of a given beginning.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import BOS, EOS, PAD, STEP, SearchConfig
-from nmt.model.attention import Memory, Weights
-from nmt.model.decoder import DecoderState
+from nmt.model.attention import Weights, wide
 
 
 class Model(Protocol):
-    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]: ...
-    def decode(
-        self, tokens_NT: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, Weights | None, DecoderState]: ...
+    """Memory and state are the model's own affair; both have `select(rows)`."""
+
+    dtype: torch.dtype
+
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
+    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Weights | None, Any]: ...
     def logits(self, features: Tensor) -> Tensor: ...
 
 
@@ -36,14 +41,29 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class Beams:
-    """The hypotheses of the sentences still in search, best first in each sentence."""
+    """The hypotheses of the sentences still in search, best first in each sentence (in each group of it)."""
 
-    token_BK: Tensor  # the last token
+    tokens_BKT: Tensor  # `<s>` and what was written
     score_BK: Tensor  # summed log-probability
     length_BK: Tensor  # tokens so far, `</s>` included
     finished_BK: Tensor
-    limit_B: Tensor  # the most tokens that a sentence may have
+    covered_BK: Tensor  # the logarithms in the coverage penalty, 0 at most
+    coverage_BKS: Tensor | None  # the weight that each source position has had, where the penalty wants it
+    least_B: Tensor  # the fewest tokens that a sentence may have, `</s>` included
+    limit_B: Tensor  # the most
     sentence_B: Tensor  # which row of the whole batch each sentence is
+
+    def of(self, rows_B: Tensor) -> "Beams":
+        """Those of some sentences."""
+        return Beams(*(part if part is None else part[rows_B] for part in self.parts()))
+
+    def slots(self, first: int, last: int) -> "Beams":
+        """Some hypotheses of every sentence."""
+        parts = (part if part is None or part.dim() == 1 else part[:, first:last] for part in self.parts())
+        return Beams(*parts)
+
+    def parts(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,55 +71,164 @@ class Step:
     """What one step appended, kept until hypotheses are read back; rows are slots of the whole batch."""
 
     parent_N: Tensor
-    token_N: Tensor
-    weights_NS: Tensor | None
+    weights_NS: Tensor
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """log softmax in fp32 at least; `<s>` and padding can never be chosen."""
-    logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    logp = torch.log_softmax(logits.to(wide(logits.dtype)), -1)
     logp[..., [PAD, BOS]] = float("-inf")
     return logp
 
 
-def length_penalty(length: Tensor, alpha: float) -> Tensor:
-    """((5 + length) / 6)^alpha, Wu et al. 2016, eq. 14; a score is divided by it."""
-    return ((5 + length) / 6) ** alpha
+def length_penalty(length: Tensor, config: SearchConfig) -> Tensor:
+    """What a score is divided by: ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14), or length^alpha."""
+    base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
+    return base**config.length_penalty
 
 
-def expand(logp_BKV: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
-    """The best continuations of each hypothesis, score_BKC and token_BKC; of a finished one only itself."""
-    logp_BKC, token_BKC = logp_BKV.topk(min(logp_BKV.shape[1], logp_BKV.shape[2]), dim=2)
+def rank(score: Tensor, length: Tensor, covered: Tensor, config: SearchConfig) -> Tensor:
+    """What hypotheses are compared by: log P / lp + cp (Wu et al. 2016, eq. 14)."""
+    return score / length_penalty(length, config) + config.coverage_penalty * covered
+
+
+# ------------------------------------------------------------------------------------------------------------- a step
+def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
+    """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end."""
+    written = beams.tokens_BKT.shape[2] - 1
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or given_BP.shape[1]):
+        return logp_BKV
+    allowed_BKV = logp_BKV.clone()
+    allowed_BKV[..., EOS].masked_fill_((written + 1 < beams.least_B).unsqueeze(1), float("-inf"))
+    if config.no_repeat_ngram:
+        allowed_BKV.scatter_(2, repeating(beams.tokens_BKT[:, :, 1:], config.no_repeat_ngram), float("-inf"))
+    stuck_BK = allowed_BKV.amax(2) == float("-inf")
+    allowed_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], allowed_BKV[..., EOS])
+    if written < given_BP.shape[1]:
+        wanted_B11 = given_BP[:, written].view(-1, 1, 1)
+        others_BKV = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != wanted_B11
+        given_BKV = logp_BKV.masked_fill(others_BKV, float("-inf"))
+        allowed_BKV = torch.where(wanted_B11 == PAD, allowed_BKV, given_BKV)
+    return allowed_BKV
+
+
+def repeating(tokens_BKT: Tensor, n: int) -> Tensor:
+    """The tokens with which a hypothesis would write n tokens that it has written before; PAD in between."""
+    written = tokens_BKT.shape[2]
+    if written < n:
+        return tokens_BKT[:, :, :0]
+    ngrams_BKTn = tokens_BKT.unfold(2, n, 1)
+    again_BKT = (ngrams_BKTn[..., :-1] == tokens_BKT[:, :, None, written - n + 1 :]).all(3)
+    return ngrams_BKTn[..., -1].where(again_BKT, PAD)
+
+
+def cover(beams: Beams, weights: Weights) -> Beams:
+    """Add a step's weights to what live hypotheses have covered: sum_s log min(sum_t a_ts, 1) (Wu et al. 2016, eq. 14),
+    where no position counts for less than e^-20."""
+    assert beams.coverage_BKS is not None
+    step_BKS = weights.dense(beams.coverage_BKS.shape[2]).view(beams.coverage_BKS.shape)
+    coverage_BKS = beams.coverage_BKS + step_BKS * ~beams.finished_BK.unsqueeze(2)
+    covered_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
+    return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
+
+
+def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by; of a finished
+    hypothesis only itself."""
+    choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
+    ranked_BKV = logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1)
+    ranked_BKC, token_BKC = ranked_BKV.topk(choices, dim=2)
+    logp_BKC = logp_BKV.gather(2, token_BKC)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
     itself_C = torch.full_like(logp_BKC[0, 0], float("-inf"))
     itself_C[0] = 0
     score_BKC = beams.score_BK.unsqueeze(2) + torch.where(finished_BK1, itself_C, logp_BKC)
-    return score_BKC, torch.where(finished_BK1, PAD, token_BKC)
+    handicap_BKC = torch.zeros_like(logp_BKC)
+    if handicap_BV is not None:
+        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
+    return score_BKC, torch.where(finished_BK1, PAD, token_BKC), handicap_BKC
 
 
-def select(score_BKC: Tensor, token_BKC: Tensor, beams: Beams, alpha: float) -> tuple[Beams, Tensor]:
-    """The K best of all continuations by penalised score, and the hypothesis that each came from, parent_BK."""
+def select(
+    score_BKC: Tensor, token_BKC: Tensor, handicap_BKC: Tensor, beams: Beams, config: SearchConfig
+) -> tuple[Beams, Tensor]:
+    """The K best of all continuations, and the hypothesis that each came from, parent_BK."""
     slots, choices = score_BKC.shape[1:]
     length_BK = beams.length_BK + ~beams.finished_BK
-    ranked_BX = (score_BKC / length_penalty(length_BK, alpha).unsqueeze(2)).flatten(1)
-    best_BK = ranked_BX.topk(slots, dim=1).indices
+    ranked_BKC = rank(score_BKC, length_BK.unsqueeze(2), beams.covered_BK.unsqueeze(2), config) - handicap_BKC
+    best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
     parent_BK = best_BK // choices
     token_BK = token_BKC.flatten(1).gather(1, best_BK)
-    finished_BK = beams.finished_BK.gather(1, parent_BK) | (token_BK == EOS)
     score_BK = score_BKC.flatten(1).gather(1, best_BK)
-    length_BK = length_BK.gather(1, parent_BK)
-    return Beams(token_BK, score_BK, length_BK, finished_BK, beams.limit_B, beams.sentence_B), parent_BK
+    return append(beams, parent_BK, token_BK, score_BK), parent_BK
 
 
-def done(beams: Beams, steps: int, config: SearchConfig) -> Tensor:
+def append(beams: Beams, parent_BK: Tensor, token_BK: Tensor, score_BK: Tensor) -> Beams:
+    """Each slot's new hypothesis: a token more for one of the old ones, PAD for one that was finished."""
+    rows_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1)
+    finished_BK = beams.finished_BK.gather(1, parent_BK)
+    return replace(
+        beams,
+        tokens_BKT=torch.cat([beams.tokens_BKT[rows_B1, parent_BK], token_BK.unsqueeze(2)], 2),
+        score_BK=score_BK,
+        length_BK=beams.length_BK.gather(1, parent_BK) + ~finished_BK,
+        finished_BK=finished_BK | (token_BK == EOS),
+        covered_BK=beams.covered_BK.gather(1, parent_BK),
+        coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
+    )
+
+
+def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor]:
+    """A step of beam search. With several groups one after the other, and a token costs a group `diversity` for each
+    hypothesis of an earlier group that takes it now (Vijayakumar et al. 2016, with Hamming diversity)."""
+    if config.groups == 1:
+        return select(*expand(logp_BKV, beams), beams, config)
+    size = config.beam // config.groups
+    taken_BV = torch.zeros_like(logp_BKV[:, 0])
+    grown, parents = [], []
+    for first in range(0, config.beam, size):
+        group = beams.slots(first, first + size)
+        group, parent_BK = select(
+            *expand(logp_BKV[:, first : first + size], group, config.diversity * taken_BV), group, config
+        )
+        last_BK = group.tokens_BKT[:, :, -1]
+        taken_BV.scatter_add_(1, last_BK, torch.ones_like(last_BK, dtype=taken_BV.dtype))
+        grown.append(group)
+        parents.append(parent_BK + first)
+    together = (
+        parts[0] if parts[0] is None or parts[0].dim() == 1 else torch.cat(parts, 1)
+        for parts in zip(*(group.parts() for group in grown), strict=True)
+    )
+    return Beams(*together), torch.cat(parents, 1)
+
+
+def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> tuple[Beams, Tensor]:
+    """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
+    the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
+    ranked_BKV, token_BKV = (logp_BKV / config.temperature).sort(dim=2, descending=True, stable=True)
+    p_BKV = torch.softmax(ranked_BKV[:, :, : config.top_k or None], 2)
+    before_BKV = p_BKV.cumsum(2) - p_BKV
+    p_BKV = p_BKV.masked_fill(before_BKV >= config.top_p, 0)
+    sums_BKV = p_BKV.cumsum(2)
+    place_BK1 = (sums_BKV <= draw_BK.unsqueeze(2) * sums_BKV[:, :, -1:]).sum(2, keepdim=True)
+    last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
+    token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1)).squeeze(2)
+    logp_BK = logp_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2)
+    itself_BK = torch.arange(draw_BK.shape[1], device=draw_BK.device).expand_as(draw_BK)
+    score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
+    return append(beams, itself_BK, token_BK.masked_fill(beams.finished_BK, PAD), score_BK), itself_BK
+
+
+def done(beams: Beams, config: SearchConfig) -> Tensor:
     """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
-    ranked_BK = beams.score_BK / length_penalty(beams.length_BK, config.length_penalty)
-    bound_BK = beams.score_BK / length_penalty(limit_B1, config.length_penalty)  # scores only fall, penalties grow
+    kept = config.beam if config.groups > 1 or config.sample else config.n_best
+    ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+    # Scores only fall, length penalties only grow, and coverage may become whole.
+    bound_BK = rank(beams.score_BK, limit_B1, torch.zeros_like(beams.covered_BK), config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
-    kept = slice(0, config.n_best)
-    settled_B = beams.finished_BK[:, kept].all(1) & (ranked_BK[:, kept].amin(1) >= bound_B)
-    return settled_B | (beams.limit_B <= steps)
+    settled_B = beams.finished_BK[:, :kept].all(1) & (ranked_BK[:, :kept].amin(1) >= bound_B)
+    return settled_B | (beams.limit_B < beams.tokens_BKT.shape[2])
 
 
 def staying(over_B: Tensor) -> Tensor:
@@ -108,89 +237,122 @@ def staying(over_B: Tensor) -> Tensor:
     return over_B.int().argsort(stable=True)[: -(-live // STEP) * STEP].sort().values
 
 
+# ----------------------------------------------------------------------------------------------------------- the loop
+def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
+    """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
+    slots = len(length_B), config.beam
+    on: dict[str, Any] = {"device": length_B.device}
+    score_BK = torch.zeros(slots, dtype=wide(dtype), **on)
+    if not config.sample:
+        score_BK[:, torch.arange(config.beam, **on) % (config.beam // config.groups) > 0] = float("-inf")
+    longest_B = (config.max_ratio * length_B + 20).long() + (given_BP != PAD).sum(1)
+    limit_B = longest_B.clamp(max=config.max_length)
+    coverage_BKS = None
+    if config.coverage_penalty:
+        padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
+        coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.beam, 1)
+    return Beams(
+        tokens_BKT=torch.full((*slots, 1), BOS, **on),
+        score_BK=score_BK,
+        length_BK=torch.zeros(slots, dtype=torch.int64, **on),
+        finished_BK=torch.zeros(slots, dtype=torch.bool, **on),
+        covered_BK=torch.zeros(slots, dtype=wide(dtype), **on),
+        coverage_BKS=coverage_BKS,
+        least_B=(config.min_ratio * length_B).ceil().long().clamp(min=config.min_length).minimum(limit_B),
+        limit_B=limit_B,
+        sentence_B=torch.arange(len(length_B), **on),
+    )
+
+
+def draws(source_BS: Tensor, length_B: Tensor, config: SearchConfig) -> Tensor:
+    """Uniform numbers for `sample`, draw_BKT: functions of the seed and the sentence, whatever stands beside it."""
+    sentences = (ids[:length] for ids, length in zip(source_BS.tolist(), length_B.tolist(), strict=True))
+    size = config.beam, config.max_length
+    found = [np.random.default_rng([config.seed, *ids]).random(size) for ids in sentences]
+    return torch.from_numpy(np.stack(found))
+
+
 @torch.inference_mode()
 def search(
-    model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False
-) -> list[list[Hypothesis]]:
-    """Beam search; with `config.beam` = 1 greedy search. Returns the n best hypotheses of each sentence, best first."""
-    sentences, width, device = len(source_BS), config.beam, source_BS.device
+    model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
+    given: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:  # fmt: skip
+    """The n best hypotheses of each sentence, best first: by beam search, greedy search with `config.beam` = 1, or of
+    as many samples as the beam is wide. `given` are the tokens with which each sentence's hypotheses begin."""
+    sentences, positions, device = *source_BS.shape, source_BS.device
+    beginnings = [torch.tensor(ids, dtype=torch.int64) for ids in given or [[]] * sentences]
+    given_BP = pad_sequence(beginnings, batch_first=True, padding_value=PAD).to(device)
     memory, state = model.start(source_BS, length_B)
-    state = state.select(torch.arange(sentences, device=device).repeat_interleave(width))
-    score_BK = torch.zeros(
-        sentences, width, device=device, dtype=torch.promote_types(memory.values_BHSM.dtype, torch.float32)
-    )
-    score_BK[:, 1:] = float("-inf")  # all slots begin alike: one of them counts
-    beams = Beams(
-        token_BK=torch.full((sentences, width), BOS, device=device),
-        score_BK=score_BK,
-        length_BK=torch.zeros(sentences, width, dtype=torch.int64, device=device),
-        finished_BK=torch.zeros(sentences, width, dtype=torch.bool, device=device),
-        limit_B=(2 * length_B + 20).clamp(max=config.max_length),
-        sentence_B=torch.arange(sentences, device=device),
-    )
-    slots_K = torch.arange(width, device=device)
+    state = state.select(torch.arange(sentences, device=device).repeat_interleave(config.beam))
+    beams = begin(length_B, positions, given_BP, config, model.dtype)
+    draw_BKT = draws(source_BS, length_B, config).to(device, wide(model.dtype)) if config.sample else None
+    slots_K = torch.arange(config.beam, device=device)
     history: list[Step] = []
-    final_score_BK = score_BK.clone()
+    over: list[Beams] = []
     while len(beams.sentence_B):
-        features_NTD, weights, state = model.decode(beams.token_BK.view(-1, 1), state, memory)
-        logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(*beams.token_BK.shape, -1)
-        rows_BK = beams.sentence_B.unsqueeze(1) * width + slots_K  # slots of the whole batch
-        beams, parent_BK = select(*expand(logp_BKV, beams), beams, config.length_penalty)
-        history.append(
-            record(rows_BK, parent_BK, beams.token_BK, weights if keep_weights else None, sentences, source_BS.shape[1])
-        )
-        final_score_BK[beams.sentence_B] = beams.score_BK
-        over_B = done(beams, len(history), config)
+        step = beams.tokens_BKT.shape[2] - 1
+        features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
+        logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(len(beams.sentence_B), config.beam, -1)
+        logp_BKV = forbid(logp_BKV, beams, config, given_BP[beams.sentence_B])
+        if config.coverage_penalty:
+            assert weights is not None
+            beams = cover(beams, weights)
+        if draw_BKT is not None:
+            beams, parent_BK = sample(logp_BKV, beams, config, draw_BKT[beams.sentence_B, :, step])
+        else:
+            beams, parent_BK = grow(logp_BKV, beams, config)
+        if keep_weights and weights is not None:
+            rows_BK = beams.sentence_B.unsqueeze(1) * config.beam + slots_K  # slots of the whole batch
+            history.append(record(rows_BK, parent_BK, weights, sentences, positions))
+        over_B = done(beams, config)
         beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
-        offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * width
         stay_B = staying(over_B)
+        offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * config.beam
         if len(stay_B) < len(over_B):
-            memory = memory.select(stay_B)
-            beams = Beams(*(getattr(beams, name)[stay_B] for name in Beams.__slots__))
+            left_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
+            over.append(beams.of(left_B))
+            memory, beams = memory.select(stay_B), beams.of(stay_B)
             parent_BK, offsets_B1 = parent_BK[stay_B], offsets_B1[stay_B]
         state = state.select((offsets_B1 + parent_BK).flatten())
-    return read_back(history, final_score_BK, config.n_best)
+    return read_back(over, history, config)
 
 
-def record(
-    rows_BK: Tensor, parent_BK: Tensor, token_BK: Tensor, weights: Weights | None, sentences: int, positions: int
-) -> Step:
+def record(rows_BK: Tensor, parent_BK: Tensor, weights: Weights, sentences: int, positions: int) -> Step:
     """One step of the sentences in search, laid out over the slots of the whole batch."""
     slots = sentences * rows_BK.shape[1]
     parent_N = torch.arange(slots, device=rows_BK.device)
     parent_N[rows_BK.flatten()] = rows_BK.gather(1, parent_BK).flatten()
-    token_N = torch.full((slots,), PAD, device=rows_BK.device)
-    token_N[rows_BK.flatten()] = token_BK.flatten()
-    if weights is None:
-        return Step(parent_N, token_N, None)
     dense_NS = weights.dense(positions)[:, 0]
     weights_NS = dense_NS.new_zeros(slots, positions)
     weights_NS[rows_BK.flatten()] = dense_NS
-    return Step(parent_N, token_N, weights_NS)
+    return Step(parent_N, weights_NS)
 
 
-def read_back(history: list[Step], score_BK: Tensor, n_best: int) -> list[list[Hypothesis]]:
-    """Follow each slot's parents from the last step to the first."""
-    slot_N = torch.arange(score_BK.numel(), device=score_BK.device)
-    tokens, weights = [], []
+def trace(history: list[Step]) -> Tensor:
+    """weights_NTS of what each slot ended with: its parents are followed from the last step to the first."""
+    slot_N = torch.arange(len(history[0].parent_N), device=history[0].parent_N.device)
+    found = []
     for step in reversed(history):
-        tokens.append(step.token_N[slot_N])
         slot_N = step.parent_N[slot_N]
-        if step.weights_NS is not None:
-            weights.append(step.weights_NS[slot_N])
-    tokens_NT = torch.stack(tokens[::-1], 1).cpu()
-    weights_NTS = torch.stack(weights[::-1], 1).cpu() if weights else None
-    width = score_BK.shape[1]
-    found: list[list[Hypothesis]] = []
-    for row, scores in enumerate(score_BK[:, :n_best].tolist()):
-        found.append([])
-        for slot, score in enumerate(scores):
-            if score == float("-inf"):
-                continue  # fewer distinct hypotheses than slots
-            ids = [token for token in tokens_NT[row * width + slot].tolist() if token != PAD]
-            rows_TS = None if weights_NTS is None else weights_NTS[row * width + slot, : len(ids)]
-            found[-1].append(Hypothesis(ids, score, rows_TS))
-    return found
+        found.append(step.weights_NS[slot_N])
+    return torch.stack(found[::-1], 1).cpu()
+
+
+def read_back(over: list[Beams], history: list[Step], config: SearchConfig) -> list[list[Hypothesis]]:
+    """The n best hypotheses of each sentence, in order; fewer where there were fewer distinct ones than slots."""
+    weights_NTS = trace(history) if history else None
+    found: dict[int, list[Hypothesis]] = {}
+    for beams in over:
+        ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+        order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
+        columns = beams.sentence_B, order_BK, beams.tokens_BKT[:, :, 1:], beams.score_BK
+        for sentence, order, tokens, scores in zip(*(column.tolist() for column in columns), strict=True):
+            found[sentence] = []
+            for slot in (slot for slot in order if scores[slot] > float("-inf")):
+                ids = [token for token in tokens[slot] if token != PAD]
+                rows_TS = None if weights_NTS is None else weights_NTS[sentence * config.beam + slot, : len(ids)]
+                found[sentence].append(Hypothesis(ids, scores[slot], rows_TS))
+    return [found[sentence] for sentence in range(len(found))]
 
 
 @torch.inference_mode()

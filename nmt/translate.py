@@ -11,16 +11,22 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import torch
 
 from nmt.alignment import writer
 from nmt.checkpoint import load_model
 from nmt.config import TranslateRun, main
+from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
 from nmt.files import finite, nobody_reads, output, read_text
+from nmt.model.ensemble import Ensemble
+from nmt.model.seq2seq import Seq2Seq
 from nmt.translator import Translation, Translator, warn_of_cuts
 
+T = TypeVar("T")
 CHUNK = 4096  # lines in memory at a time
 
 
@@ -58,11 +64,47 @@ def write(file: BinaryIO, text: str) -> None:
         nobody_reads()
 
 
-def chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of at most `size` lines."""
     iterator = iter(lines)
     while chunk := list(itertools.islice(iterator, size)):
         yield chunk
+
+
+def load_models(command: TranslateRun, device: torch.device) -> tuple[Seq2Seq | Ensemble, Tokenizer]:
+    """The model of `checkpoint=`, or those of a list as one.
+
+    Raises:
+        UserError: a model cannot be read, or two have different vocabularies.
+    """
+    paths = command.checkpoint if isinstance(command.checkpoint, list) else [command.checkpoint]
+    loaded = [load_model(path, command.average) for path in paths]
+    for path, other in zip(paths, loaded, strict=True):
+        for side in ("source", "target"):
+            if getattr(other.tokenizer, side).model != getattr(loaded[0].tokenizer, side).model:
+                raise UserError(
+                    f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
+                    "share a tokenizer"
+                )
+        place(other.model, choose_precision(command.precision, device), device)
+    models = [other.model for other in loaded]
+    return models[0] if len(models) == 1 else Ensemble(models), loaded[0].tokenizer
+
+
+def with_beginnings(command: TranslateRun, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each line with the beginning of its translation, empty without `prefix=`.
+
+    Raises:
+        UserError: the file has fewer lines, or more.
+    """
+    if command.prefix is None:
+        yield from ((line, "") for line in lines)
+        return
+    both = itertools.zip_longest(lines, read_text(command.prefix))
+    for number, (line, beginning) in enumerate(both, 1):
+        if line is None or beginning is None:
+            raise UserError(f"prefix={command.prefix} and the input have different numbers of lines, from {number} on")
+        yield line, beginning
 
 
 def translate_lines(command: TranslateRun, translator: Translator, lines: Iterable[str]) -> None:
@@ -75,8 +117,9 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
         align = None
         if command.alignments is not None:
             align = stack.enter_context(writer(command.alignments, stack.enter_context(output(command.alignments))))
-        for chunk in chunks(lines, 1 if interactive else CHUNK):
-            found = translator.translate(chunk, want_links, first_line=done + 1, progress=command.output is not None)
+        for pairs in chunks(with_beginnings(command, lines), 1 if interactive else CHUNK):
+            chunk, beginnings = zip(*pairs, strict=True)
+            found = translator.translate(chunk, want_links, done + 1, command.output is not None, beginnings)
             warn_of_cuts([options[0] for options in found], command.search, done + 1)
             for line, options in zip(chunk, found, strict=True):
                 write(text_file, FORMATS[command.format](line, options, command))
@@ -103,12 +146,11 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
     assert command.checkpoint is not None
-    for path in (command.input, command.target):
+    for path in (command.input, command.target, command.prefix):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    model, tokenizer, *_ = load_model(command.checkpoint, command.average)
     device = choose_device(command.device)
-    place(model, choose_precision(command.precision, device), device)
+    model, tokenizer = load_models(command, device)
     translator = Translator(model, tokenizer, command.search, device)
     if command.mode == "score":
         score_pairs(command, translator)

@@ -5,7 +5,7 @@ becomes an empty line; a line of more than `search.max_source` pieces is split, 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,8 @@ from nmt.config import EOS, STEP, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import log
+from nmt.errors import UserError
+from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import Hypothesis, force, search
 
@@ -62,6 +64,14 @@ def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]
     return [*parts, ids]
 
 
+def distinct(options: list[Translation]) -> list[Translation]:
+    """The first of each text."""
+    found: dict[str, Translation] = {}
+    for option in options:
+        found.setdefault(option.text, option)
+    return list(found.values())
+
+
 def join(parts: list[Translation]) -> Translation:
     """One translation of the translations of a line's parts; weights become blocks along the diagonal."""
     if len(parts) == 1:
@@ -87,20 +97,41 @@ def join(parts: list[Translation]) -> Translation:
 class Translator:
     """A model with its tokenizer, and how to search with it."""
 
-    model: Seq2Seq
+    model: Seq2Seq | Ensemble
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
 
-    def translate(
-        self, lines: Sequence[str], keep_weights: bool = False, first_line: int = 1, progress: bool = False
-    ) -> list[list[Translation]]:
-        """For each line its `search.n_best` translations, best first; fewer where there are no more.
+    def __post_init__(self) -> None:
+        if self.config.coverage_penalty and not self.model.attends:
+            raise UserError(
+                f"search.coverage_penalty={self.config.coverage_penalty} is about attention, and the model has none"
+            )
 
-        `first_line` is the number of the first line in warnings about lines that had to be split.
+    def translate(
+        self, lines: Sequence[str], keep_weights: bool = False, first_line: int = 1, progress: bool = False,
+        beginnings: Sequence[str] | None = None,
+    ) -> list[list[Translation]]:  # fmt: skip
+        """For each line its `search.n_best` translations, different as text, best first; fewer where there are no more.
+
+        Args:
+            keep_weights: whether translations have attention weights.
+            first_line: the number of the first line in warnings about lines that had to be split.
+            beginnings: with what words the translation of each line begins; of a line in parts that of the first.
+
+        Raises:
+            UserError: a beginning is longer than a translation may be.
         """
         encoded = self.tokenizer.source.encode(list(lines))
+        given = [[] for _ in lines] if beginnings is None else self.tokenizer.target.encode(list(beginnings))
+        for line, ids in enumerate(given, first_line):
+            if len(ids) >= self.config.max_length:
+                raise UserError(
+                    f"line {line} of the beginnings has {len(ids):,} pieces; search.max_length="
+                    f"{self.config.max_length} allows no more after them"
+                )
         owners, sources, parts_of = [], [], [1] * len(lines)
+        starts: list[list[int]] = []
         for line, ids in enumerate(encoded):
             if not lines[line].strip():
                 parts_of[line] = 0
@@ -114,19 +145,24 @@ class Translator:
                 )
             owners += [line] * len(pieces)
             sources += pieces
+            starts += [given[line], *[[]] * (len(pieces) - 1)]
             parts_of[line] = len(pieces)
 
         warn_of_reach(self.model, [len(source) + 1 for source in sources], "lines")
 
+        # The same text in other pieces does not count: more are looked for than are returned.
+        config = replace(self.config, n_best=self.config.beam if self.config.n_best > 1 else 1)
+
         def run(rows: list[int]) -> list[list[Hypothesis]]:
             batch = make_batch([sources[row] for row in rows]).to(self.device)
-            return search(self.model, batch.source_BS, batch.source_length_B, self.config, keep_weights)
+            first = [starts[row] for row in rows]
+            return search(self.model, batch.source_BS, batch.source_length_B, config, keep_weights, first)
 
         found = self.in_batches([len(source) for source in sources], self.config.beam, run, progress)
         results: list[list[Translation]] = [[] for _ in lines]
         parts: list[list[Translation]] = [[] for _ in lines]
         for line, source, hypotheses in zip(owners, sources, found, strict=True):
-            options = [self.read(source, hypothesis) for hypothesis in hypotheses]
+            options = distinct([self.read(source, hypothesis) for hypothesis in hypotheses])[: self.config.n_best]
             if parts_of[line] == 1:
                 results[line] = options
             else:
@@ -214,7 +250,7 @@ def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, firs
         log.warning(f"{len(cut):,} translations were cut at their maximum length (lines {lines}){remedy}")
 
 
-def warn_of_reach(model: Seq2Seq, lengths: Sequence[int] | np.ndarray, what: str) -> None:
+def warn_of_reach(model: Seq2Seq | Ensemble, lengths: Sequence[int] | np.ndarray, what: str) -> None:
     """Say how many sources are longer than attention can reach."""
     beyond = 0 if model.reach is None else int((np.asarray(lengths) > model.reach).sum())
     if beyond:

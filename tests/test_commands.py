@@ -100,6 +100,54 @@ def test_formats_and_alignments(home: Path) -> None:
     assert len(scores) == 3 and all(float(score) < 0 for score in scores)
 
 
+def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
+    text = b"Die Frau liest ein Buch .\nDer Hund schl\xc3\xa4ft .\n"
+    base = ("checkpoint=runs/mine", "precision=fp32", "search.beam=4")
+
+    def lines(*settings: object) -> list[str]:
+        return works("translate", *base, *settings, folder=home, text=text).split("\n")[:-1]
+
+    (tmp_path / "prefix").write_text("The cat\n\n", encoding="utf-8")
+    begun, plain = lines(f"prefix={tmp_path / 'prefix'}"), lines()
+    assert begun[0].startswith("The cat") and begun[1] == plain[1]
+    twice = lines("checkpoint=[runs/mine,runs/mine]")
+    assert twice == plain
+    drawn = ("search.sample=true", "search.n_best=4", "search.temperature=2")
+    assert lines(*drawn) == lines(*drawn) != lines(*drawn, "search.seed=2")
+    options = lines("search.n_best=4", "search.groups=2")
+    assert len(options) == 8 and all(len(set(filter(None, part))) == len(list(filter(None, part)))
+                                     for part in (options[:4], options[4:]))  # fmt: skip
+    long = lines("search.min_length=30", "search.max_ratio=9", "search.no_repeat_ngram=3")
+    assert all(len(line) > len(other) for line, other in zip(long, plain, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("search.top_k=3",), "search.top_k=3: nothing is drawn; write search.sample=true too"),
+        (("search.sample=true", "search.groups=5"), "search.groups=5 is of beam search"),
+        (("search.groups=3",), "search.groups=3 must divide search.beam=5"),
+        (("search.min_length=300",), "search.min_length=300 is more than search.max_length=200"),
+        (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
+        (("prefix=short",), "prefix=short and the input have different numbers of lines, from 2 on"),
+        (("prefix=nothing",), "nothing is not a file"),
+        (("checkpoint=[]",), "checkpoint is not set"),
+        (("checkpoint=[runs/mine,runs/none]",), "checkpoint=runs/none is not a folder"),
+        (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different source vocabularies"),
+        (("checkpoint=runs/blind", "search.coverage_penalty=1"), "search.coverage_penalty=1.0 is about attention"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused(home: Path, corpus: Path, settings: tuple[str, ...], message: str) -> None:
+    common = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "resume=auto")
+    if "runs/words" in settings[0]:
+        works("train", "name=words", *common, "tokenizer.vocab_size=480", folder=home)
+    if "runs/blind" in settings[0]:
+        works("train", "name=blind", *common, "model.attention.score=none", folder=home)
+    (home / "short").write_text("A\n", encoding="utf-8")
+    given = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
+    assert message in refused("translate", *given, folder=home, text=b"x\ny\n")
+
+
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
 def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path) -> None:
     sizes = (*TINY, "model.encoder_hidden=null", "train.max_steps=20")

@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "model.encoder": {"model.config", "model.recurrence"},
     "model.decoder": {"model.attention", "model.config", "model.recurrence"},
     "model.seq2seq": MODEL - {"model.seq2seq"},
+    "model.ensemble": MODEL,
     "search": MODEL,
     "links": set(),
     "alignment": {"links"},

@@ -1,12 +1,17 @@
 """Search against exhaustive enumeration, forced decoding and itself."""
 
 import itertools
+import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from test_model import STYLES, model_of, ragged_batch
+from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
+from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, log_probabilities, search
 
@@ -44,8 +49,39 @@ def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam
     assert ended >= 2
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_a_beam_as_large_as_the_space_is_exhaustive(alpha: float) -> None:
+def own(row: int, source_BS: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One sentence of a batch, without padding."""
+    return source_BS[row : row + 1, : length_B[row]], length_B[row : row + 1]
+
+
+def ranked(score: float, weights_TS: Tensor, config: SearchConfig) -> float:
+    """log P / lp + cp, Wu et al. 2016, eq. 14."""
+    length = len(weights_TS)
+    base = (5 + length) / 6 if config.penalty == "gnmt" else length
+    covered = weights_TS.sum(0).clamp(max=1).log().sum().item()
+    return score / base**config.length_penalty + config.coverage_penalty * covered
+
+
+def repeats(tokens: list[int], n: int) -> bool:
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) < len(grams)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"length_penalty": 0.0},
+        {"length_penalty": 1.0},
+        {"penalty": "mean"},
+        {"coverage_penalty": 0.7},
+        {"penalty": "mean", "length_penalty": 0.5, "coverage_penalty": 0.2},
+        {"min_length": 3},
+        {"no_repeat_ngram": 1},
+        {"no_repeat_ngram": 2, "min_length": 2},
+    ],
+    ids=str,
+)
+def test_a_beam_as_large_as_the_space_is_exhaustive(settings: dict[str, Any]) -> None:
     model = sharp(model_of(hidden=4, embed=4), 1.5)
     with torch.no_grad():
         model.output.bias[9:] = float("-inf")  # a vocabulary that can be enumerated
@@ -53,18 +89,135 @@ def test_a_beam_as_large_as_the_space_is_exhaustive(alpha: float) -> None:
     longest, words = 3, [1, *range(4, 9)]
     spaces = [prefix for n in range(longest) for prefix in itertools.product(words, repeat=n)]
     whole = [[*prefix, EOS] for prefix in spaces] + [list(cut) for cut in itertools.product(words, repeat=longest)]
-    config = SearchConfig(beam=len(words) ** longest + 100, n_best=5, max_length=longest, length_penalty=alpha)
+    size = len(words) ** longest + 100
+    config = SearchConfig(**{"beam": size, "n_best": 5, "max_length": longest, "length_penalty": 1.0} | settings)
     for row, hypotheses in enumerate(search(model, source_BS, length_B, config)):
-        memory, state = model.start(source_BS[row : row + 1], length_B[row : row + 1])
-        scored = []
-        for tokens in whole:
-            features, _, _ = model.decode(torch.tensor([[BOS, *tokens[:-1]]]), state, memory)
-            logp = (
-                log_probabilities(model.logits(features[0])).gather(1, torch.tensor(tokens).unsqueeze(1)).sum().item()
-            )
-            scored.append((logp / ((5 + len(tokens)) / 6) ** alpha, tokens))
-        expected = [tokens for _, tokens in sorted(scored, reverse=True)[:5]]
-        assert [found.tokens for found in hypotheses] == expected
+        target_BT = torch.full((len(whole), longest + 1), PAD)
+        for place, tokens in enumerate(whole):
+            target_BT[place, : len(tokens) + 1] = torch.tensor([BOS, *tokens])
+        source, length = own(row, source_BS, length_B)
+        forced = force(model, source.expand(len(whole), -1), length.expand(len(whole)), target_BT)
+        scored = [
+            (ranked(one.score, one.weights_TS, config), one.tokens)
+            for one in forced
+            if one.weights_TS is not None
+            and len(one.tokens) >= config.min_length
+            and not (config.no_repeat_ngram and repeats(one.tokens, config.no_repeat_ngram))
+        ]
+        assert [found.tokens for found in hypotheses] == [tokens for _, tokens in sorted(scored, reverse=True)[:5]]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no penalty": {"length_penalty": 0.0},
+    "mean": {"penalty": "mean"},
+    "coverage": {"coverage_penalty": 0.5},
+    "no repeats": {"no_repeat_ngram": 2},
+    "length": {"min_length": 3, "min_ratio": 1.0, "max_ratio": 0.5, "max_length": 8},
+    "groups": {"groups": 2, "diversity": 1.0},
+    "sample": {"sample": True, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("n_best", [1, 4])
+def test_stopping_early_changes_nothing(options: str, n_best: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sharp(model_of())
+    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | OPTIONS[options])
+    early = search(model, source_BS, length_B, config)
+    monkeypatch.setattr("nmt.search.done", lambda beams, config: beams.limit_B < beams.tokens_BKT.shape[2])
+    for found, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
+        assert [(h.tokens, h.score) for h in found] == [(h.tokens, h.score) for h in expected]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> None:
+    """Scores are those of forced decoding, samples and lengths those of the sentence alone, beginnings are kept."""
+    model = sharp(model_of())
+    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | OPTIONS[options])
+    given = [[], [5], [7, 7], [4, 5, 6], [], [9]]
+    together = search(model, source_BS, length_B, config, given=given)
+    for row, hypotheses in enumerate(together):
+        source, length = own(row, source_BS, length_B)
+        [alone] = search(model, source, length, config, given=given[row : row + 1])
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+        limit = min(config.max_length, int(config.max_ratio * length + 20) + len(given[row]))
+        least = min(max(config.min_length, math.ceil(config.min_ratio * length)), limit)
+        for found, other in zip(hypotheses, alone, strict=True):
+            [forced] = force(model, source, length, torch.tensor([[BOS, *found.tokens]]))
+            assert found.score == pytest.approx(other.score, abs=1e-9) == pytest.approx(forced.score, abs=1e-9)
+            assert found.tokens[: len(given[row])] == given[row]
+            assert least <= len(found.tokens) <= limit and (found.tokens[-1] == EOS or len(found.tokens) == limit)
+            if config.no_repeat_ngram:
+                assert not repeats(found.tokens[max(0, len(given[row]) - 1) :], config.no_repeat_ngram)
+
+
+def test_groups_write_different_things() -> None:
+    model = sharp(model_of())
+    source_BS, length_B, _ = ragged_batch()
+    plain = SearchConfig(beam=4, n_best=4, max_length=8)
+    for found, same in zip(
+        search(model, source_BS, length_B, replace(plain, beam=2, n_best=2)),
+        search(model, source_BS, length_B, replace(plain, groups=2, diversity=0.0)),
+        strict=True,
+    ):  # without diversity each group is a beam of its own
+        assert [h.tokens for h in same] == [h.tokens for h in found for _ in range(2)]
+    for hypotheses in search(model, source_BS, length_B, replace(plain, groups=4, diversity=1e6)):
+        assert len({h.tokens[0] for h in hypotheses}) == 4
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7, "temperature": 2.0}]
+)
+def test_samples_come_as_often_as_they_should(settings: dict[str, Any]) -> None:
+    model = sharp(model_of())
+    source_BS, length_B, _ = ragged_batch()
+    many = 4000
+    config = SearchConfig(beam=many, n_best=many, max_length=1, sample=True, **settings)
+    found = search(model, source_BS, length_B, config)
+    again = search(model, source_BS, length_B, config)
+    other = search(model, source_BS, length_B, replace(config, seed=2))
+    for row, hypotheses in enumerate(found):
+        source, length = own(row, source_BS, length_B)
+        memory, state = model.start(source, length)
+        features, _, _ = model.decode(torch.tensor([[BOS]]), state, memory)
+        p = torch.softmax(log_probabilities(model.logits(features[0, 0])) / config.temperature, 0)
+        p, tokens = p.sort(descending=True)
+        p = p[: config.top_k or None] / p[: config.top_k or None].sum()
+        p = p[: int((p.cumsum(0) < config.top_p).sum()) + 1]
+        p = p / p.sum()
+        counts = torch.tensor([[h.tokens[0] for h in hypotheses].count(token) for token in tokens[: len(p)].tolist()])
+        assert counts.sum() == many
+        assert ((counts - many * p).abs() <= 5 * (many * p * (1 - p)).sqrt() + 1).all()
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in again[row]]
+        assert [h.score for h in hypotheses] != [h.score for h in other[row]]
+
+
+def test_several_models_are_one_by_the_mean_of_their_probabilities() -> None:
+    source_BS, length_B, _ = ragged_batch()
+    models = [
+        sharp(model_of(style, cell)) for style, cell in (("bahdanau", "lstm"), ("luong", "gru"), ("gnmt", "lstm"))
+    ]
+    config = SearchConfig(beam=3, n_best=3, max_length=7)
+    alone, twice = (
+        search(m, source_BS, length_B, config, keep_weights=True) for m in (models[0], Ensemble([models[0]] * 2))
+    )
+    for found, expected in zip(twice, alone, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert one.tokens == other.tokens and one.score == pytest.approx(other.score, abs=1e-9)
+            torch.testing.assert_close(one.weights_TS, other.weights_TS)
+    for row, hypotheses in enumerate(search(Ensemble(models), source_BS, length_B, config)):
+        for found in hypotheses:
+            logp = []
+            for model in models:
+                memory, state = model.start(*own(row, source_BS, length_B))
+                features, _, _ = model.decode(torch.tensor([[BOS, *found.tokens[:-1]]]), state, memory)
+                steps = log_probabilities(model.logits(features[0]))
+                logp.append(steps.gather(1, torch.tensor(found.tokens).unsqueeze(1)))
+            expected = torch.stack(logp).exp().mean(0).log().sum().item()
+            assert found.score == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -20,7 +20,7 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int, pad: int = 0) -> None:
         super().__init__()
-        self.pad = pad
+        self.pad, self.features = pad, config.features
         self.dtype = torch.float32
         self.target_embedding = embedding(target_vocab, config.embed, pad)
         shared = config.tie == "three"
@@ -34,6 +34,10 @@ class Seq2Seq(nn.Module):
         nn.init.zeros_(self.output.bias)
         if tied:
             self.output.weight = self.target_embedding.weight
+
+    @property
+    def attends(self) -> bool:
+        return self.decoder.attention.size > 0
 
     @property
     def reach(self) -> int | None:

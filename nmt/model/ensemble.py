@@ -1,0 +1,63 @@
+"""Several models that translate as one: the mean of their probabilities at every step.
+
+Shapes as in `decoder`; L models.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nmt.model.attention import Memory, Weights, wide
+from nmt.model.decoder import DecoderState
+from nmt.model.seq2seq import Seq2Seq
+
+
+class Memories(tuple[Memory, ...]):
+    def select(self, rows_B: Tensor) -> "Memories":
+        return Memories(memory.select(rows_B) for memory in self)
+
+
+class States(tuple[DecoderState, ...]):
+    def select(self, rows_N: Tensor) -> "States":
+        return States(state.select(rows_N) for state in self)
+
+
+class Ensemble:
+    """What search knows of a model, of several that have the same vocabularies."""
+
+    def __init__(self, members: Sequence[Seq2Seq]) -> None:
+        self.members = members
+        self.dtype = members[0].dtype
+
+    @property
+    def attends(self) -> bool:
+        return any(member.attends for member in self.members)
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions of a source all of them can attend to; None: all positions."""
+        return min((member.reach for member in self.members if member.reach is not None), default=None)
+
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memories, States]:
+        memories, states = zip(*(member.start(source_BS, length_B) for member in self.members), strict=True)
+        return Memories(memories), States(states)
+
+    def decode(self, tokens_NT: Tensor, state: States, memory: Memories) -> tuple[Tensor, Weights | None, States]:
+        """Features side by side, and the mean of the weights of those that attend."""
+        members = zip(self.members, state, memory, strict=True)
+        features, weights, states = zip(
+            *(member.decode(tokens_NT, own, its) for member, own, its in members), strict=True
+        )
+        positions = memory[0].values_BHSM.shape[2]
+        dense = [each.dense(positions) for each in weights if each is not None]
+        mean = Weights(torch.stack(dense).mean(0), None) if dense else None
+        return torch.cat(features, 2), mean, States(states)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """log((1 / L) sum_l p_l), which is its own log softmax."""
+        sizes = [member.features for member in self.members]
+        parts = zip(self.members, features.split(sizes, -1), strict=True)
+        logp = [torch.log_softmax(member.logits(part).to(wide(part.dtype)), -1) for member, part in parts]
+        return torch.logsumexp(torch.stack(logp), 0) - math.log(len(logp))
