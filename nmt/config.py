@@ -312,7 +312,7 @@ class TranslateRun:
     target: str | None = None  # mode=score: the translations to score
     prefix: str | None = None  # a file: with what words the translation of each line begins
     mode: str = "translate"  # translate | score
-    format: str = "text"  # text | jsonl
+    format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
@@ -324,11 +324,13 @@ class TranslateRun:
         check_model(self.checkpoint, self.device, self.precision)
         check_at_least(1, average=self.average)
         check_choice("mode", self.mode, ("translate", "score"))
-        check_choice("format", self.format, ("text", "jsonl"))
+        check_choice("format", self.format, ("text", "jsonl", "links"))
         if self.mode == "score" and not (self.input and self.target):
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
+        if self.format == "links" and self.links.unit == "pieces":
+            raise UserError("format=links shows words; leave out links.unit=pieces")
         check_files(
             {"input": self.input, "target": self.target, "prefix": self.prefix},
             {"output": self.output, "alignments": self.alignments},

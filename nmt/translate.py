@@ -9,7 +9,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -53,7 +53,17 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
     return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
 
 
-FORMATS = {"text": as_text, "jsonl": as_jsonl}
+def as_links(line: str, options: list[Translation], command: TranslateRun) -> str:
+    """Each text, and below it which words it was made from."""
+    lines = []
+    for option in options:
+        record = option.record
+        links = (f"{record.source_words[s]}={record.target_words[t]}" for s, t in record.links(command.links))
+        lines += [option.text, "    " + "  ".join(links)]
+    return "".join(text + "\n" for text in lines)
+
+
+FORMATS = {"text": as_text, "jsonl": as_jsonl, "links": as_links}
 
 
 def write(file: BinaryIO, text: str) -> None:
@@ -62,6 +72,19 @@ def write(file: BinaryIO, text: str) -> None:
         file.flush()
     except BrokenPipeError:
         nobody_reads()
+
+
+def typed(prompt: str) -> Iterator[str]:
+    """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
+    with suppress(ImportError):  # not on every system
+        import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
+
+    while True:
+        try:
+            yield input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            return
 
 
 def chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -109,7 +132,7 @@ def with_beginnings(command: TranslateRun, lines: Iterable[str]) -> Iterator[tup
 
 def translate_lines(command: TranslateRun, translator: Translator, lines: Iterable[str]) -> None:
     """Write a translation for each line, in order, a chunk at a time."""
-    want_links = command.alignments is not None or command.format == "jsonl"
+    want_links = command.alignments is not None or command.format != "text"
     interactive = command.input is None and sys.stdin.isatty()
     done = 0
     with ExitStack() as stack:
@@ -155,7 +178,8 @@ def translate(command: TranslateRun) -> None:
     if command.mode == "score":
         score_pairs(command, translator)
     else:
-        translate_lines(command, translator, read_text(command.input))
+        talking = command.input is None and sys.stdin.isatty() and sys.stdout.isatty()
+        translate_lines(command, translator, typed("> ") if talking else read_text(command.input))
 
 
 if __name__ == "__main__":

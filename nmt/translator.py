@@ -218,12 +218,31 @@ class Translator:
     def in_batches(
         self, lengths: list[int], width: int, run: Callable[[list[int]], list[R]], progress: bool
     ) -> list[R]:
-        """Run on batches of like length, the longest first, and put the results back in order."""
+        """Run on batches of like length, the longest first, and put the results back in order. Where memory does not
+        suffice, this batch and those to come are halved.
+
+        Raises:
+            UserError: it does not suffice for one line.
+        """
         results: dict[int, R] = {}
+        batches = list(batches_by_length(lengths, width, self.config))
         with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
-            for rows in batches_by_length(lengths, width, self.config):
-                results.update(zip(rows, run(rows), strict=True))
-                bar.update(len(rows))
+            while batches:
+                rows = batches[0]
+                found = unless_out_of_memory(run, rows)
+                if found is not None:
+                    results.update(zip(rows, found, strict=True))
+                    bar.update(len(rows))
+                    del batches[0]
+                elif len(rows) == 1:
+                    raise UserError(
+                        f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces; lower search.beam={width}, or "
+                        f"search.max_source={self.config.max_source}"
+                    )
+                else:
+                    log.warning(f"out of memory for {len(rows):,} lines at a time: going on with half as many")
+                    halves = ((batch[: -(-len(batch) // 2)], batch[-(-len(batch) // 2) :]) for batch in batches)
+                    batches = [half for pair in halves for half in pair if half]
         return [results[row] for row in range(len(lengths))]
 
     def read(self, source: list[int], hypothesis: Hypothesis) -> Translation:
@@ -238,6 +257,20 @@ class Translator:
             score=hypothesis.score,
             weights_TS=None if weights is None else weights.numpy(),
         )
+
+
+def unless_out_of_memory(run: Callable[[list[int]], list[R]], rows: list[int]) -> list[R] | None:
+    """What `run` returns, None where memory does not suffice. What it held is free again then."""
+    try:
+        return run(rows)
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:  # of a processor's memory torch has no class of its own
+        if "allocate memory" not in str(error):
+            raise
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
 
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:

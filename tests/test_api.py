@@ -8,6 +8,7 @@ from conftest import refused, works
 from safetensors.torch import load_file
 
 import nmt
+from nmt import translator
 
 LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
 
@@ -53,6 +54,37 @@ def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path
         file.seek(-1, 2)
         file.write(b"!")
     assert "is missing or damaged" in refused("translate", *given, folder=home, text=text)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory"), MemoryError()]
+)
+def test_out_of_memory_halves_the_batch(
+    model: nmt.Model, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = [translation.text for translation in model.translate(LINES * 4)]
+    real, most = translator.search, 2
+
+    def short_of_memory(model: object, source_BS: torch.Tensor, *rest: object) -> object:
+        if len(source_BS) > most:
+            raise error
+        return real(model, source_BS, *rest)
+
+    monkeypatch.setattr(translator, "search", short_of_memory)
+    assert [translation.text for translation in model.translate(LINES * 4)] == expected
+    assert "out of memory for 8 lines at a time" in caplog.text
+    most = 0
+    with pytest.raises(nmt.UserError, match="out of memory for one line of .* lower search.beam=3"):
+        model.translate(LINES)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(model: nmt.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(translator, "search", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        model.translate(LINES)
 
 
 def test_the_mean_of_the_last_checkpoints(home: Path) -> None:

@@ -1,6 +1,8 @@
 """The commands as a user runs them: real processes on real files, from text to translations."""
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -146,6 +148,31 @@ def test_searches_that_cannot_be_are_refused(home: Path, corpus: Path, settings:
     (home / "short").write_text("A\n", encoding="utf-8")
     given = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
     assert message in refused("translate", *given, folder=home, text=b"x\ny\n")
+
+
+def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
+    line = "Die Frau liest ein Buch ."
+    settings = ("checkpoint=runs/mine", "precision=fp32", "format=links")
+    piped = works("translate", *settings, folder=home, text=f"{line}\n".encode()).split("\n")
+    assert re.fullmatch(r"    \S+=\S+(  \S+=\S+)*", piped[1])
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "nmt.translate", *settings], cwd=home, stdin=theirs, stdout=theirs,
+        stderr=subprocess.DEVNULL, env=environment(home),
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        while text.encode() not in seen.replace(b"\r", b""):
+            seen += os.read(ours, 1000)
+
+    wait_for("> ")
+    os.write(ours, f"{line}\n".encode())
+    wait_for("\n".join(piped))  # before the end of the input
+    os.write(ours, b"\x04")
+    assert child.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
