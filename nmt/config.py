@@ -4,21 +4,18 @@ The dataclasses here are the schema that Hydra checks a command line against; th
 values. A value that cannot work is refused here, with the key, the value and the remedy, before anything is built.
 """
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nmt.command import program
+from nmt.data.config import DataConfig, DataOverride, TokenizerConfig
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
 from nmt.model.config import AttentionConfig as AttentionConfig
 from nmt.model.config import ModelConfig
 
-FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
-TOKENIZERS = ("bpe", "unigram", "char", "word")
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = ("bleu", "loss", "ppl", "accuracy")
@@ -28,66 +25,6 @@ PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s>
 
 
 # ------------------------------------------------------------------------------------------------------------ schema
-@dataclass(slots=True)
-class DataConfig:
-    """Where sentence pairs come from. `corpus.py` reads them, `batching.py` makes batches of them."""
-
-    format: str = "toy"  # toy | text | tsv | jsonl | parquet | hub
-    path: str | None = None  # a folder with {train,valid,test}.*; for the hub the name of a dataset, or such a folder
-    subset: str | None = None  # the hub's configuration, for example "de-en"
-    source: str = "de"  # file ending, column name or number, or nested column such as translation.de
-    target: str = "en"  # likewise
-    split: str = "test"  # the split that evaluate reads
-    limit: int | None = None  # use only the first pairs of the training split
-    invalid: str = "refuse"  # lines that are not UTF-8, lack columns, or are no JSON: refuse | drop (and count)
-    alignments: str | None = None  # text: the ending of files with gold links beside the text, as 0-0 1-2 a line
-    seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
-    max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
-    cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
-
-    def __post_init__(self) -> None:
-        check_choice("data.format", self.format, FORMATS)
-        check_choice("data.invalid", self.invalid, ("refuse", "drop"))
-        check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
-        check_at_least(0, data__seed=self.seed)
-        if self.split != Path(self.split).name:
-            raise UserError(f"data.split={self.split} is the name of a split, as train, valid or test, and no path")
-        if self.format != "toy" and not self.path:
-            raise UserError(f"data.path is not set; data.format={self.format} needs it: data.path=FOLDER")
-        if self.format == "toy" and self.path:
-            raise UserError(
-                f"data.path={self.path}: the built-in corpus has no folder; write data=text or data.format=text"
-            )
-        if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
-            raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
-        if self.source == self.target:
-            raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
-        if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
-            raise UserError(
-                f"data.source={self.source} data.target={self.target}: the built-in corpus has de and en; "
-                "for text of your own write data=text data.path=FOLDER"
-            )
-
-
-@dataclass(slots=True)
-class TokenizerConfig:
-    """A SentencePiece model, trained on the training text and kept in the run."""
-
-    type: str = "bpe"  # bpe | unigram | char | word
-    vocab_size: int = 8000  # pieces; of each side if not joint
-    joint: bool = True  # one model for both sides, or one for each
-    sampling: float = 0.0  # BPE dropout, or the unigram model's 1 / temperature, in training; 0: always the best
-    normalisation: str = "identity"  # identity | nmt_nfkc
-
-    def __post_init__(self) -> None:
-        check_choice("tokenizer.type", self.type, TOKENIZERS)
-        check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
-        check_at_least(8, tokenizer__vocab_size=self.vocab_size)
-        check_share(tokenizer__sampling=self.sampling)
-        if self.sampling and self.type not in ("bpe", "unigram"):
-            raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
-
-
 @dataclass(slots=True)
 class OptimConfig:
     name: str = "adam"  # adam | adamw | sgd
@@ -153,6 +90,8 @@ class SearchConfig:
     max_ratio: float = 2.0  # never more than this for each source piece, and 20
     max_source: int = 1000  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
     no_repeat_ngram: int = 0  # no so many pieces in a row twice in a translation; 0: any
+    replace_unknown: bool = False  # tokenizer.type=word: the source word that attention found, in place of <unk>
+    dictionary: str | None = None  # ... or what this file has for it: source word, tab, target word on each line
     groups: int = 1  # diverse beam search: groups of the beam, each of which avoids what those before it write
     diversity: float = 0.5  # ... what a piece costs for each hypothesis of earlier groups that takes it
     sample: bool = False  # draw as many translations as the beam is wide, in place of searching the best
@@ -183,6 +122,8 @@ class SearchConfig:
             raise UserError(f"search.min_length={self.min_length} is more than search.max_length={self.max_length}")
         if self.beam % self.groups:
             raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
+        if self.dictionary and not self.replace_unknown:
+            raise UserError(f"search.dictionary={self.dictionary} is for search.replace_unknown=true; write both")
         if self.sample and self.groups > 1:
             raise UserError(f"search.groups={self.groups} is of beam search; leave it out with search.sample=true")
         default = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 1}
@@ -252,36 +193,6 @@ class TrainRun:
             )
         if self.model.tie == "three" and not self.tokenizer.joint:
             raise UserError("model.tie=three shares source and target embeddings: it needs tokenizer.joint=true")
-
-
-@dataclass(slots=True)
-class DataOverride:
-    """`data.*` of the commands that read a run: null means the run's own value; for `limit`, none."""
-
-    format: str | None = None  # null: the run's own, here and below
-    path: str | None = None
-    subset: str | None = None
-    source: str | None = None
-    target: str | None = None
-    split: str | None = None
-    limit: int | None = None  # of the training split; null: none
-    invalid: str | None = None
-    alignments: str | None = None
-    seed: int | None = None
-    cache: str | None = None
-
-    def over(self, run: DataConfig) -> DataConfig:
-        """The run's data with what was given here in its place."""
-        given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        unset = {"limit"} | ({"subset", "alignments"} if {"format", "path"} & given.keys() else set())
-        unset |= {"path"} if self.format == "toy" else set()
-        unset |= {"alignments"} if self.invalid == "drop" else set()
-        if (self.source, self.target) == (run.target, run.source):
-            raise UserError(
-                f"data.source={self.source} data.target={self.target}: "
-                f"the model was trained to translate {run.source} to {run.target}"
-            )
-        return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})
 
 
 @dataclass(slots=True)

@@ -1,15 +1,18 @@
 """Reading and writing for commands: whole files or none, and nothing in them that their format does not have."""
 
+import itertools
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from nmt.data.lines import read_lines
 from nmt.errors import UserError
+
+T = TypeVar("T")
 
 
 def write_atomically(path: Path, parts: Iterable[str]) -> None:
@@ -41,6 +44,41 @@ def read_text(path: str | None) -> Iterator[str]:
             yield from read_lines(file, path, "replace")
 
 
+def typed(prompt: str) -> Iterator[str]:
+    """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
+    with suppress(ImportError):  # not on every system
+        import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
+
+    while True:
+        try:
+            yield input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+def chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Lists of at most `size` lines."""
+    iterator = iter(lines)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def read_dictionary(path: str | None) -> dict[str, str]:
+    """Target words by source word.
+
+    Raises:
+        UserError: a line is no pair of words.
+    """
+    found = {}
+    for number, line in enumerate(read_text(path) if path else (), 1):
+        source, tab, target = line.partition("\t")
+        if not (source and tab and target):
+            raise UserError(f"{path}:{number}: '{line}' is no source word, tab, target word")
+        found[source] = target
+    return found
+
+
 @contextmanager
 def output(path: str | None) -> Iterator[BinaryIO]:
     """A file to write to that appears only when it is whole, or standard output."""
@@ -68,3 +106,11 @@ def nobody_reads() -> NoReturn:
     """End without a word: who reads standard output has enough, as in `| head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)
+
+
+def write(file: BinaryIO, text: str) -> None:
+    try:
+        file.write(text.encode("utf-8", errors="replace"))
+        file.flush()
+    except BrokenPipeError:
+        nobody_reads()

@@ -9,9 +9,8 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 import torch
 
@@ -21,12 +20,11 @@ from nmt.config import TranslateRun, main
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.errors import UserError
-from nmt.files import finite, nobody_reads, output, read_text
+from nmt.files import chunks, finite, output, read_dictionary, read_text, typed, write
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translator import Translation, Translator, warn_of_cuts
 
-T = TypeVar("T")
 CHUNK = 4096  # lines in memory at a time
 
 
@@ -64,34 +62,6 @@ def as_links(line: str, options: list[Translation], command: TranslateRun) -> st
 
 
 FORMATS = {"text": as_text, "jsonl": as_jsonl, "links": as_links}
-
-
-def write(file: BinaryIO, text: str) -> None:
-    try:
-        file.write(text.encode("utf-8", errors="replace"))
-        file.flush()
-    except BrokenPipeError:
-        nobody_reads()
-
-
-def typed(prompt: str) -> Iterator[str]:
-    """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
-    with suppress(ImportError):  # not on every system
-        import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
-
-    while True:
-        try:
-            yield input(prompt)
-        except EOFError:
-            print(file=sys.stderr)
-            return
-
-
-def chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of at most `size` lines."""
-    iterator = iter(lines)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
 
 
 def load_models(command: TranslateRun, device: torch.device) -> tuple[Seq2Seq | Ensemble, Tokenizer]:
@@ -169,12 +139,12 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
     assert command.checkpoint is not None
-    for path in (command.input, command.target, command.prefix):
+    for path in (command.input, command.target, command.prefix, command.search.dictionary):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
     device = choose_device(command.device)
     model, tokenizer = load_models(command, device)
-    translator = Translator(model, tokenizer, command.search, device)
+    translator = Translator(model, tokenizer, command.search, device, read_dictionary(command.search.dictionary))
     if command.mode == "score":
         score_pairs(command, translator)
     else:

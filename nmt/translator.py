@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from nmt.alignment import END, Record
-from nmt.config import EOS, STEP, SearchConfig
+from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import log
@@ -101,8 +101,13 @@ class Translator:
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
+    dictionary: dict[str, str] = field(default_factory=dict)  # for `search.replace_unknown`
 
     def __post_init__(self) -> None:
+        if self.config.replace_unknown and (self.tokenizer.target.bytes_fall_back or not self.model.attends):
+            raise UserError(
+                "search.replace_unknown=true is for models with attention that write <unk>, as tokenizer.type=word does"
+            )
         if self.config.coverage_penalty and not self.model.attends:
             raise UserError(
                 f"search.coverage_penalty={self.config.coverage_penalty} is about attention, and the model has none"
@@ -132,6 +137,7 @@ class Translator:
                 )
         owners, sources, parts_of = [], [], [1] * len(lines)
         starts: list[list[int]] = []
+        spelt: list[list[str]] = []  # the words of each source, where unknown ones are replaced
         for line, ids in enumerate(encoded):
             if not lines[line].strip():
                 parts_of[line] = 0
@@ -146,6 +152,10 @@ class Translator:
             owners += [line] * len(pieces)
             sources += pieces
             starts += [given[line], *[[]] * (len(pieces) - 1)]
+            words_left = self.tokenizer.source.spelt(lines[line]) if self.config.replace_unknown else []
+            for part in pieces:
+                spelt.append(words_left[: len(part)])
+                words_left = words_left[len(part) :]
             parts_of[line] = len(pieces)
 
         warn_of_reach(self.model, [len(source) + 1 for source in sources], "lines")
@@ -156,13 +166,15 @@ class Translator:
         def run(rows: list[int]) -> list[list[Hypothesis]]:
             batch = make_batch([sources[row] for row in rows]).to(self.device)
             first = [starts[row] for row in rows]
-            return search(self.model, batch.source_BS, batch.source_length_B, config, keep_weights, first)
+            keep = keep_weights or config.replace_unknown
+            return search(self.model, batch.source_BS, batch.source_length_B, config, keep, first)
 
         found = self.in_batches([len(source) for source in sources], self.config.beam, run, progress)
         results: list[list[Translation]] = [[] for _ in lines]
         parts: list[list[Translation]] = [[] for _ in lines]
-        for line, source, hypotheses in zip(owners, sources, found, strict=True):
-            options = distinct([self.read(source, hypothesis) for hypothesis in hypotheses])[: self.config.n_best]
+        for line, source, own_words, hypotheses in zip(owners, sources, spelt, found, strict=True):
+            read = [self.read(source, hypothesis, own_words) for hypothesis in hypotheses]
+            options = distinct(read)[: self.config.n_best]
             if parts_of[line] == 1:
                 results[line] = options
             else:
@@ -245,17 +257,30 @@ class Translator:
                     batches = [half for pair in halves for half in pair if half]
         return [results[row] for row in range(len(lengths))]
 
-    def read(self, source: list[int], hypothesis: Hypothesis) -> Translation:
-        """A hypothesis as text and pieces."""
+    def read(self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = ()) -> Translation:
+        """A hypothesis as text and pieces; with source words, one for each id, unknown words are replaced by the one
+        that attention found, or by what the dictionary has for it (Luong et al. 2015, section 4.1; Jean et al. 2015).
+        """
         weights = hypothesis.weights_TS
         if weights is not None:
             weights = weights[:, : len(source) + 1].clone()  # a view would keep those of the whole batch
         return Translation(
-            text=self.tokenizer.target.decode([token for token in hypothesis.tokens if token != EOS]),
+            text=self.spell(hypothesis, source_words),
             source_pieces=self.tokenizer.source.pieces([*source, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
             weights_TS=None if weights is None else weights.numpy(),
+        )
+
+    def spell(self, hypothesis: Hypothesis, source_words: Sequence[str]) -> str:
+        decode, ids = self.tokenizer.target.decode, [token for token in hypothesis.tokens if token != EOS]
+        if not source_words or UNK not in ids:
+            return decode(ids)
+        assert hypothesis.weights_TS is not None
+        found = [source_words[i] for i in hypothesis.weights_TS[: len(ids), : len(source_words)].argmax(1).tolist()]
+        return " ".join(
+            self.dictionary.get(word, word) if token == UNK else decode([token])
+            for token, word in zip(ids, found, strict=True)
         )
 
 

@@ -128,6 +128,7 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
     [
         (("search.top_k=3",), "search.top_k=3: nothing is drawn; write search.sample=true too"),
         (("search.sample=true", "search.groups=5"), "search.groups=5 is of beam search"),
+        (("search.dictionary=x",), "search.dictionary=x is for search.replace_unknown=true"),
         (("search.groups=3",), "search.groups=3 must divide search.beam=5"),
         (("search.min_length=300",), "search.min_length=300 is more than search.max_length=200"),
         (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
@@ -148,6 +149,35 @@ def test_searches_that_cannot_be_are_refused(home: Path, corpus: Path, settings:
     (home / "short").write_text("A\n", encoding="utf-8")
     given = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
     assert message in refused("translate", *given, folder=home, text=b"x\ny\n")
+
+
+def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> None:
+    """A model of seventy words writes <unk> for all others."""
+    settings = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.type=word", "tokenizer.vocab_size=70")
+    works("train", "name=few_words", *settings, "train.max_steps=60", "resume=auto", folder=home)
+    text = "".join((corpus / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)[:10]).encode()
+    base = ("checkpoint=runs/few_words", "search.beam=2")
+    plain = works("translate", *base, folder=home, text=text).split("\n")[:-1]
+    copied = works("translate", *base, "search.replace_unknown=true", folder=home, text=text).split("\n")[:-1]
+    source_words = text.decode().split()
+    (home / "dictionary").write_text("".join(f"{word}\t{word.upper()}!\n" for word in source_words), encoding="utf-8")
+    dictionary = ("search.replace_unknown=true", "search.dictionary=dictionary")
+    looked_up = works("translate", *base, *dictionary, folder=home, text=text).split("\n")[:-1]
+    replaced = 0
+    for lines in zip(plain, copied, looked_up, strict=True):
+        for word, copy, entry in zip(*(line.split(" ") for line in lines), strict=True):
+            if word == "<unk>":
+                replaced += 1
+                assert copy in source_words and entry == f"{copy.upper()}!"
+            else:
+                assert word == copy == entry
+    assert replaced > 5
+    assert "for models with attention that write <unk>" in refused(
+        "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
+    )
+    (home / "dictionary").write_text("one word\n", encoding="utf-8")
+    message = refused("translate", *base, *dictionary, folder=home, text=b"x\n")
+    assert "dictionary:1: 'one word' is no source word, tab, target word" in message
 
 
 def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:

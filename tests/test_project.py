@@ -28,6 +28,7 @@ MODEL = {
     "model.attention",
     "model.config",
     "model.encoder",
+    "model.ensemble",
     "model.decoder",
     "model.loss",
     "model.normalisers",
@@ -52,7 +53,8 @@ MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
     "command": {"errors"},
-    "config": {"command", "errors", "model.config"},
+    "config": {"command", "errors", "data.config", "model.config"},
+    "data.config": {"errors"},
     "model.config": {"errors"},
     "distributed": set(),
     "data.__init__": set(),
@@ -128,7 +130,7 @@ def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
 
 
 def test_the_configuration_needs_no_torch() -> None:
-    for module in ("errors", "command", "config", "model.config"):
+    for module in ("errors", "command", "config", "data.config", "model.config"):
         assert not any(name.split(".")[0] == "torch" for name in imports(MODULES[module]))
 
 

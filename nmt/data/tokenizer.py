@@ -97,6 +97,11 @@ class Side:
         ids = [[i for word in line for i in word] for line in words]
         return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
 
+    def spelt(self, line: str) -> list[str]:
+        """The words of a line as they are encoded, one for each id of a tokenizer of type `word`."""
+        [text] = self.processor.normalize([line])
+        return [word.removeprefix(SPACE) for word in WORD.findall(text) if word != SPACE]
+
     def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
         """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
         which normalisation and U+2581 may have made several, or none; -1: of no word, like `</s>`."""

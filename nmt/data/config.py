@@ -1,0 +1,101 @@
+"""Every knob of the data and the tokenizer: what it is called, what it may be, what it means. No torch here."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import UserError, check_at_least, check_choice, check_share
+
+FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
+TOKENIZERS = ("bpe", "unigram", "char", "word")
+
+
+@dataclass(slots=True)
+class DataConfig:
+    """Where sentence pairs come from. `corpus.py` reads them, `batching.py` makes batches of them."""
+
+    format: str = "toy"  # toy | text | tsv | jsonl | parquet | hub
+    path: str | None = None  # a folder with {train,valid,test}.*; for the hub the name of a dataset, or such a folder
+    subset: str | None = None  # the hub's configuration, for example "de-en"
+    source: str = "de"  # file ending, column name or number, or nested column such as translation.de
+    target: str = "en"  # likewise
+    split: str = "test"  # the split that evaluate reads
+    limit: int | None = None  # use only the first pairs of the training split
+    invalid: str = "refuse"  # lines that are not UTF-8, lack columns, or are no JSON: refuse | drop (and count)
+    alignments: str | None = None  # text: the ending of files with gold links beside the text, as 0-0 1-2 a line
+    seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
+    max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
+    cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
+
+    def __post_init__(self) -> None:
+        check_choice("data.format", self.format, FORMATS)
+        check_choice("data.invalid", self.invalid, ("refuse", "drop"))
+        check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
+        check_at_least(0, data__seed=self.seed)
+        if self.split != Path(self.split).name:
+            raise UserError(f"data.split={self.split} is the name of a split, as train, valid or test, and no path")
+        if self.format != "toy" and not self.path:
+            raise UserError(f"data.path is not set; data.format={self.format} needs it: data.path=FOLDER")
+        if self.format == "toy" and self.path:
+            raise UserError(
+                f"data.path={self.path}: the built-in corpus has no folder; write data=text or data.format=text"
+            )
+        if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
+            raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
+        if self.source == self.target:
+            raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
+        if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
+            raise UserError(
+                f"data.source={self.source} data.target={self.target}: the built-in corpus has de and en; "
+                "for text of your own write data=text data.path=FOLDER"
+            )
+
+
+@dataclass(slots=True)
+class TokenizerConfig:
+    """A SentencePiece model, trained on the training text and kept in the run."""
+
+    type: str = "bpe"  # bpe | unigram | char | word
+    vocab_size: int = 8000  # pieces; of each side if not joint
+    joint: bool = True  # one model for both sides, or one for each
+    sampling: float = 0.0  # BPE dropout, or the unigram model's 1 / temperature, in training; 0: always the best
+    normalisation: str = "identity"  # identity | nmt_nfkc
+
+    def __post_init__(self) -> None:
+        check_choice("tokenizer.type", self.type, TOKENIZERS)
+        check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
+        check_at_least(8, tokenizer__vocab_size=self.vocab_size)
+        check_share(tokenizer__sampling=self.sampling)
+        if self.sampling and self.type not in ("bpe", "unigram"):
+            raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
+
+
+@dataclass(slots=True)
+class DataOverride:
+    """`data.*` of the commands that read a run: null means the run's own value; for `limit`, none."""
+
+    format: str | None = None  # null: the run's own, here and below
+    path: str | None = None
+    subset: str | None = None
+    source: str | None = None
+    target: str | None = None
+    split: str | None = None
+    limit: int | None = None  # of the training split; null: none
+    invalid: str | None = None
+    alignments: str | None = None
+    seed: int | None = None
+    cache: str | None = None
+
+    def over(self, run: DataConfig) -> DataConfig:
+        """The run's data with what was given here in its place."""
+        given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        unset = {"limit"} | ({"subset", "alignments"} if {"format", "path"} & given.keys() else set())
+        unset |= {"path"} if self.format == "toy" else set()
+        unset |= {"alignments"} if self.invalid == "drop" else set()
+        if (self.source, self.target) == (run.target, run.source):
+            raise UserError(
+                f"data.source={self.source} data.target={self.target}: "
+                f"the model was trained to translate {run.source} to {run.target}"
+            )
+        return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})
