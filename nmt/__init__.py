@@ -8,16 +8,16 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from nmt.alignment import Record
 from nmt.checkpoint import export, load_model
-from nmt.config import SearchConfig, TrainRun
+from nmt.config import SearchConfig, TranslateRun
 from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
-from nmt.model.seq2seq import Seq2Seq
+from nmt.model.ensemble import Ensemble
 from nmt.translator import Translation, Translator
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
@@ -25,48 +25,81 @@ __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A trained model: what the commands do, from Python."""
+    """A trained model, or several as one: what the commands do, from Python. What cannot be is a UserError."""
 
     translator: Translator
-    config: TrainRun  # the settings that it was trained with
+    paths: list[str]  # what it was loaded from
+    average: int
 
-    def translate(self, lines: Sequence[str], weights: bool = False) -> list[Translation]:
-        """The best translation of each line; with `weights` `.record` says where the model looked."""
-        return [options[0] for options in self.translator.translate(lines, weights)]
+    def translate(
+        self, lines: Sequence[str], weights: bool = False, beginnings: Sequence[str] | None = None
+    ) -> list[Translation]:
+        """The best translation of each line, or the first sample; with `weights` its `.record` says where the model
+        looked. Translations begin with the words of `beginnings`, one string for each line."""
+        return [options[0] for options in self.translate_n_best(lines, weights, beginnings)]
 
-    def translate_n_best(self, lines: Sequence[str], weights: bool = False) -> list[list[Translation]]:
+    def translate_n_best(
+        self, lines: Sequence[str], weights: bool = False, beginnings: Sequence[str] | None = None
+    ) -> list[list[Translation]]:
         """The `n_best` translations of each line, the best first; fewer where there are no more."""
-        return self.translator.translate(lines, weights)
+        check_lines(lines, lines if beginnings is None else beginnings)
+        return self.translator.translate(lines, weights, beginnings=beginnings)
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """The log-probability of each given pair, `</s>` included."""
+        check_lines(sources, targets)
         return [scored.score for scored in self.translator.score(sources, targets)]
 
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Record]:
         """Where the model looks as it reads given pairs; `.links()` are links between words."""
+        check_lines(sources, targets)
         return self.translator.align([line.split() for line in sources], [line.split() for line in targets])
 
     def export(self, folder: str | Path) -> None:
-        """Write the model without what only training needs: a folder that all commands take as `checkpoint=`.
-
-        Raises:
-            UserError: there is something already, or it cannot be written.
-        """
-        assert isinstance(self.translator.model, Seq2Seq)
-        export(self.translator.model, self.translator.tokenizer, self.config, Path(folder))
+        """Write the model without what only training needs: a folder that all commands take as `checkpoint=`."""
+        if len(self.paths) > 1:
+            raise UserError("several models are no one model that could be exported; export each")
+        model, tokenizer, config, *_ = load_model(self.paths[0], self.average)  # in full precision
+        export(model, tokenizer, config, Path(folder))
 
 
-def load(path: str | Path, *, device: str = "auto", precision: str = "auto", average: int = 1, **search: Any) -> Model:
-    """A model for use: of a run (its best, else its last checkpoint), a step folder, or an exported model.
-
-    Args:
-        device, precision, average: as the keys of the commands.
-        search: keys of `search.*`, as in `beam=5, n_best=3`.
+def load(
+    checkpoint: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    average: int = 1,
+    **search: Any,
+) -> Model:
+    """A model for use: of a run (its best, else its last checkpoint), a step folder, or an exported model; several of
+    them are one, by the mean of their probabilities. Arguments are as the keys of the commands; `search` are those of
+    `search.*`, as in `beam=5, n_best=3`.
 
     Raises:
-        UserError: there is no such model, or a damaged one; a setting that cannot be.
+        UserError: there is no such model, or a damaged one, or two have different vocabularies; a setting cannot be.
     """
-    where = choose_device(device)
-    model, tokenizer, config, *_ = load_model(str(path), average)
-    place(model, choose_precision(precision, where), where)
-    return Model(Translator(model, tokenizer, SearchConfig(**search), where), config)
+    known = {item.name for item in fields(SearchConfig)}
+    if unknown := sorted(search.keys() - known):
+        raise UserError(f"there is no search.{unknown[0]}; there are {', '.join(sorted(known))}")
+    paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
+    TranslateRun(paths, device=device, precision=precision, average=average)  # refuses what cannot be
+    where, settings = choose_device(device), SearchConfig(**search)
+    loaded = [load_model(path, average) for path in paths]
+    tokenizer = loaded[0].tokenizer
+    for path, other in zip(paths, loaded, strict=True):
+        for side in ("source", "target"):
+            if getattr(other.tokenizer, side).model != getattr(tokenizer, side).model:
+                raise UserError(
+                    f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
+                    "share a tokenizer"
+                )
+        place(other.model, choose_precision(precision, where), where)
+    model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
+    return Model(Translator(model, tokenizer, settings, where), paths, average)
+
+
+def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:
+    if isinstance(lines, str) or isinstance(others, str):
+        raise UserError("one string was given; give a list of lines")
+    if len(lines) != len(others):
+        raise UserError(f"{len(lines):,} lines and {len(others):,} belong together; their numbers must be equal")

@@ -92,11 +92,12 @@ def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path)
         tokenizer.save(temporary)
         save_config(temporary, config)
         save_file(unshared(model), temporary / MODEL)
-        seal(temporary, (MODEL,))
+        seal(temporary, sorted(path.name for path in temporary.iterdir()))
         temporary.rename(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"{folder} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def unshared(model: Seq2Seq) -> dict[str, Tensor]:
@@ -165,8 +166,9 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
-        run = folder.parents[1] if len(folder.parts) > 2 else folder.resolve().parents[1]
-        return (folder if (folder / "config.yaml").is_file() else run), folder
+        if (folder / "config.yaml").is_file():
+            return folder, folder
+        return (folder.parents[1] if len(folder.parts) > 2 else folder.resolve().parents[1]), folder
     step = pointer(folder, "best") or last_checkpoint(folder)
     if step is None:
         raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")
@@ -228,7 +230,7 @@ def load_weights(model: Seq2Seq, *folders: Path) -> None:
         UserError: the tensors are not those of this model.
     """
     wanted = unshared(model)
-    total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in wanted.items()}
+    total: dict[str, Tensor] = {}
     for folder in folders:
         tensors = load_tensors(folder / MODEL)
         wrong = [name for name in sorted(tensors.keys() | wanted.keys())
@@ -236,7 +238,7 @@ def load_weights(model: Seq2Seq, *folders: Path) -> None:
         if wrong:
             raise UserError(f"{folder / MODEL} does not fit the model's settings: {', '.join(wrong[:5])}")
         for name, tensor in tensors.items():
-            total[name] += tensor
+            total[name] = tensor if len(folders) == 1 else total.get(name, 0) + tensor.double()
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(total[name] / len(folders))
@@ -253,7 +255,8 @@ class Loaded(NamedTuple):
 
 
 def load_model(path: str, average: int = 1) -> Loaded:
-    """Rebuild a model from a run's own settings; with `average` its weights are the mean of the run's last checkpoints.
+    """Rebuild a model from a run's own settings; with `average` its weights are the mean of the last so many of the
+    checkpoints that the run keeps: `train.keep` best ones, and the last.
 
     Raises:
         UserError: `path` is no checkpoint, or a damaged one, or the run has not so many of them.
@@ -262,10 +265,10 @@ def load_model(path: str, average: int = 1) -> Loaded:
     steps = [step]
     if average > 1:
         steps = step_folders(run)[-average:]
+        if run.resolve() != Path(path).resolve() or not steps:
+            raise UserError(f"average={average} is of the checkpoints of a run; {path} is only one")
         if len(steps) < average:
             raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
-        if run.resolve() != Path(path).resolve():
-            raise UserError(f"average={average} is of the last checkpoints of a run; write checkpoint={run}")
     config = load_config(run)
     tokenizer = load_tokenizer(run)
     for folder in steps:

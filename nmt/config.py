@@ -94,7 +94,7 @@ class SearchConfig:
     dictionary: str | None = None  # ... or what this file has for it: source word, tab, target word on each line
     groups: int = 1  # diverse beam search: groups of the beam, each of which avoids what those before it write
     diversity: float = 0.5  # ... what a piece costs for each hypothesis of earlier groups that takes it
-    sample: bool = False  # draw as many translations as the beam is wide, in place of searching the best
+    sample: bool = False  # draw n_best translations at random, in place of searching the best
     temperature: float = 1.0  # ... below 1: likelier ones, above 1: more different ones
     top_k: int = 0  # ... among so many likeliest pieces; 0: all
     top_p: float = 1.0  # ... among the likeliest that together have this probability
@@ -116,10 +116,13 @@ class SearchConfig:
             raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
         if not 0 < self.temperature < float("inf"):
             raise UserError(f"search.temperature={self.temperature} must be a number greater than 0")
-        if self.n_best > self.beam:
+        if self.n_best > self.beam and not self.sample:
             raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
-        if self.min_length > self.max_length:
-            raise UserError(f"search.min_length={self.min_length} is more than search.max_length={self.max_length}")
+        for least, most in (("min_length", "max_length"), ("min_ratio", "max_ratio")):
+            if getattr(self, least) > getattr(self, most):
+                raise UserError(
+                    f"search.{least}={getattr(self, least)} is more than search.{most}={getattr(self, most)}"
+                )
         if self.beam % self.groups:
             raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
         if self.dictionary and not self.replace_unknown:
@@ -130,6 +133,13 @@ class SearchConfig:
         idle = [f"search.{key}={getattr(self, key)}" for key, value in default.items() if getattr(self, key) != value]
         if idle and not self.sample:
             raise UserError(f"{' '.join(idle)}: nothing is drawn; write search.sample=true too")
+        if self.diversity != 0.5 and self.groups == 1:
+            raise UserError(f"search.diversity={self.diversity} is between groups; write search.groups=2 or more too")
+
+    @property
+    def width(self) -> int:
+        """Hypotheses of a sentence at a time."""
+        return self.n_best if self.sample else self.beam
 
 
 @dataclass(slots=True)
@@ -153,8 +163,7 @@ def check_hardware(device: str, precision: str) -> None:
 
 def check_model(checkpoint: str | list[str] | None, device: str, precision: str) -> None:
     check_hardware(device, precision)
-    paths = checkpoint if isinstance(checkpoint, list) else [checkpoint]
-    if not paths or not all(isinstance(path, str) and path for path in paths):
+    if not checkpoint or isinstance(checkpoint, list) and not all(checkpoint):
         raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
 
 
@@ -202,7 +211,7 @@ class EvaluateRun:
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
-    average: int = 1  # of the run's last checkpoints, whose mean weights are taken
+    average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -227,12 +236,13 @@ class TranslateRun:
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp64
-    average: int = 1  # of the run's last checkpoints, whose mean weights are taken
+    average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
         check_model(self.checkpoint, self.device, self.precision)
+        self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
         check_at_least(1, average=self.average)
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links"))

@@ -68,14 +68,15 @@ def choose_precision(name: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
 
 
-def place(model: nn.Module, precision: str, device: torch.device) -> None:
-    """Move a model to where it computes and tell it in what. Parameters stay fp32, or become fp64."""
+def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
+    """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
+    they are cast once, instead of at every step."""
     # The first call of one of MKL's functions sets up how exactly it computes. Two threads that make it together can
     # leave one of them with fewer digits, so that the same command gives other numbers: let one thread make it.
     for function in (torch.exp, torch.log, torch.tanh):
         for dtype in (torch.float32, torch.float64):
             function(torch.ones(1, dtype=dtype))
-    model.to(device, torch.float64 if precision == "fp64" else torch.float32)
+    model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
 
 

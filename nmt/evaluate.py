@@ -16,7 +16,7 @@ from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
 from nmt.errors import UserError
-from nmt.files import finite, read_dictionary, write_atomically
+from nmt.files import finite, write_atomically
 from nmt.metrics import looks_tokenised, scores
 from nmt.plot import heat_map
 from nmt.report import page
@@ -61,7 +61,7 @@ def evaluate(command: EvaluateRun) -> float | None:
     results = folder / "eval" / data.split
     results.mkdir(parents=True, exist_ok=True)  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
-    translator = Translator(model, tokenizer, command.search, device, read_dictionary(command.search.dictionary))
+    translator = Translator(model, tokenizer, command.search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     warn_of_cuts(found, command.search, 1)

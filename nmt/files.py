@@ -49,9 +49,10 @@ def typed(prompt: str) -> Iterator[str]:
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
 
+    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     while True:
         try:
-            yield input(prompt)
+            yield input(prompt).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         except EOFError:
             print(file=sys.stderr)
             return
@@ -68,8 +69,10 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     """Target words by source word.
 
     Raises:
-        UserError: a line is no pair of words.
+        UserError: there is no such file, or a line of it is no pair of words.
     """
+    if path is not None and not Path(path).is_file():
+        raise UserError(f"search.dictionary={path} is not a file")
     found = {}
     for number, line in enumerate(read_text(path) if path else (), 1):
         source, tab, target = line.partition("\t")

@@ -7,7 +7,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.checkpoint import last_checkpoint, load_config
+from nmt.checkpoint import MODEL, last_checkpoint, load_config
 from nmt.config import TrainRun
 from nmt.errors import UserError
 
@@ -24,6 +24,8 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
         UserError: what to write instead.
     """
     found = [path.name for path in contents(folder)]
+    if (folder / MODEL).is_file():
+        raise UserError(f"{folder} is an exported model: init_from={folder} starts from it, name=ANOTHER elsewhere")
     if found:
         try:
             load_config(folder)

@@ -76,8 +76,8 @@ class Step:
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """log softmax in fp32 at least; `<s>` and padding can never be chosen."""
-    logp = torch.log_softmax(logits.to(wide(logits.dtype)), -1)
-    logp[..., [PAD, BOS]] = float("-inf")
+    logp = torch.log_softmax(logits, -1, dtype=wide(logits.dtype))
+    logp[..., PAD] = logp[..., BOS] = float("-inf")
     return logp
 
 
@@ -96,7 +96,7 @@ def rank(score: Tensor, length: Tensor, covered: Tensor, config: SearchConfig) -
 def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end."""
     written = beams.tokens_BKT.shape[2] - 1
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or given_BP.shape[1]):
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or written < given_BP.shape[1]):
         return logp_BKV
     allowed_BKV = logp_BKV.clone()
     allowed_BKV[..., EOS].masked_fill_((written + 1 < beams.least_B).unsqueeze(1), float("-inf"))
@@ -155,7 +155,7 @@ def select(
     """The K best of all continuations, and the hypothesis that each came from, parent_BK."""
     slots, choices = score_BKC.shape[1:]
     length_BK = beams.length_BK + ~beams.finished_BK
-    ranked_BKC = rank(score_BKC, length_BK.unsqueeze(2), beams.covered_BK.unsqueeze(2), config) - handicap_BKC
+    ranked_BKC = rank(score_BKC - handicap_BKC, length_BK.unsqueeze(2), beams.covered_BK.unsqueeze(2), config)
     best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
     parent_BK = best_BK // choices
     token_BK = token_BKC.flatten(1).gather(1, best_BK)
@@ -183,10 +183,10 @@ def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, T
     hypothesis of an earlier group that takes it now (Vijayakumar et al. 2016, with Hamming diversity)."""
     if config.groups == 1:
         return select(*expand(logp_BKV, beams), beams, config)
-    size = config.beam // config.groups
+    size = config.width // config.groups
     taken_BV = torch.zeros_like(logp_BKV[:, 0])
     grown, parents = [], []
-    for first in range(0, config.beam, size):
+    for first in range(0, config.width, size):
         group = beams.slots(first, first + size)
         group, parent_BK = select(
             *expand(logp_BKV[:, first : first + size], group, config.diversity * taken_BV), group, config
@@ -205,14 +205,14 @@ def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, T
 def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> tuple[Beams, Tensor]:
     """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
     the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
-    ranked_BKV, token_BKV = (logp_BKV / config.temperature).sort(dim=2, descending=True, stable=True)
-    p_BKV = torch.softmax(ranked_BKV[:, :, : config.top_k or None], 2)
+    ranked_BKV, token_BKV = logp_BKV.topk(min(config.top_k, logp_BKV.shape[2]) or logp_BKV.shape[2], dim=2)
+    p_BKV = torch.softmax((ranked_BKV - ranked_BKV[:, :, :1]) / config.temperature, 2)
     before_BKV = p_BKV.cumsum(2) - p_BKV
     p_BKV = p_BKV.masked_fill(before_BKV >= config.top_p, 0)
     sums_BKV = p_BKV.cumsum(2)
     place_BK1 = (sums_BKV <= draw_BK.unsqueeze(2) * sums_BKV[:, :, -1:]).sum(2, keepdim=True)
     last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
-    token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1)).squeeze(2)
+    token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1).clamp(min=0)).squeeze(2)
     logp_BK = logp_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2)
     itself_BK = torch.arange(draw_BK.shape[1], device=draw_BK.device).expand_as(draw_BK)
     score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
@@ -222,7 +222,7 @@ def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor
 def done(beams: Beams, config: SearchConfig) -> Tensor:
     """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
-    kept = config.beam if config.groups > 1 or config.sample else config.n_best
+    kept = config.width if config.groups > 1 or config.sample else config.n_best
     ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     # Scores only fall, length penalties only grow, and coverage may become whole.
     bound_BK = rank(beams.score_BK, limit_B1, torch.zeros_like(beams.covered_BK), config)
@@ -240,17 +240,19 @@ def staying(over_B: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------- the loop
 def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
     """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
-    slots = len(length_B), config.beam
+    slots = len(length_B), config.width
     on: dict[str, Any] = {"device": length_B.device}
-    score_BK = torch.zeros(slots, dtype=wide(dtype), **on)
+    # Sums of many terms; Apple's GPUs have no fp64.
+    score_BK = torch.zeros(slots, dtype=wide(dtype) if length_B.device.type == "mps" else torch.float64, **on)
     if not config.sample:
-        score_BK[:, torch.arange(config.beam, **on) % (config.beam // config.groups) > 0] = float("-inf")
-    longest_B = (config.max_ratio * length_B + 20).long() + (given_BP != PAD).sum(1)
-    limit_B = longest_B.clamp(max=config.max_length)
+        score_BK[:, torch.arange(config.width, **on) % (config.width // config.groups) > 0] = float("-inf")
+    longest_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + (given_BP != PAD).sum(1)
+    least_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long().clamp(min=config.min_length)
+    limit_B = longest_B.maximum(least_B).clamp(max=config.max_length)
     coverage_BKS = None
     if config.coverage_penalty:
         padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
-        coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.beam, 1)
+        coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.width, 1)
     return Beams(
         tokens_BKT=torch.full((*slots, 1), BOS, **on),
         score_BK=score_BK,
@@ -258,17 +260,16 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
         finished_BK=torch.zeros(slots, dtype=torch.bool, **on),
         covered_BK=torch.zeros(slots, dtype=wide(dtype), **on),
         coverage_BKS=coverage_BKS,
-        least_B=(config.min_ratio * length_B).ceil().long().clamp(min=config.min_length).minimum(limit_B),
+        least_B=least_B,
         limit_B=limit_B,
         sentence_B=torch.arange(len(length_B), **on),
     )
 
 
-def draws(source_BS: Tensor, length_B: Tensor, config: SearchConfig) -> Tensor:
-    """Uniform numbers for `sample`, draw_BKT: functions of the seed and the sentence, whatever stands beside it."""
+def draws(source_BS: Tensor, length_B: Tensor, steps: int, config: SearchConfig) -> Tensor:
+    """Uniform numbers for `sample`, draw_BTK: functions of the seed and the sentence, whatever stands beside it."""
     sentences = (ids[:length] for ids, length in zip(source_BS.tolist(), length_B.tolist(), strict=True))
-    size = config.beam, config.max_length
-    found = [np.random.default_rng([config.seed, *ids]).random(size) for ids in sentences]
+    found = [np.random.default_rng([config.seed, *ids]).random((steps, config.width)) for ids in sentences]
     return torch.from_numpy(np.stack(found))
 
 
@@ -277,37 +278,39 @@ def search(
     model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
     given: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
-    """The n best hypotheses of each sentence, best first: by beam search, greedy search with `config.beam` = 1, or of
-    as many samples as the beam is wide. `given` are the tokens with which each sentence's hypotheses begin."""
+    """The n best hypotheses of each sentence, best first: by beam search, greedy search with `config.beam` = 1; or n
+    samples. `given` are the tokens with which each sentence's hypotheses begin."""
     sentences, positions, device = *source_BS.shape, source_BS.device
     beginnings = [torch.tensor(ids, dtype=torch.int64) for ids in given or [[]] * sentences]
     given_BP = pad_sequence(beginnings, batch_first=True, padding_value=PAD).to(device)
     memory, state = model.start(source_BS, length_B)
-    state = state.select(torch.arange(sentences, device=device).repeat_interleave(config.beam))
+    state = state.select(torch.arange(sentences, device=device).repeat_interleave(config.width))
     beams = begin(length_B, positions, given_BP, config, model.dtype)
-    draw_BKT = draws(source_BS, length_B, config).to(device, wide(model.dtype)) if config.sample else None
-    slots_K = torch.arange(config.beam, device=device)
+    draw_BTK = None
+    if config.sample:
+        draw_BTK = draws(source_BS, length_B, int(beams.limit_B.max()), config).to(device, wide(model.dtype))
+    slots_K = torch.arange(config.width, device=device)
     history: list[Step] = []
     over: list[Beams] = []
     while len(beams.sentence_B):
         step = beams.tokens_BKT.shape[2] - 1
         features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
-        logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(len(beams.sentence_B), config.beam, -1)
+        logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(len(beams.sentence_B), config.width, -1)
         logp_BKV = forbid(logp_BKV, beams, config, given_BP[beams.sentence_B])
         if config.coverage_penalty:
             assert weights is not None
             beams = cover(beams, weights)
-        if draw_BKT is not None:
-            beams, parent_BK = sample(logp_BKV, beams, config, draw_BKT[beams.sentence_B, :, step])
+        if draw_BTK is not None:
+            beams, parent_BK = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step])
         else:
             beams, parent_BK = grow(logp_BKV, beams, config)
         if keep_weights and weights is not None:
-            rows_BK = beams.sentence_B.unsqueeze(1) * config.beam + slots_K  # slots of the whole batch
+            rows_BK = beams.sentence_B.unsqueeze(1) * config.width + slots_K  # slots of the whole batch
             history.append(record(rows_BK, parent_BK, weights, sentences, positions))
         over_B = done(beams, config)
         beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
         stay_B = staying(over_B)
-        offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * config.beam
+        offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * config.width
         if len(stay_B) < len(over_B):
             left_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
             over.append(beams.of(left_B))
@@ -339,19 +342,25 @@ def trace(history: list[Step]) -> Tensor:
 
 
 def read_back(over: list[Beams], history: list[Step], config: SearchConfig) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each sentence, in order; fewer where there were fewer distinct ones than slots."""
+    """The n best hypotheses of each sentence, in order, fewer where there were fewer distinct ones than slots; samples
+    as they were drawn."""
     weights_NTS = trace(history) if history else None
     found: dict[int, list[Hypothesis]] = {}
     for beams in over:
         ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+        if config.sample:
+            ranked_BK = torch.zeros_like(ranked_BK)
         order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
-        columns = beams.sentence_B, order_BK, beams.tokens_BKT[:, :, 1:], beams.score_BK
-        for sentence, order, tokens, scores in zip(*(column.tolist() for column in columns), strict=True):
+        rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
+        columns = beams.sentence_B, order_BK, beams.tokens_BKT[rows_B1, order_BK, 1:], beams.score_BK[rows_B1, order_BK]
+        for sentence, *hypotheses in zip(*(column.tolist() for column in columns), strict=True):
             found[sentence] = []
-            for slot in (slot for slot in order if scores[slot] > float("-inf")):
-                ids = [token for token in tokens[slot] if token != PAD]
-                rows_TS = None if weights_NTS is None else weights_NTS[sentence * config.beam + slot, : len(ids)]
-                found[sentence].append(Hypothesis(ids, scores[slot], rows_TS))
+            for slot, tokens, score in zip(*hypotheses, strict=True):
+                if score == float("-inf"):
+                    continue
+                ids = [token for token in tokens if token != PAD]
+                rows_TS = None if weights_NTS is None else weights_NTS[sentence * config.width + slot, : len(ids)]
+                found[sentence].append(Hypothesis(ids, score, rows_TS))
     return [found[sentence] for sentence in range(len(found))]
 
 
@@ -366,7 +375,7 @@ def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) 
     for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
         ids_T = wanted_T[wanted_T != PAD]
         logp_TV = log_probabilities(model.logits(features_TD[: len(ids_T)]))
-        score = logp_TV.gather(1, ids_T.unsqueeze(1)).sum().item()
+        score = sum(logp_TV.gather(1, ids_T.unsqueeze(1)).flatten().tolist())  # in fp64, as in search
         weights_TS = None if dense_BTS is None else dense_BTS[row, : len(ids_T)]
         found.append(Hypothesis(ids_T.tolist(), score, weights_TS))
     return found

@@ -91,7 +91,7 @@ def train(run: TrainRun) -> float:
         corpus = f"{encoded.key} {content_key(valid, tokenizer)}"
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-        place(model, precision, device)
+        place(model, precision, device, training=True)
         optimiser = build_optimiser(run.optim, model.parameters())
         state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress(corpus))
         if run.init_from and not before:

@@ -5,6 +5,7 @@ python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.
 python -m nmt.translate --help
 """
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -12,17 +13,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
+from nmt import load
 from nmt.alignment import writer
-from nmt.checkpoint import load_model
 from nmt.config import TranslateRun, main
-from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.distributed import log_to_stderr
 from nmt.errors import UserError
-from nmt.files import chunks, finite, output, read_dictionary, read_text, typed, write
-from nmt.model.ensemble import Ensemble
-from nmt.model.seq2seq import Seq2Seq
+from nmt.files import chunks, finite, output, read_text, typed, write
 from nmt.translator import Translation, Translator, warn_of_cuts
 
 CHUNK = 4096  # lines in memory at a time
@@ -62,26 +58,6 @@ def as_links(line: str, options: list[Translation], command: TranslateRun) -> st
 
 
 FORMATS = {"text": as_text, "jsonl": as_jsonl, "links": as_links}
-
-
-def load_models(command: TranslateRun, device: torch.device) -> tuple[Seq2Seq | Ensemble, Tokenizer]:
-    """The model of `checkpoint=`, or those of a list as one.
-
-    Raises:
-        UserError: a model cannot be read, or two have different vocabularies.
-    """
-    paths = command.checkpoint if isinstance(command.checkpoint, list) else [command.checkpoint]
-    loaded = [load_model(path, command.average) for path in paths]
-    for path, other in zip(paths, loaded, strict=True):
-        for side in ("source", "target"):
-            if getattr(other.tokenizer, side).model != getattr(loaded[0].tokenizer, side).model:
-                raise UserError(
-                    f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
-                    "share a tokenizer"
-                )
-        place(other.model, choose_precision(command.precision, device), device)
-    models = [other.model for other in loaded]
-    return models[0] if len(models) == 1 else Ensemble(models), loaded[0].tokenizer
 
 
 def with_beginnings(command: TranslateRun, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -139,12 +115,15 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
     assert command.checkpoint is not None
-    for path in (command.input, command.target, command.prefix, command.search.dictionary):
+    for path in (command.input, command.target, command.prefix):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    device = choose_device(command.device)
-    model, tokenizer = load_models(command, device)
-    translator = Translator(model, tokenizer, command.search, device, read_dictionary(command.search.dictionary))
+    settings = dataclasses.asdict(command.search)
+    translator = load(
+        command.checkpoint, device=command.device, precision=command.precision, average=command.average, **settings
+    ).translator
+    if command.format == "links" and not translator.model.attends:
+        raise UserError("format=links shows where attention was, and the model has none; leave it out")
     if command.mode == "score":
         score_pairs(command, translator)
     else:

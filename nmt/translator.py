@@ -4,6 +4,7 @@ Lines are sorted by length and batched inside; what one line becomes does not de
 becomes an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -18,6 +19,7 @@ from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import log
 from nmt.errors import UserError
+from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import Hypothesis, force, search
@@ -50,6 +52,16 @@ class Translation:
             *(self.source_pieces, self.target_pieces, source_words, target_words),
             *(source_index, target_index, self.weights_TS, self.score),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is translated at a time: a line, or a part of one that is too long."""
+
+    line: int  # its index among all lines
+    ids: list[int]
+    beginning: list[int]  # the target ids that its translation begins with
+    words: list[str]  # the source word of each id, where unknown words are replaced
 
 
 def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
@@ -101,9 +113,10 @@ class Translator:
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
-    dictionary: dict[str, str] = field(default_factory=dict)  # for `search.replace_unknown`
+    dictionary: dict[str, str] = field(init=False)  # target words by unknown source words
 
     def __post_init__(self) -> None:
+        self.dictionary = read_dictionary(self.config.dictionary)
         if self.config.replace_unknown and (self.tokenizer.target.bytes_fall_back or not self.model.attends):
             raise UserError(
                 "search.replace_unknown=true is for models with attention that write <unk>, as tokenizer.type=word does"
@@ -117,72 +130,73 @@ class Translator:
         self, lines: Sequence[str], keep_weights: bool = False, first_line: int = 1, progress: bool = False,
         beginnings: Sequence[str] | None = None,
     ) -> list[list[Translation]]:  # fmt: skip
-        """For each line its `search.n_best` translations, different as text, best first; fewer where there are no more.
+        """For each line its `search.n_best` translations, different as text, best first, fewer where there are no more;
+        or so many samples.
 
         Args:
             keep_weights: whether translations have attention weights.
-            first_line: the number of the first line in warnings about lines that had to be split.
+            first_line: the number of the first line in warnings.
             beginnings: with what words the translation of each line begins; of a line in parts that of the first.
 
         Raises:
             UserError: a beginning is longer than a translation may be.
         """
-        encoded = self.tokenizer.source.encode(list(lines))
-        given = [[] for _ in lines] if beginnings is None else self.tokenizer.target.encode(list(beginnings))
-        for line, ids in enumerate(given, first_line):
-            if len(ids) >= self.config.max_length:
-                raise UserError(
-                    f"line {line} of the beginnings has {len(ids):,} pieces; search.max_length="
-                    f"{self.config.max_length} allows no more after them"
-                )
-        owners, sources, parts_of = [], [], [1] * len(lines)
-        starts: list[list[int]] = []
-        spelt: list[list[str]] = []  # the words of each source, where unknown ones are replaced
-        for line, ids in enumerate(encoded):
-            if not lines[line].strip():
-                parts_of[line] = 0
-                continue
-            pieces = [ids]
-            if len(ids) >= self.config.max_source:
-                pieces = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
-                log.warning(
-                    f"line {first_line + line} has {len(ids) + 1:,} pieces, more than search.max_source="
-                    f"{self.config.max_source}: translated in {len(pieces)} parts"
-                )
-            owners += [line] * len(pieces)
-            sources += pieces
-            starts += [given[line], *[[]] * (len(pieces) - 1)]
-            words_left = self.tokenizer.source.spelt(lines[line]) if self.config.replace_unknown else []
-            for part in pieces:
-                spelt.append(words_left[: len(part)])
-                words_left = words_left[len(part) :]
-            parts_of[line] = len(pieces)
+        parts = self.parts(lines, beginnings, first_line)
+        warn_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines")
+        config = self.config
+        if config.n_best > 1 and not config.sample:
+            config = replace(config, n_best=config.beam)  # some may be the same text in other pieces
 
-        warn_of_reach(self.model, [len(source) + 1 for source in sources], "lines")
-
-        # The same text in other pieces does not count: more are looked for than are returned.
-        config = replace(self.config, n_best=self.config.beam if self.config.n_best > 1 else 1)
-
-        def run(rows: list[int]) -> list[list[Hypothesis]]:
-            batch = make_batch([sources[row] for row in rows]).to(self.device)
-            first = [starts[row] for row in rows]
+        def run(rows: list[int]) -> list[list[Translation]]:
+            batch = make_batch([parts[row].ids for row in rows]).to(self.device)
+            given = [parts[row].beginning for row in rows]
             keep = keep_weights or config.replace_unknown
-            return search(self.model, batch.source_BS, batch.source_length_B, config, keep, first)
+            found = []
+            hypotheses = search(self.model, batch.source_BS, batch.source_length_B, config, keep, given)
+            for row, own in zip(rows, hypotheses, strict=True):
+                options = [self.read(parts[row].ids, hypothesis, parts[row].words) for hypothesis in own]
+                found.append(options if config.sample else distinct(options)[: self.config.n_best])
+            return found
 
-        found = self.in_batches([len(source) for source in sources], self.config.beam, run, progress)
-        results: list[list[Translation]] = [[] for _ in lines]
-        parts: list[list[Translation]] = [[] for _ in lines]
-        for line, source, own_words, hypotheses in zip(owners, sources, spelt, found, strict=True):
-            read = [self.read(source, hypothesis, own_words) for hypothesis in hypotheses]
-            options = distinct(read)[: self.config.n_best]
-            if parts_of[line] == 1:
-                results[line] = options
-            else:
-                parts[line].append(options[0])  # a line in parts has no alternatives
-        for line, number in enumerate(parts_of):
-            if number != 1:
-                results[line] = [join(parts[line]) if number else Translation("")]
-        return results
+        found = self.in_batches([len(part.ids) for part in parts], config.width, run, progress)
+        options_of: list[list[list[Translation]]] = [[] for _ in lines]
+        for part, options in zip(parts, found, strict=True):
+            options_of[part.line].append(options)
+        # A line in parts has no alternatives, an empty one an empty translation.
+        return [
+            own[0] if len(own) == 1 else [join([options[0] for options in own]) if own else Translation("")]
+            for own in options_of
+        ]
+
+    def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
+        """What is to be translated: nothing of an empty line, several parts of one that is too long."""
+        given = self.tokenizer.target.encode([""] * len(lines) if beginnings is None else list(beginnings))
+        found = []
+        for number, (line, ids, beginning) in enumerate(
+            zip(lines, self.tokenizer.source.encode(list(lines)), given, strict=True)
+        ):
+            where = f"line {first_line + number}"
+            if len(beginning) >= self.config.max_length:
+                raise UserError(
+                    f"{where}: the given beginning has {len(beginning):,} pieces; "
+                    f"search.max_length={self.config.max_length} allows no more after it"
+                )
+            if not line.strip():
+                if beginning:
+                    log.warning(f"{where} is empty, and so is its translation, whatever it should begin with")
+                continue
+            cut = [ids]
+            if len(ids) >= self.config.max_source:
+                cut = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
+                log.warning(
+                    f"{where} has {len(ids) + 1:,} pieces, more than search.max_source="
+                    f"{self.config.max_source}: translated in {len(cut)} parts"
+                )
+            words_left = self.tokenizer.source.spelt(line) if self.config.replace_unknown else []
+            for part in cut:
+                found.append(Part(number, part, beginning, words_left[: len(part)]))
+                beginning, words_left = [], words_left[len(part) :]
+        return found
 
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
         """Forced decoding: the log-probability and the alignment of each given pair."""
@@ -247,10 +261,8 @@ class Translator:
                     bar.update(len(rows))
                     del batches[0]
                 elif len(rows) == 1:
-                    raise UserError(
-                        f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces; lower search.beam={width}, or "
-                        f"search.max_source={self.config.max_source}"
-                    )
+                    remedy = f"; lower search.beam={width}" if width > 1 else ""
+                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}")
                 else:
                     log.warning(f"out of memory for {len(rows):,} lines at a time: going on with half as many")
                     halves = ((batch[: -(-len(batch) // 2)], batch[-(-len(batch) // 2) :]) for batch in batches)
@@ -290,8 +302,8 @@ def unless_out_of_memory(run: Callable[[list[int]], list[R]], rows: list[int]) -
         return run(rows)
     except (torch.OutOfMemoryError, MemoryError):
         pass
-    except RuntimeError as error:  # of a processor's memory torch has no class of its own
-        if "allocate memory" not in str(error):
+    except RuntimeError as error:  # not all allocators have a class of their own for it
+        if not re.search("allocate memory|out of memory|ALLOC_FAILED", str(error)):
             raise
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

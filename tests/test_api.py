@@ -1,6 +1,7 @@
 """The Python API, and models as folders of their own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_python_does_what_the_commands_do(model: nmt.Model, home: Path) -> None:
     assert record.source_words == LINES[0].split() and record.links() == best[0].record.links()
 
 
-def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path, tmp_path: Path) -> None:
+def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "export"
     model.export(folder)
     assert {path.name for path in folder.iterdir()} == {
@@ -45,11 +46,12 @@ def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path
     )
     works("evaluate", *given, "search.beam=1", "pictures=0", folder=home)
     works("align", *given, folder=home)
-    works("train", f"init_from={folder}", "data=text", f"data.path={model.config.data.path}", "name=from_export",
+    works("train", f"init_from={folder}", "data=text", f"data.path={corpus}", "name=from_export",
           "train.max_steps=1", folder=home)  # fmt: skip
     assert (folder / "eval" / "test" / "metrics.json").is_file()
     with pytest.raises(nmt.UserError, match="is there already"):
         model.export(folder)
+    assert "is an exported model: init_from=" in refused("train", f"hydra.run.dir={folder}", folder=home)
     with open(folder / "model.safetensors", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"!")
@@ -87,6 +89,30 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: nmt.Model, monke
         model.translate(LINES)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beem": 3}, "there is no search.beem; there are batch_sentences, .*beam"),
+        ({"precision": "bf17"}, "precision=bf17 is not one of"),
+        ({"average": 0}, "average=0 must be"),
+        ({"beam": 0}, "search.beam=0"),
+        ({"checkpoint": []}, "checkpoint is not set"),
+        ({"dictionary": "none", "replace_unknown": True}, "replace_unknown=true is for models|none is not a file"),
+    ],
+)
+def test_what_cannot_be_is_a_user_error(home: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(nmt.UserError, match=message):
+        nmt.load(**{"checkpoint": home / "runs" / "mine"} | settings)
+
+
+def test_lines_are_lists_of_equal_length(model: nmt.Model) -> None:
+    for call in (lambda: model.translate("Ein Hund"), lambda: model.score(["a"], ["b", "c"]),
+                 lambda: model.align(["a"], []), lambda: model.translate(["a"], beginnings=["b", "c"])):  # fmt: skip
+        with pytest.raises(nmt.UserError, match="give a list of lines|numbers must be equal"):
+            call()
+    assert model.translate(["Die Frau schläft ."], beginnings=["The"])[0].text.startswith("The")
+
+
 def test_the_mean_of_the_last_checkpoints(home: Path) -> None:
     run = home / "runs" / "mine"
     steps = sorted((run / "checkpoints").glob("step_*"))[-2:]
@@ -97,4 +123,4 @@ def test_the_mean_of_the_last_checkpoints(home: Path) -> None:
         torch.testing.assert_close(mean[name], (first + parts[1][name]) / 2)
     assert "train.keep" in refused("translate", "checkpoint=runs/mine", "average=9", folder=home, text=b"x\n")
     step = f"checkpoint=runs/mine/checkpoints/{steps[0].name}"
-    assert "of the last checkpoints of a run" in refused("evaluate", step, "average=2", folder=home)
+    assert "of the checkpoints of a run" in refused("evaluate", step, "average=2", folder=home)

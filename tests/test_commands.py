@@ -115,6 +115,7 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
     twice = lines("checkpoint=[runs/mine,runs/mine]")
     assert twice == plain
     drawn = ("search.sample=true", "search.n_best=4", "search.temperature=2")
+    assert lines(*drawn) == lines(*drawn, "search.beam=1")
     assert lines(*drawn) == lines(*drawn) != lines(*drawn, "search.seed=2")
     options = lines("search.n_best=4", "search.groups=2")
     assert len(options) == 8 and all(len(set(filter(None, part))) == len(list(filter(None, part)))
@@ -130,6 +131,9 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
         (("search.sample=true", "search.groups=5"), "search.groups=5 is of beam search"),
         (("search.dictionary=x",), "search.dictionary=x is for search.replace_unknown=true"),
         (("search.groups=3",), "search.groups=3 must divide search.beam=5"),
+        (("search.min_ratio=3",), "search.min_ratio=3.0 is more than search.max_ratio=2.0"),
+        (("search.diversity=3",), "search.diversity=3.0 is between groups"),
+        (("checkpoint=runs/blind", "format=links"), "the model has none"),
         (("search.min_length=300",), "search.min_length=300 is more than search.max_length=200"),
         (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines, from 2 on"),

@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "search": MODEL,
     "links": set(),
     "alignment": {"links"},
-    "translator": DATA | MODEL | {"alignment", "search", "distributed"},
+    "translator": DATA | MODEL | {"alignment", "files", "search", "distributed"},
     "report": {"metrics", "translator"},
     "metrics": {"links"},
     "plot": set(),

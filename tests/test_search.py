@@ -113,7 +113,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mean": {"penalty": "mean"},
     "coverage": {"coverage_penalty": 0.5},
     "no repeats": {"no_repeat_ngram": 2},
-    "length": {"min_length": 3, "min_ratio": 1.0, "max_ratio": 0.5, "max_length": 8},
+    "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0, "max_length": 8},
     "groups": {"groups": 2, "diversity": 1.0},
     "sample": {"sample": True, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
 }
