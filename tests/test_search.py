@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_attention import model_of as attentive
 from test_model import STYLES, model_of, ragged_batch
 from torch import Tensor
 
@@ -58,7 +59,7 @@ def ranked(score: float, weights_TS: Tensor, config: SearchConfig) -> float:
     """log P / lp + cp, Wu et al. 2016, eq. 14."""
     length = len(weights_TS)
     base = (5 + length) / 6 if config.penalty == "gnmt" else length
-    covered = weights_TS.sum(0).clamp(max=1).log().sum().item()
+    covered = weights_TS.sum(0).clamp(max=1).log().clamp(min=-20).sum().item()
     return score / base**config.length_penalty + config.coverage_penalty * covered
 
 
@@ -152,6 +153,42 @@ def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> N
             assert least <= len(found.tokens) <= limit and (found.tokens[-1] == EOS or len(found.tokens) == limit)
             if config.no_repeat_ngram:
                 assert not repeats(found.tokens[max(0, len(given[row]) - 1) :], config.no_repeat_ngram)
+
+
+def test_coverage_knows_padding_and_what_no_window_shows() -> None:
+    """Ranks are those of forced decoding, in a batch and alone, with weights that are exactly 0."""
+    config = SearchConfig(beam=4, n_best=4, max_length=7, coverage_penalty=0.3)
+    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1))
+    for number, kind in enumerate(
+        [
+            {"score": "additive", "window": "local_p", "normaliser": "sparsemax"},
+            {"score": "dot", "window": "local_m", "normaliser": "entmax15", "heads": 2},
+        ]
+    ):
+        model = attentive("input feeding", number, **kind)
+        for row, hypotheses in enumerate(search(model, source_BS, length_B, config)):
+            source, length = own(row, source_BS, length_B)
+            forced = [
+                force(model, source, length, torch.tensor([[BOS, *found.tokens]]))[0].weights_TS for found in hypotheses
+            ]
+            ranks = [
+                ranked(found.score, weights, config)
+                for found, weights in zip(hypotheses, forced, strict=True)
+                if weights is not None
+            ]
+            assert ranks == sorted(ranks, reverse=True) and len(ranks) == 4
+            [alone] = search(model, source, length, config)
+            assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_diverged_model_gives_something(options: str) -> None:
+    model = model_of()
+    with torch.no_grad():
+        model.output.weight.fill_(float("nan"))
+    source_BS, length_B, _ = ragged_batch()
+    config = SearchConfig(**{"beam": 4, "n_best": 1, "max_length": 9} | OPTIONS[options])
+    assert all(len(found) == 1 for found in search(model, source_BS, length_B, config))
 
 
 def test_groups_write_different_things() -> None:
