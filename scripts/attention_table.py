@@ -41,7 +41,6 @@ BEGIN, END = "<!-- attention: written by scripts/attention_table.py -->", "<!-- 
 STYLES = {
     "bahdanau": ("model.style=bahdanau",),
     "luong": ("model.style=luong",),
-    "luong without feeding": ("model.style=luong", "model.input_feeding=false"),
     "gnmt": ("model.style=gnmt", "model.decoder_layers=2"),
 }
 EPOCHS = 2  # of the runs of the large table
@@ -61,7 +60,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        parts = [self.style.replace(" ", "_"), self.score, self.window, self.normaliser, f"{self.heads}"]
+        parts = [self.style, self.score, self.window, self.normaliser, f"{self.heads}"]
         parts += [f"{self.half_width}"] * (self.window != "global") + ["coverage"] * self.coverage
         return "-".join(parts + ["full"] * (self.epochs is None))
 
