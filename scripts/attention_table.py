@@ -84,19 +84,23 @@ FAMILY = [
     for window in WINDOWS
     if score != "concat" and (score != "none" or window == "global")  # concat is additive
 ]
-PICTURES = {
-    **{score: Variant("bahdanau", score) for score in SCORES if score not in ("concat", "none")},
-    **{window: Variant("bahdanau", "general", window) for window in WINDOWS if window != "global"},
-    **{normaliser: Variant("bahdanau", "additive", normaliser=normaliser) for normaliser in NORMALISERS[1:]},
-    "heads": Variant("bahdanau", "additive", heads=4),
-    "coverage": Variant("bahdanau", "additive", coverage=True),
-    **{style: Variant(style, "additive") for style in ("luong", "gnmt")},
-}
 
 
 def refined(best: Variant) -> list[Variant]:
     """A variant with each normaliser, with one head and with four."""
     return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALISERS for heads in (1, 4)]
+
+
+def pictured(best: Variant) -> dict[str, Variant]:
+    """Of each picture the mechanism that it shows."""
+    return {
+        **{score: Variant("bahdanau", score) for score in SCORES if score not in ("concat", "none")},
+        **{window: Variant("bahdanau", "general", window) for window in WINDOWS if window != "global"},
+        **{normaliser: dataclasses.replace(best, normaliser=normaliser) for normaliser in NORMALISERS[1:]},
+        "heads": dataclasses.replace(best, heads=4),
+        "coverage": dataclasses.replace(best, coverage=True),
+        **{style: Variant(style, "additive") for style in ("luong", "gnmt")},
+    }
 
 
 def run(variant: Variant, runs: Path, seed: str) -> dict[str, Any]:
@@ -175,9 +179,10 @@ def main(arguments: list[str]) -> None:
         good = [variant for variant in valid if valid[variant]["bleu"] > max(v["bleu"] for v in valid.values()) - 1]
         best = min(good, key=lambda variant: valid[variant]["aer"])
         refinements = run_all(refined(best))
-        run_all(PICTURES.values())
+        pictures = pictured(best)
+        run_all(pictures.values())
     draw_lengths(*(runs / Variant("bahdanau", score, epochs=None).name for score in ("additive", "none")))
-    for name, variant in PICTURES.items():
+    for name, variant in pictures.items():
         draw_sentence(name, runs / variant.name)
 
     command = " ".join(["python scripts/attention_table.py", *arguments])
