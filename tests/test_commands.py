@@ -204,7 +204,7 @@ def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
 
     wait_for("> ")
     os.write(ours, f"{line}\n".encode())
-    wait_for("\n".join(piped))  # before the end of the input
+    wait_for("\n".join(piped) + "> ")  # before the end of the input
     os.write(ours, b"\x04")
     assert child.wait(timeout=60) == 0
 
