@@ -82,8 +82,18 @@ def load(
     if unknown := sorted(search.keys() - known):
         raise UserError(f"there is no search.{unknown[0]}; there are {', '.join(sorted(known))}")
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
+    settings = SearchConfig(**search)
     TranslateRun(paths, device=device, precision=precision, average=average)  # refuses what cannot be
-    where, settings = choose_device(device), SearchConfig(**search)
+    return Model(open_translator(paths, device, precision, average, settings), paths, average)
+
+
+def open_translator(paths: list[str], device: str, precision: str, average: int, search: SearchConfig) -> Translator:
+    """What `load` and `nmt.translate` translate with.
+
+    Raises:
+        UserError: a model cannot be read, or two have different vocabularies.
+    """
+    where = choose_device(device)
     loaded = [load_model(path, average) for path in paths]
     tokenizer = loaded[0].tokenizer
     for path, other in zip(paths, loaded, strict=True):
@@ -95,7 +105,7 @@ def load(
                 )
         place(other.model, choose_precision(precision, where), where)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    return Model(Translator(model, tokenizer, settings, where), paths, average)
+    return Translator(model, tokenizer, search, where)
 
 
 def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.
 python -m nmt.translate --help
 """
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from nmt import load
+from nmt import open_translator
 from nmt.alignment import writer
 from nmt.config import TranslateRun, main
 from nmt.distributed import log_to_stderr
@@ -118,10 +117,7 @@ def translate(command: TranslateRun) -> None:
     for path in (command.input, command.target, command.prefix):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    settings = dataclasses.asdict(command.search)
-    translator = load(
-        command.checkpoint, device=command.device, precision=command.precision, average=command.average, **settings
-    ).translator
+    translator = open_translator(command.checkpoint, command.device, command.precision, command.average, command.search)
     if command.format == "links" and not translator.model.attends:
         raise UserError("format=links shows where attention was, and the model has none; leave it out")
     if command.mode == "score":

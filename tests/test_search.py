@@ -148,7 +148,8 @@ def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> N
         least = min(max(config.min_length, math.ceil(config.min_ratio * length)), limit)
         for found, other in zip(hypotheses, alone, strict=True):
             [forced] = force(model, source, length, torch.tensor([[BOS, *found.tokens]]))
-            assert found.score == pytest.approx(other.score, abs=1e-9) == pytest.approx(forced.score, abs=1e-9)
+            assert found.score == pytest.approx(other.score, abs=1e-9)
+            assert found.score == pytest.approx(forced.score, abs=1e-9)
             assert found.tokens[: len(given[row])] == given[row]
             assert least <= len(found.tokens) <= limit and (found.tokens[-1] == EOS or len(found.tokens) == limit)
             if config.no_repeat_ngram:

@@ -73,6 +73,7 @@ class Score(nn.Module):
     reach: int | None = None  # how many source positions it can tell apart; None: any number
     query: nn.Module  # maps of query_RD and values_BSM, which all heads share
     key: nn.Module
+    compare: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores_RHQW without coverage, of what `forward` takes
 
     def __init__(self, config: ModelConfig, covered: int = 1) -> None:
         super().__init__()
@@ -90,9 +91,6 @@ class Score(nn.Module):
         if coverage_RQW is None:
             return scores_RHQW
         return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
-
-    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 class Additive(Score):

@@ -1,7 +1,4 @@
-"""Several models that translate as one: the mean of their probabilities at every step.
-
-Shapes as in `decoder`; L models.
-"""
+"""Several models that translate as one: the mean of their probabilities at every step. Shapes are as in `decoder`."""
 
 import math
 from collections.abc import Sequence
@@ -56,8 +53,8 @@ class Ensemble:
         return torch.cat(features, 2), mean, States(states)
 
     def logits(self, features: Tensor) -> Tensor:
-        """log((1 / L) sum_l p_l), which is its own log softmax."""
+        """The logarithm of the mean probability, which is its own log softmax."""
         sizes = [member.features for member in self.members]
         parts = zip(self.members, features.split(sizes, -1), strict=True)
-        logp = [torch.log_softmax(member.logits(part).to(wide(part.dtype)), -1) for member, part in parts]
+        logp = [torch.log_softmax(member.logits(part), -1, dtype=wide(part.dtype)) for member, part in parts]
         return torch.logsumexp(torch.stack(logp), 0) - math.log(len(logp))
