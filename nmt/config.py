@@ -19,7 +19,7 @@ from nmt.model.config import ModelConfig
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = ("bleu", "loss", "ppl", "accuracy")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
 
@@ -186,6 +186,8 @@ class TrainRun:
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
+        if self.precision == "int8":
+            raise UserError("precision=int8 is for translating with a trained model; train in auto, fp32, bf16 or fp64")
         check_at_least(0, seed=self.seed)
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
@@ -210,7 +212,7 @@ class EvaluateRun:
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
@@ -235,7 +237,7 @@ class TranslateRun:
     format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -287,7 +289,7 @@ class AlignRun:
     max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
     batch_tokens: int = 8000  # pieces of the longer side in one batch
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 

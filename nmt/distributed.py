@@ -20,7 +20,7 @@ from nmt.errors import UserError
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 log = logging.getLogger("nmt")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}
 
 
 def check_alone() -> None:
@@ -61,6 +61,8 @@ def choose_precision(name: str, device: torch.device) -> str:
     """
     if name == "fp64" and device.type == "mps":
         raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
+    if name == "int8" and device.type != "cpu":
+        raise UserError(f"precision=int8 is for processors, and device={device} is none; write precision=bf16 or fp32")
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -78,6 +80,8 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
             function(torch.ones(1, dtype=dtype))
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
+    if precision == "int8":
+        model.quantise()  # type: ignore[operator]
 
 
 def release_memory() -> None:

@@ -19,7 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import BOS, EOS, PAD, STEP, SearchConfig
-from nmt.model.attention import Weights, wide
+from nmt.model.attention import Weights
+from nmt.model.recurrence import wide
+
+BLOCK = 64  # tokens of the vocabulary that `top` looks at as one
 
 
 class Model(Protocol):
@@ -47,22 +50,22 @@ class Beams:
     score_BK: Tensor  # summed log-probability
     length_BK: Tensor  # tokens so far, `</s>` included
     finished_BK: Tensor
-    covered_BK: Tensor  # the logarithms in the coverage penalty, 0 at most
-    coverage_BKS: Tensor | None  # the weight that each source position has had, where the penalty wants it
+    covered_BK: Tensor | None  # the logarithms in the coverage penalty, 0 at most; None without it
+    coverage_BKS: Tensor | None  # the weight that each source position has had
     least_B: Tensor  # the fewest tokens that a sentence may have, `</s>` included
     limit_B: Tensor  # the most
     sentence_B: Tensor  # which row of the whole batch each sentence is
 
     def of(self, rows_B: Tensor) -> "Beams":
         """Those of some sentences."""
-        return Beams(*(part if part is None else part[rows_B] for part in self.parts()))
+        parts: Any = (None if part is None else part[rows_B] for part in self.parts())
+        return Beams(*parts)
 
     def slots(self, first: int, last: int) -> "Beams":
         """Some hypotheses of every sentence."""
-        parts = (part if part is None or part.dim() == 1 else part[:, first:last] for part in self.parts())
-        return Beams(*parts)
+        return Beams(*(part if part is None or part.dim() == 1 else part[:, first:last] for part in self.parts()))
 
-    def parts(self) -> list[Tensor]:
+    def parts(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)]
 
 
@@ -81,15 +84,26 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return logp
 
 
-def length_penalty(length: Tensor, config: SearchConfig) -> Tensor:
-    """What a score is divided by: ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14), or length^alpha."""
+def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`x.topk(k)`, over a large last dimension twice as fast or more: the k largest values stand in the k blocks that
+    have the largest ones."""
+    size = x.shape[-1]
+    whole = size - size % BLOCK
+    if whole < BLOCK * max(k, 2):
+        return x.topk(k)
+    first = x[..., :whole].unflatten(-1, (-1, BLOCK)).amax(-1).topk(k).indices * BLOCK
+    index = (first.unsqueeze(-1) + torch.arange(BLOCK, device=x.device)).flatten(-2)
+    rest = torch.arange(whole, size, device=x.device).expand(*index.shape[:-1], -1)
+    index = torch.cat([index, rest], -1)
+    values, place = x.gather(-1, index).topk(k)
+    return values, index.gather(-1, place)
+
+
+def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
+    """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
     base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
-    return base**config.length_penalty
-
-
-def rank(score: Tensor, length: Tensor, covered: Tensor, config: SearchConfig) -> Tensor:
-    """What hypotheses are compared by: log P / lp + cp (Wu et al. 2016, eq. 14)."""
-    return score / length_penalty(length, config) + config.coverage_penalty * covered
+    ranked = score / base**config.length_penalty
+    return ranked if covered is None else ranked + config.coverage_penalty * covered
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
@@ -132,30 +146,31 @@ def cover(beams: Beams, weights: Weights) -> Beams:
     return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
 
 
-def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by; of a finished
-    hypothesis only itself."""
+def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by, None for
+    nothing; of a finished hypothesis only itself."""
     choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
     ranked_BKV = logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1)
-    ranked_BKC, token_BKC = ranked_BKV.topk(choices, dim=2)
+    _, token_BKC = top(ranked_BKV, choices)
     logp_BKC = logp_BKV.gather(2, token_BKC)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
-    itself_C = torch.full_like(logp_BKC[0, 0], float("-inf"))
-    itself_C[0] = 0
-    score_BKC = beams.score_BK.unsqueeze(2) + torch.where(finished_BK1, itself_C, logp_BKC)
-    handicap_BKC = torch.zeros_like(logp_BKC)
+    logp_BKC[:, :, 0].masked_fill_(beams.finished_BK, 0)
+    logp_BKC[:, :, 1:].masked_fill_(finished_BK1, float("-inf"))
+    score_BKC = beams.score_BK.unsqueeze(2) + logp_BKC
+    handicap_BKC = None
     if handicap_BV is not None:
         handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
     return score_BKC, torch.where(finished_BK1, PAD, token_BKC), handicap_BKC
 
 
 def select(
-    score_BKC: Tensor, token_BKC: Tensor, handicap_BKC: Tensor, beams: Beams, config: SearchConfig
+    score_BKC: Tensor, token_BKC: Tensor, handicap_BKC: Tensor | None, beams: Beams, config: SearchConfig
 ) -> tuple[Beams, Tensor]:
     """The K best of all continuations, and the hypothesis that each came from, parent_BK."""
     slots, choices = score_BKC.shape[1:]
-    length_BK = beams.length_BK + ~beams.finished_BK
-    ranked_BKC = rank(score_BKC - handicap_BKC, length_BK.unsqueeze(2), beams.covered_BK.unsqueeze(2), config)
+    length_BK1 = (beams.length_BK + ~beams.finished_BK).unsqueeze(2)
+    covered_BK1 = None if beams.covered_BK is None else beams.covered_BK.unsqueeze(2)
+    ranked_BKC = rank(score_BKC if handicap_BKC is None else score_BKC - handicap_BKC, length_BK1, covered_BK1, config)
     best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
     parent_BK = best_BK // choices
     token_BK = token_BKC.flatten(1).gather(1, best_BK)
@@ -173,7 +188,7 @@ def append(beams: Beams, parent_BK: Tensor, token_BK: Tensor, score_BK: Tensor) 
         score_BK=score_BK,
         length_BK=beams.length_BK.gather(1, parent_BK) + ~finished_BK,
         finished_BK=finished_BK | (token_BK == EOS),
-        covered_BK=beams.covered_BK.gather(1, parent_BK),
+        covered_BK=None if beams.covered_BK is None else beams.covered_BK.gather(1, parent_BK),
         coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
     )
 
@@ -225,16 +240,18 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
     kept = config.width if config.groups > 1 or config.sample else config.n_best
     ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     # Scores only fall, length penalties only grow, and coverage may become whole.
-    bound_BK = rank(beams.score_BK, limit_B1, torch.zeros_like(beams.covered_BK), config)
+    bound_BK = rank(beams.score_BK, limit_B1, None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
     settled_B = beams.finished_BK[:, :kept].all(1) & (ranked_BK[:, :kept].amin(1) >= bound_B)
     return settled_B | (beams.limit_B < beams.tokens_BKT.shape[2])
 
 
-def staying(over_B: Tensor) -> Tensor:
-    """The rows that go on: those that are not over, filled up to a multiple of `STEP`, none when all are over."""
+def staying(over_B: Tensor) -> Tensor | None:
+    """The rows that go on: those that are not over, filled up to a multiple of `STEP`, none when all are over. None:
+    all of them."""
     live = int((~over_B).sum())
-    return over_B.int().argsort(stable=True)[: -(-live // STEP) * STEP].sort().values
+    kept = -(-live // STEP) * STEP
+    return None if kept >= len(over_B) else over_B.int().argsort(stable=True)[:kept].sort().values
 
 
 # ----------------------------------------------------------------------------------------------------------- the loop
@@ -249,8 +266,9 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
     longest_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + (given_BP != PAD).sum(1)
     least_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long().clamp(min=config.min_length)
     limit_B = longest_B.maximum(least_B).clamp(max=config.max_length)
-    coverage_BKS = None
+    covered_BK = coverage_BKS = None
     if config.coverage_penalty:
+        covered_BK = torch.zeros(slots, dtype=wide(dtype), **on)
         padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
         coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.width, 1)
     return Beams(
@@ -258,7 +276,7 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
         score_BK=score_BK,
         length_BK=torch.zeros(slots, dtype=torch.int64, **on),
         finished_BK=torch.zeros(slots, dtype=torch.bool, **on),
-        covered_BK=torch.zeros(slots, dtype=wide(dtype), **on),
+        covered_BK=covered_BK,
         coverage_BKS=coverage_BKS,
         least_B=least_B,
         limit_B=limit_B,
@@ -311,7 +329,7 @@ def search(
         beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
         stay_B = staying(over_B)
         offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * config.width
-        if len(stay_B) < len(over_B):
+        if stay_B is not None:
             left_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
             over.append(beams.of(left_B))
             memory, beams = memory.select(stay_B), beams.of(stay_B)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search import force, log_probabilities, search
+from nmt.search import force, log_probabilities, search, top
 
 
 def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
@@ -24,6 +24,17 @@ def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
             parameter.mul_(factor)
         model.output.bias[EOS] += 4
     return model.eval()
+
+
+@pytest.mark.parametrize("size", [3, 63, 128, 129, 1000, 1024])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_largest_values_of_blocks_are_the_largest_of_all(size: int, k: int) -> None:
+    x = torch.randn(5, 4, size, generator=torch.Generator().manual_seed(size))
+    x[0, 0, -1], x[0, 1, 0], x[1, 0, : size - 1] = 9, 9, float("-inf")
+    x[2] = float("-inf")
+    values, index = top(x, k)
+    assert torch.equal(values, x.topk(k).values)
+    assert torch.equal(x.gather(-1, index), values)
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import Linear, bind_rows, uniform_
+from nmt.model.recurrence import Linear, bind_rows, quick, tanh, uniform_, wide
 
 
 class Memory(NamedTuple):
@@ -59,11 +59,6 @@ Map = Callable[[Tensor], Tensor]
 def bound(linear: nn.Module, dtype: torch.dtype) -> Map:
     """A linear map for use in a step loop; the identity as it is."""
     return linear.bind(dtype) if isinstance(linear, Linear) else linear
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums and normalises is fp32 at least, whatever the precision around it."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -107,7 +102,7 @@ class Additive(Score):
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
-        sums_RHQWA = query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)
+        sums_RHQWA = query_RHQA.to(quick(query_RHQA)).unsqueeze(3) + keys_RHWA.unsqueeze(2)
         if coverage_RQW is not None:
             coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
             sums_RHQWA = sums_RHQWA + self.coverage[:, None].to(sums_RHQWA.dtype) * coverage_RHQWA
@@ -269,7 +264,7 @@ class LocalP(LocalM):
         linear = self.point.bind(dtype)
 
         def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            inner_RD = torch.tanh(linear(query_RD)).to(wide(dtype))
+            inner_RD = tanh(linear(query_RD)).to(wide(dtype))
             logit_R = inner_RD @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
             return length_B1 * torch.sigmoid(logit_R.view(len(length_B1), -1))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nmt.model.attention import Attention, Memory, NoAttention, Weights, build_attention
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import RNN, Dropout, Linear, State
+from nmt.model.recurrence import RNN, Dropout, Linear, State, tanh
 
 QUERIES = 16  # target positions that attend at once where no gradient is wanted
 
@@ -99,7 +99,7 @@ class Bridge(nn.Module):
 
     def forward(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[State, ...]:
         if self.kind == "bridge":
-            parts = torch.tanh(self.map(lasts[-1])).split(self.hidden, 1)
+            parts = tanh(self.map(lasts[-1])).split(self.hidden, 1)
             return tuple(parts[i : i + self.states] for i in range(0, len(parts), self.states))
         zeros_BD = outputs_BSM.new_zeros(outputs_BSM.shape[0], self.hidden)
         mean_BM = outputs_BSM.sum(1) / length_B.unsqueeze(1).to(outputs_BSM.dtype)
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         """
         seen = [context_NTM, state_NTD, *([embedded_NTE] if self.style == "bahdanau" else [])]
         inner_NTD = self.readout(torch.cat(seen, 2))
-        return inner_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else torch.tanh(inner_NTD)
+        return inner_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else tanh(inner_NTD)
 
     def whole(self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze) -> tuple[Tensor, tuple[State, ...], None]:
         """Attention does not feed back: every layer in one call, all positions attend at once."""
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
             else:
                 assert feed_ND is not None
                 top_ND = climb(feed_ND, inputs_NG, masks_LND)
-                feed_ND = torch.tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
+                feed_ND = tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
                 states.append(feed_ND)
         features_NTD = torch.stack(states, 1)
         if self.style == "bahdanau":

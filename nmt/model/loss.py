@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nmt.model.int8 import linear
+
 CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
 ROWS = 128  # products are made with a multiple of so many rows: each new shape costs a processor a kernel of its own
 
@@ -28,16 +30,16 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, x_RD: Tensor, weight_VD: Any, bias_V: Tensor | None, target_R: Tensor, smoothing: float,
+        training: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
         x_RD = F.pad(x_RD, (0, 0, 0, -rows % ROWS))
-        logits_RV = F.linear(x_RD, weight, None if bias_V is None else bias_V.to(x_RD.dtype))
+        logits_RV = linear(x_RD, weight, bias_V)
         wide = torch.promote_types(x_RD.dtype, torch.float32)
         smoothed, nats = torch.zeros(2, dtype=wide, device=x_RD.device).unbind()
         correct = torch.zeros((), dtype=torch.int64, device=x_RD.device)
         vocabulary = logits_RV.shape[1]
-        training = any(ctx.needs_input_grad)
         logits_RV[rows:] = 0  # has no loss; below, no gradient
         for logits_rV, target_r1 in zip(logits_RV[:rows].split(CHUNK), target_R.unsqueeze(1).split(CHUNK), strict=True):
             logp_rV = torch.log_softmax(logits_rV, 1, dtype=wide)
@@ -66,15 +68,16 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         dx = (gradient_RV @ weight_VD)[: ctx.rows] * scale.to(x_RD.dtype)
         dweight = (gradient_RV.t() @ x_RD).to(ctx.dtype) * scale
         dbias = gradient_RV.sum(0, dtype=ctx.dtype) * scale if ctx.biased else None
-        return dx, dweight, dbias, None, None
+        return dx, dweight, dbias, None, None, None
 
 
 def cross_entropy(
-    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0
+    x_RD: Tensor, weight_VD: Any, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0
 ) -> Loss:
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
     (Szegedy et al. 2016, section 7)."""
-    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing))
+    training = torch.is_grad_enabled()  # inside a function it never is
+    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training))
 
 
 def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt.model.int8 import linear
+
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 
 
@@ -22,7 +24,7 @@ class Linear(nn.Linear):
     """`nn.Linear` whose weights follow the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return linear(x, self.weight, self.bias)
 
     def bind(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """The same map for use inside a step loop, see `bind`."""
@@ -91,14 +93,14 @@ class _Step(torch.autograd.Function):
         return gradients[0] @ weight_OI, None, None, None
 
 
-def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def bind(weight_OI: Any, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """A linear map x_NI -> x W^T + b for one step loop: cast once, its weights' gradients one product at the end.
 
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
     if not torch.is_grad_enabled():
         weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
-        return lambda x_NI: F.linear(x_NI, weight, bias)
+        return lambda x_NI: linear(x_NI, weight, bias)
     tape: Tape = []
     anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
     return lambda x_NI: _Step.apply(x_NI, *anchors, tape)
@@ -147,6 +149,21 @@ def bind_rows(table_RA: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and normalises is fp32 at least, whatever the precision around it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """`torch.tanh`. A processor takes seven times as long for it in bf16 as in fp32: there it goes by way of fp32."""
+    return torch.tanh(x.to(quick(x))).to(x.dtype)
+
+
+def quick(x: Tensor) -> torch.dtype:
+    """The dtype in which the device of `x` computes tanh fastest, with at least the precision of `x`."""
+    return wide(x.dtype) if x.device.type == "cpu" else x.dtype
+
+
 class _LSTMCell(torch.autograd.Function):
     """The pointwise half of an LSTM step with its gradient written out: half the operations that autograd would run."""
 
@@ -155,9 +172,9 @@ class _LSTMCell(torch.autograd.Function):
         size = c_ND.shape[1]
         sigmoids_NG = torch.sigmoid(gates_NG)
         i, f, _, o = sigmoids_NG.split(size, 1)
-        g = torch.tanh(gates_NG[:, 2 * size : 3 * size])
+        g = tanh(gates_NG[:, 2 * size : 3 * size])
         new_c = torch.addcmul(f * c_ND, i, g)
-        tanh_c = torch.tanh(new_c)
+        tanh_c = tanh(new_c)
         ctx.save_for_backward(sigmoids_NG, g, c_ND, tanh_c)
         return o * tanh_c, new_c
 
@@ -193,7 +210,7 @@ def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
     h_ND = state[0]
     size = h_ND.shape[1]
     r, z = torch.sigmoid(inputs_NG[:, : 2 * size] + hidden_NG[:, : 2 * size]).split(size, 1)
-    n = torch.tanh(torch.addcmul(inputs_NG[:, 2 * size :], r, hidden_NG[:, 2 * size :]))
+    n = tanh(torch.addcmul(inputs_NG[:, 2 * size :], r, hidden_NG[:, 2 * size :]))
     return (torch.lerp(n, h_ND, z),)
 
 
@@ -233,8 +250,7 @@ class RNN(nn.Module):
 
     def project(self, x_BTI: Tensor) -> Tensor:
         """inputs_BTG: what the first I inputs add to the pre-activations, biases included, for all T steps at once."""
-        weight_GI = self.weight_ih[:, : x_BTI.shape[2]]
-        return F.linear(x_BTI, weight_GI.to(x_BTI.dtype), self.bias_ih.to(x_BTI.dtype))
+        return linear(x_BTI, self.weight_ih[:, : x_BTI.shape[2]], self.bias_ih)
 
     def bind(self, dtype: torch.dtype, projected: int = 0) -> "Step":
         """The layer as a step of a loop. Its first `projected` inputs have gone through `project` outside the loop.

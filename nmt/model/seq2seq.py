@@ -11,6 +11,7 @@ from nmt.model.attention import Memory, Weights
 from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
+from nmt.model.int8 import quantise
 from nmt.model.loss import Loss, cross_entropy
 from nmt.model.recurrence import Dropout, Linear
 
@@ -43,6 +44,15 @@ class Seq2Seq(nn.Module):
     def reach(self) -> int | None:
         """How many positions of a source attention can reach; None: all."""
         return self.decoder.attention.reach
+
+    def quantise(self) -> None:
+        """Round the weights of linear maps to int8, and those of recurrent layers that run step by step. Embeddings,
+        recurrent layers that run over a whole sentence, and all that is pointwise remain in fp32."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                quantise(module, "weight")
+        for rnn in self.decoder.layers if self.decoder.looping else ():
+            quantise(rnn, "weight_ih", "weight_hh")
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
