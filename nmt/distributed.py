@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from nmt.errors import UserError
 
-# oneDNN keeps the kernels of this many shapes, about a megabyte each; by default 1,024. What a step loop repeats fits
-# into far fewer, and an epoch has more shapes than any cache would hold. Read at first use.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+# oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits into
+# fewer, and an epoch has more shapes than any cache would hold. Read at first use.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}
@@ -62,12 +62,20 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name == "fp64" and device.type == "mps":
         raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
     if name == "int8" and device.type != "cpu":
-        raise UserError(f"precision=int8 is for processors, and device={device} is none; write precision=bf16 or fp32")
+        raise UserError(f"precision=int8 is not for device={device}; write device=cpu too, or another precision")
+    if name == "int8" and not multiplies_int8():
+        raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
     if name != "auto":
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
     return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def multiplies_int8() -> bool:
+    """Whether products of int8 are exact here: without VNNI sums of 16 bits in between may overflow."""
+    x_NI = torch.full((4, 256), 127, dtype=torch.int8)
+    return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 
 
 def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
@@ -80,8 +88,8 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
             function(torch.ones(1, dtype=dtype))
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
-    if precision == "int8":
-        model.quantise()  # type: ignore[operator]
+    if not training:
+        model.freeze(precision == "int8")  # type: ignore[operator]
 
 
 def release_memory() -> None:

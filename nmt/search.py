@@ -20,9 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import BOS, EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
+from nmt.model.logits import Logits, largest, survey, top
 from nmt.model.recurrence import wide
-
-BLOCK = 64  # tokens of the vocabulary that `top` looks at as one
 
 
 class Model(Protocol):
@@ -61,9 +60,9 @@ class Beams:
         parts: Any = (None if part is None else part[rows_B] for part in self.parts())
         return Beams(*parts)
 
-    def slots(self, first: int, last: int) -> "Beams":
+    def slots(self, own: slice) -> "Beams":
         """Some hypotheses of every sentence."""
-        return Beams(*(part if part is None or part.dim() == 1 else part[:, first:last] for part in self.parts()))
+        return Beams(*(part if part is None or part.dim() == 1 else part[:, own] for part in self.parts()))
 
     def parts(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -77,28 +76,6 @@ class Step:
     weights_NS: Tensor
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax in fp32 at least; `<s>` and padding can never be chosen."""
-    logp = torch.log_softmax(logits, -1, dtype=wide(logits.dtype))
-    logp[..., PAD] = logp[..., BOS] = float("-inf")
-    return logp
-
-
-def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`x.topk(k)`, over a large last dimension twice as fast or more: the k largest values stand in the k blocks that
-    have the largest ones."""
-    size = x.shape[-1]
-    whole = size - size % BLOCK
-    if whole < BLOCK * max(k, 2):
-        return x.topk(k)
-    first = x[..., :whole].unflatten(-1, (-1, BLOCK)).amax(-1).topk(k).indices * BLOCK
-    index = (first.unsqueeze(-1) + torch.arange(BLOCK, device=x.device)).flatten(-2)
-    rest = torch.arange(whole, size, device=x.device).expand(*index.shape[:-1], -1)
-    index = torch.cat([index, rest], -1)
-    values, place = x.gather(-1, index).topk(k)
-    return values, index.gather(-1, place)
-
-
 def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
     """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
     base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
@@ -107,23 +84,24 @@ def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchCo
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
-def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
+def forbid(ahead: Logits, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Logits:
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end."""
     written = beams.tokens_BKT.shape[2] - 1
     if not (config.min_length or config.min_ratio or config.no_repeat_ngram or written < given_BP.shape[1]):
-        return logp_BKV
-    allowed_BKV = logp_BKV.clone()
+        return ahead
+    logits_BKV = ahead.logits_BKV
+    allowed_BKV = logits_BKV.clone()
     allowed_BKV[..., EOS].masked_fill_((written + 1 < beams.least_B).unsqueeze(1), float("-inf"))
     if config.no_repeat_ngram:
         allowed_BKV.scatter_(2, repeating(beams.tokens_BKT[:, :, 1:], config.no_repeat_ngram), float("-inf"))
     stuck_BK = allowed_BKV.amax(2) == float("-inf")
-    allowed_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], allowed_BKV[..., EOS])
+    allowed_BKV[..., EOS] = torch.where(stuck_BK, logits_BKV[..., EOS], allowed_BKV[..., EOS])
     if written < given_BP.shape[1]:
         wanted_B11 = given_BP[:, written].view(-1, 1, 1)
-        others_BKV = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != wanted_B11
-        given_BKV = logp_BKV.masked_fill(others_BKV, float("-inf"))
+        others_BKV = torch.arange(logits_BKV.shape[2], device=logits_BKV.device) != wanted_B11
+        given_BKV = logits_BKV.masked_fill(others_BKV, float("-inf"))
         allowed_BKV = torch.where(wanted_B11 == PAD, allowed_BKV, given_BKV)
-    return allowed_BKV
+    return Logits(allowed_BKV, ahead.lse_BK, largest(allowed_BKV))
 
 
 def repeating(tokens_BKT: Tensor, n: int) -> Tensor:
@@ -146,20 +124,23 @@ def cover(beams: Beams, weights: Weights) -> Beams:
     return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
 
 
-def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def expand(ahead: Logits, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by, None for
     nothing; of a finished hypothesis only itself."""
-    choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
-    ranked_BKV = logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1)
-    _, token_BKC = top(ranked_BKV, choices)
-    logp_BKC = logp_BKV.gather(2, token_BKC)
+    logits_BKV, lse_BK, largest_BKG = ahead
+    choices = min(logits_BKV.shape[1], logits_BKV.shape[2])
+    if handicap_BV is None:
+        token_BKC = top(logits_BKV, choices, largest_BKG)
+    else:
+        token_BKC = (logits_BKV - handicap_BV.unsqueeze(1)).topk(choices).indices
+    logp_BKC = logits_BKV.gather(2, token_BKC) - lse_BK.unsqueeze(2)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
     logp_BKC[:, :, 0].masked_fill_(beams.finished_BK, 0)
     logp_BKC[:, :, 1:].masked_fill_(finished_BK1, float("-inf"))
     score_BKC = beams.score_BK.unsqueeze(2) + logp_BKC
     handicap_BKC = None
     if handicap_BV is not None:
-        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
+        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logits_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
     return score_BKC, torch.where(finished_BK1, PAD, token_BKC), handicap_BKC
 
 
@@ -193,19 +174,18 @@ def append(beams: Beams, parent_BK: Tensor, token_BK: Tensor, score_BK: Tensor) 
     )
 
 
-def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor]:
+def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor]:
     """A step of beam search. With several groups one after the other, and a token costs a group `diversity` for each
     hypothesis of an earlier group that takes it now (Vijayakumar et al. 2016, with Hamming diversity)."""
     if config.groups == 1:
-        return select(*expand(logp_BKV, beams), beams, config)
+        return select(*expand(ahead, beams), beams, config)
     size = config.width // config.groups
-    taken_BV = torch.zeros_like(logp_BKV[:, 0])
+    taken_BV = torch.zeros_like(ahead.logits_BKV[:, 0], dtype=ahead.lse_BK.dtype)
     grown, parents = [], []
     for first in range(0, config.width, size):
-        group = beams.slots(first, first + size)
-        group, parent_BK = select(
-            *expand(logp_BKV[:, first : first + size], group, config.diversity * taken_BV), group, config
-        )
+        own = slice(first, first + size)
+        group = beams.slots(own)
+        group, parent_BK = select(*expand(ahead.of(own), group, config.diversity * taken_BV), group, config)
         last_BK = group.tokens_BKT[:, :, -1]
         taken_BV.scatter_add_(1, last_BK, torch.ones_like(last_BK, dtype=taken_BV.dtype))
         grown.append(group)
@@ -217,10 +197,12 @@ def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, T
     return Beams(*together), torch.cat(parents, 1)
 
 
-def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> tuple[Beams, Tensor]:
+def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> tuple[Beams, Tensor]:
     """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
     the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
-    ranked_BKV, token_BKV = logp_BKV.topk(min(config.top_k, logp_BKV.shape[2]) or logp_BKV.shape[2], dim=2)
+    logits_BKV, lse_BK, _ = ahead
+    size = logits_BKV.shape[2]
+    ranked_BKV, token_BKV = logits_BKV.to(lse_BK.dtype).topk(min(config.top_k or size, size))
     p_BKV = torch.softmax((ranked_BKV - ranked_BKV[:, :, :1]) / config.temperature, 2)
     before_BKV = p_BKV.cumsum(2) - p_BKV
     p_BKV = p_BKV.masked_fill(before_BKV >= config.top_p, 0)
@@ -228,7 +210,7 @@ def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor
     place_BK1 = (sums_BKV <= draw_BK.unsqueeze(2) * sums_BKV[:, :, -1:]).sum(2, keepdim=True)
     last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
     token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1).clamp(min=0)).squeeze(2)
-    logp_BK = logp_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2)
+    logp_BK = logits_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2) - lse_BK
     itself_BK = torch.arange(draw_BK.shape[1], device=draw_BK.device).expand_as(draw_BK)
     score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
     return append(beams, itself_BK, token_BK.masked_fill(beams.finished_BK, PAD), score_BK), itself_BK
@@ -307,34 +289,34 @@ def search(
     draw_BTK = None
     if config.sample:
         draw_BTK = draws(source_BS, length_B, int(beams.limit_B.max()), config).to(device, wide(model.dtype))
+    shortest = int(beams.limit_B.min())
     slots_K = torch.arange(config.width, device=device)
     history: list[Step] = []
     over: list[Beams] = []
     while len(beams.sentence_B):
         step = beams.tokens_BKT.shape[2] - 1
         features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
-        logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).view(len(beams.sentence_B), config.width, -1)
-        logp_BKV = forbid(logp_BKV, beams, config, given_BP[beams.sentence_B])
+        ahead = survey(model.logits(features_NTD[:, 0]), config.width)
+        ahead = forbid(ahead, beams, config, given_BP[beams.sentence_B])
         if config.coverage_penalty:
             assert weights is not None
             beams = cover(beams, weights)
         if draw_BTK is not None:
-            beams, parent_BK = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step])
+            beams, parent_BK = sample(ahead, beams, config, draw_BTK[beams.sentence_B, step])
         else:
-            beams, parent_BK = grow(logp_BKV, beams, config)
+            beams, parent_BK = grow(ahead, beams, config)
         if keep_weights and weights is not None:
-            rows_BK = beams.sentence_B.unsqueeze(1) * config.width + slots_K  # slots of the whole batch
-            history.append(record(rows_BK, parent_BK, weights, sentences, positions))
-        over_B = done(beams, config)
-        beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
-        stay_B = staying(over_B)
-        offsets_B1 = torch.arange(len(over_B), device=device).unsqueeze(1) * config.width
-        if stay_B is not None:
-            left_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
-            over.append(beams.of(left_B))
-            memory, beams = memory.select(stay_B), beams.of(stay_B)
-            parent_BK, offsets_B1 = parent_BK[stay_B], offsets_B1[stay_B]
-        state = state.select((offsets_B1 + parent_BK).flatten())
+            slots_BK = beams.sentence_B.unsqueeze(1) * config.width + slots_K  # of the whole batch
+            history.append(record(slots_BK, parent_BK, weights, sentences, positions))
+        rows_BK = torch.arange(len(parent_BK), device=device).unsqueeze(1) * config.width + parent_BK
+        if step + 1 >= shortest or beams.finished_BK.any():
+            over_B = done(beams, config)
+            beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
+            if (stay_B := staying(over_B)) is not None:
+                over.append(beams.of(torch.ones_like(over_B).index_fill(0, stay_B, False)))
+                memory, beams, rows_BK = memory.select(stay_B), beams.of(stay_B), rows_BK[stay_B]
+        if (config.width > 1 and not config.sample) or len(rows_BK) < len(parent_BK):
+            state = state.select(rows_BK.flatten())
     return read_back(over, history, config)
 
 
@@ -392,8 +374,9 @@ def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) 
     found = []
     for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
         ids_T = wanted_T[wanted_T != PAD]
-        logp_TV = log_probabilities(model.logits(features_TD[: len(ids_T)]))
-        score = sum(logp_TV.gather(1, ids_T.unsqueeze(1)).flatten().tolist())  # in fp64, as in search
+        logits_T1V, lse_T1, _ = survey(model.logits(features_TD[: len(ids_T)]), 1)
+        logp_T1 = logits_T1V.squeeze(1).gather(1, ids_T.unsqueeze(1)) - lse_T1
+        score = sum(logp_T1.flatten().tolist())  # in fp64, as in search
         weights_TS = None if dense_BTS is None else dense_BTS[row, : len(ids_T)]
         found.append(Hypothesis(ids_T.tolist(), score, weights_TS))
     return found

@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 import torch
 from test_attention import model_of as attentive
-from test_model import STYLES, model_of, ragged_batch
+from test_model import STYLES, VOCABULARY, model_of, ragged_batch
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
+from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
+from nmt.model.logits import survey, top
+from nmt.model.recurrence import wide
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search import force, log_probabilities, search, top
+from nmt.search import force, search
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    logp = torch.log_softmax(logits, -1)
+    logp[..., PAD] = logp[..., BOS] = float("-inf")
+    return logp
 
 
 def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
@@ -27,14 +36,21 @@ def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
 
 
 @pytest.mark.parametrize("size", [3, 63, 128, 129, 1000, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_largest_values_of_blocks_are_the_largest_of_all(size: int, k: int) -> None:
-    x = torch.randn(5, 4, size, generator=torch.Generator().manual_seed(size))
-    x[0, 0, -1], x[0, 1, 0], x[1, 0, : size - 1] = 9, 9, float("-inf")
-    x[2] = float("-inf")
-    values, index = top(x, k)
-    assert torch.equal(values, x.topk(k).values)
-    assert torch.equal(x.gather(-1, index), values)
+def test_the_largest_logits_of_blocks_are_the_largest_of_all(size: int, dtype: torch.dtype, k: int) -> None:
+    """With more rows than are done at a time, and more than `topk` would be asked for."""
+    logits_NV = torch.randn(600, size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    logits_NV[:9, -1], logits_NV[9:18, 0], logits_NV[18:27, 1] = 9, 9, 40  # the last are quite sure
+    logits_NV[18:27, 0] = -300
+    exact_NV = log_probabilities(logits_NV.double())
+    ahead = survey(logits_NV.clone(), 4)
+    assert ahead.lse_BK.shape == (150, 4) and ahead.lse_BK.dtype == wide(dtype)
+    token_BKC = top(ahead.logits_BKV, min(k, size), ahead.largest_BKG)
+    found_BKC = ahead.logits_BKV.gather(2, token_BKC) - ahead.lse_BK.unsqueeze(2)
+    wanted = exact_NV.topk(min(k, size)).values.view(150, 4, -1)
+    assert (found_BKC <= 0).all()
+    torch.testing.assert_close(found_BKC.double(), wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 4e-6)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -59,6 +75,20 @@ def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam
             torch.testing.assert_close(found.weights_TS[:, : length_B[row]], forced.weights_TS)
             assert not found.weights_TS[:, length_B[row] :].any()
     assert ended >= 2
+
+
+def test_a_few_rows_at_a_time_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in parts of one or two, and a vocabulary of several blocks."""
+    model = sharp(model_of("luong"))
+    source_BS, length_B, _ = ragged_batch()
+    config = SearchConfig(beam=3, n_best=3, max_length=9)
+    plain = search(model, source_BS, length_B, config)
+    monkeypatch.setattr(logits, "BLOCK", 3)
+    monkeypatch.setattr(logits, "CACHED", 2 * VOCABULARY)
+    monkeypatch.setattr(attention, "CACHED", 100)
+    for found, wanted in zip(search(model, source_BS, length_B, config), plain, strict=True):
+        assert [h.tokens for h in found] == [h.tokens for h in wanted]
+        assert [h.score for h in found] == pytest.approx([h.score for h in wanted], abs=1e-12)
 
 
 def own(row: int, source_BS: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:

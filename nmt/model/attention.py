@@ -10,6 +10,7 @@ For `global` a row is a sentence with all its queries (R = B, W = S); in a local
 and is a row (R = B x Q, with one query each).
 """
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
+from nmt.model.frozen import Map
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import Linear, bind_rows, quick, tanh, uniform_, wide
+from nmt.model.recurrence import CACHED, Linear, bind_rows, quick, tanh, uniform_, wide
 
 
 class Memory(NamedTuple):
@@ -27,6 +29,8 @@ class Memory(NamedTuple):
     values_BHSM: Tensor
     keys_BHSA: Tensor  # the values as the score wants them, projected once a sentence
     length_B: Tensor
+    visible_B: Tensor  # the length, as far as attention reaches
+    bias_BS: Tensor  # fp32, added to scores: 0, and -inf from `visible_B` on
 
     def select(self, rows_B: Tensor) -> "Memory":
         return Memory(*(part.index_select(0, rows_B) for part in self))
@@ -53,7 +57,6 @@ class Weights(NamedTuple):
 
 
 Attend = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Weights | None]]
-Map = Callable[[Tensor], Tensor]
 
 
 def bound(linear: nn.Module, dtype: torch.dtype) -> Map:
@@ -102,6 +105,15 @@ class Additive(Score):
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
+        rows, _, queries, size = query_RHQA.shape
+        at_once = max(1, CACHED // (self.heads * queries * keys_RHWA.shape[2] * size))
+        if torch.is_grad_enabled() or query_RHQA.device.type != "cpu" or rows <= at_once:
+            return self.add(query_RHQA, keys_RHWA, coverage_RQW)
+        covered = itertools.repeat(None) if coverage_RQW is None else coverage_RQW.split(at_once)
+        return torch.cat(list(map(self.add, query_RHQA.split(at_once), keys_RHWA.split(at_once), covered)))
+
+    def add(self, query_RHQA: Tensor, keys_RHWA: Tensor, coverage_RQW: Tensor | None) -> Tensor:
+        """What it says; without gradient of so many rows at a time that a processor's caches hold the sums."""
         sums_RHQWA = query_RHQA.to(quick(query_RHQA)).unsqueeze(3) + keys_RHWA.unsqueeze(2)
         if coverage_RQW is not None:
             coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
@@ -181,9 +193,15 @@ class View(NamedTuple):
 Look = Callable[[Tensor, Tensor | None], View]
 
 
-def hidden_bias(seen: Tensor) -> Tensor:
+def bias_of(seen: Tensor) -> Tensor:
     """0 where something may be seen and -inf elsewhere, fp32."""
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+def memory_of(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
+    visible_B = length_B if reach is None else length_B.clamp(max=reach)
+    position_S = torch.arange(values_BHSM.shape[2], device=length_B.device)
+    return Memory(values_BHSM, keys_BHSA, length_B, visible_B, bias_of(position_S < visible_B.unsqueeze(1)))
 
 
 class Global(nn.Module):
@@ -192,10 +210,10 @@ class Global(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def bind(self, memory: Memory, visible_B: Tensor, dtype: torch.dtype) -> Look:
-        """Returns look(query_RD, position_BQ) -> View, for one step loop; positions from `visible_B` on are hidden."""
-        position_RW = torch.arange(memory.values_BHSM.shape[2], device=visible_B.device).unsqueeze(0)
-        bias_RHQW = hidden_bias(position_RW < visible_B.unsqueeze(1))[:, None, None]
+    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
+        """Returns look(query_RD, position_BQ) -> View, for one step loop."""
+        position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
+        bias_RHQW = memory.bias_BS[:, None, None]
         view = View(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
         return lambda query_RD, position_BQ: view
 
@@ -220,14 +238,15 @@ class LocalM(nn.Module):
     def gain(self, distance_BQW: Tensor) -> Tensor | float:
         return 1.0
 
-    def bind(self, memory: Memory, visible_B: Tensor, dtype: torch.dtype) -> Look:
+    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
         """As `Global.bind`. It takes W = min(2 D + 1, S) keys and values for each query, from clamp(c - D, 0, S - W)
         on: what a step costs does not depend on S."""
         sentences, heads, positions, _ = memory.values_BHSM.shape
         width = min(2 * self.half_width + 1, positions)
-        offset_W = torch.arange(width, device=visible_B.device)
-        head_BQHW = positions * torch.arange(sentences * heads, device=visible_B.device).view(sentences, 1, heads, 1)
-        length_B1, visible_B11 = memory.length_B.unsqueeze(1), visible_B.view(-1, 1, 1)
+        device = memory.length_B.device
+        offset_W = torch.arange(width, device=device)
+        head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
+        length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
         keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
         point = self.aim(dtype)
 
@@ -239,7 +258,7 @@ class LocalM(nn.Module):
             near_BQW = (position_BQW - centre_BQ.unsqueeze(2)).abs() <= self.half_width
             seen_BQW = near_BQW & (position_BQW < visible_B11)
             # A query that may see nothing gets scores like any other, so that no NaN arises, and the gain 0.
-            bias_BQW = hidden_bias(seen_BQW | ~seen_BQW.any(2, keepdim=True))
+            bias_BQW = bias_of(seen_BQW | ~seen_BQW.any(2, keepdim=True))
             gain_BQW = seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
             index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
             position_RW, bias_RW, gain_RW = (part.flatten(0, 1) for part in (position_BQW, bias_BQW, gain_BQW))
@@ -296,10 +315,13 @@ class Attention(nn.Module):
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project keys and values of each sentence, once."""
-        return Memory(self.share(self.value(values_BSM)), self.share(self.score.key(values_BSM)), length_B)
+        values_BHSM, keys_BHSA = self.share(self.value(values_BSM)), self.share(self.score.key(values_BSM))
+        return memory_of(values_BHSM, keys_BHSA, length_B, self.reach)
 
     def share(self, x_RQX: Tensor) -> Tensor:
         """x_RHQX: to each head its share of the last dimension."""
+        if self.heads == 1:
+            return x_RQX.unsqueeze(1)
         rows, queries, size = x_RQX.shape
         return x_RQX.view(rows, queries, self.heads, size // self.heads).transpose(1, 2).contiguous()
 
@@ -322,8 +344,7 @@ class Attention(nn.Module):
         fp32 whatever the precision around them.
         """
         query_map, output_map = bound(self.score.query, dtype), bound(self.output, dtype)
-        visible_B = memory.length_B if self.reach is None else memory.length_B.clamp(max=self.reach)
-        look = self.window.bind(memory, visible_B, dtype)
+        look = self.window.bind(memory, dtype)
 
         def attend(
             query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
@@ -355,7 +376,7 @@ class NoAttention(nn.Module):
     size, reach = 0, None
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        return Memory(values_BSM.unsqueeze(1), NoKeys()(values_BSM).unsqueeze(1), length_B)
+        return memory_of(values_BSM.unsqueeze(1), NoKeys()(values_BSM).unsqueeze(1), length_B, self.reach)
 
     def begin(self, memory: Memory) -> tuple[None, None]:
         return None, None

@@ -13,7 +13,8 @@ Shapes: B sentences, N rows (N = B x K: the K hypotheses of a sentence stand tog
 positions, Q = K x T queries of a sentence, E embedding size, D decoder size, M memory size, S source positions.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -180,13 +181,16 @@ class Decoder(nn.Module):
         dtype = embedded_NTE.dtype
         bottom, *upper = [rnn.bind(dtype, 0 if depth else embed) for depth, rnn in enumerate(self.layers)]
         inputs_TNG = self.layers[0].project(embedded_NTE).unbind(1)
-        masks_LTND = self.dropout(embedded_NTE.new_ones(len(upper), length, rows, state.cells[0][0].shape[1]))
+        masks_TLND: Sequence[Any] = (None,) * length
+        if upper:
+            ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])
+            masks_TLND = self.dropout(ones_TLND).unbind()
         readout = self.readout.bind(dtype) if self.feeding else self.readout
 
         def attend(query_ND: Tensor) -> Tensor:
             return gaze(query_ND.unsqueeze(1)).squeeze(1)
 
-        def climb(feed: Tensor, inputs_NG: Tensor, masks_LND: Tensor) -> Tensor:
+        def climb(feed: Tensor, inputs_NG: Tensor, masks_LND: Any) -> Tensor:
             """One step of every layer. Returns the top's output; the new states go to `cells`."""
             cells[0] = bottom(feed, cells[0], inputs_NG)
             x_ND = cells[0][0]
@@ -198,7 +202,7 @@ class Decoder(nn.Module):
 
         cells, feed_ND = list(state.cells), state.feed_ND
         contexts, states = [], []
-        for inputs_NG, masks_LND in zip(inputs_TNG, masks_LTND.unbind(1), strict=True):
+        for inputs_NG, masks_LND in zip(inputs_TNG, masks_TLND, strict=True):
             if self.style == "bahdanau":
                 before_ND = cells[-1][0]
                 contexts.append(attend(before_ND))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.model.int8 import linear
+from nmt.model.frozen import Map
+from nmt.model.recurrence import filled, wide
 
 CHUNK = 64  # rows whose fp32 values are alive at a time: few enough to stay in a processor's cache
-ROWS = 128  # products are made with a multiple of so many rows: each new shape costs a processor a kernel of its own
 
 
 class Loss(NamedTuple):
@@ -30,19 +30,22 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, weight_VD: Any, bias_V: Tensor | None, target_R: Tensor, smoothing: float,
-        training: bool,
+        ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float,
+        training: bool, product: Map | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
-        x_RD = F.pad(x_RD, (0, 0, 0, -rows % ROWS))
-        logits_RV = linear(x_RD, weight, bias_V)
-        wide = torch.promote_types(x_RD.dtype, torch.float32)
-        smoothed, nats = torch.zeros(2, dtype=wide, device=x_RD.device).unbind()
+        x_RD = filled(x_RD)
+        if product is None:
+            logits_RV = F.linear(x_RD, weight, None if bias_V is None else bias_V.to(x_RD.dtype))
+        else:
+            logits_RV = product(x_RD)
+        exact = wide(x_RD.dtype)
+        smoothed, nats = torch.zeros(2, dtype=exact, device=x_RD.device).unbind()
         correct = torch.zeros((), dtype=torch.int64, device=x_RD.device)
         vocabulary = logits_RV.shape[1]
         logits_RV[rows:] = 0  # has no loss; below, no gradient
         for logits_rV, target_r1 in zip(logits_RV[:rows].split(CHUNK), target_R.unsqueeze(1).split(CHUNK), strict=True):
-            logp_rV = torch.log_softmax(logits_rV, 1, dtype=wide)
+            logp_rV = torch.log_softmax(logits_rV, 1, dtype=exact)
             target_logp_r1 = logp_rV.gather(1, target_r1)
             correct += (target_logp_r1 >= logp_rV.amax(1, keepdim=True)).sum()
             nats -= target_logp_r1.sum()
@@ -68,16 +71,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         dx = (gradient_RV @ weight_VD)[: ctx.rows] * scale.to(x_RD.dtype)
         dweight = (gradient_RV.t() @ x_RD).to(ctx.dtype) * scale
         dbias = gradient_RV.sum(0, dtype=ctx.dtype) * scale if ctx.biased else None
-        return dx, dweight, dbias, None, None, None
+        return dx, dweight, dbias, None, None, None, None
 
 
 def cross_entropy(
-    x_RD: Tensor, weight_VD: Any, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0
-) -> Loss:
+    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0,
+    product: Map | None = None,
+) -> Loss:  # fmt: skip
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
     (Szegedy et al. 2016, section 7)."""
     training = torch.is_grad_enabled()  # inside a function it never is
-    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training))
+    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training, product))
 
 
 def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What makes a step loop fast: linear maps with deferred weight gradients, cells, and whole-sequence recurrent layers.
 
-Parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its weights to it,
-once for a whole loop.
+In training parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its
+weights to it, once for a whole loop. For translation maps are frozen (`frozen.py`) in the dtype in which they compute.
 
 Shapes: B sentences, N rows, T steps, R = T x N, I input size, D state size, G gates x D (4 gates LSTM, 3 GRU), O output
 size.
@@ -15,20 +15,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.int8 import linear
+from nmt.model.frozen import Map, freeze
 
+CACHED = 2**19  # numbers that a processor's own caches hold
+ROWS = 128  # what `filled` fills up to
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` whose weights follow the dtype of its input."""
+    """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
+
+    frozen: Map | None = None  # the map itself, once its weights no longer change
+
+    def freeze(self, int8: bool) -> None:
+        self.frozen = freeze(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return by_rows(self.frozen or (lambda x: linear(x, self.weight, self.bias)), x)
 
-    def bind(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def bind(self, dtype: torch.dtype) -> Map:
         """The same map for use inside a step loop, see `bind`."""
-        return bind(self.weight, self.bias, dtype)
+        return self.frozen or bind(self.weight, self.bias, dtype)
+
+
+def filled(x_RI: Tensor) -> Tensor:
+    """In bf16 on a processor with zero rows up to a multiple of `ROWS`: for each new shape of a product a kernel is
+    compiled, which takes longer than the product."""
+    if x_RI.dtype != torch.bfloat16 or x_RI.device.type != "cpu":
+        return x_RI
+    return F.pad(x_RI, (0, 0, 0, -len(x_RI) % ROWS))
+
+
+def by_rows(product: Map, x: Tensor) -> Tensor:
+    """A map of the last dimension; rows of x_NTI are `filled` where T > 1."""
+    if x.dim() != 3 or x.shape[1] == 1:
+        return product(x)
+    x_RI = x.flatten(0, 1)
+    return product(filled(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x W^T + b in the dtype of x."""
+    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
 
 
 class Dropout(nn.Module):
@@ -73,7 +101,7 @@ class _Anchor(torch.autograd.Function):
             return None, None, None, None
         gradients, inputs = zip(*ctx.tape, strict=True)
         ctx.tape.clear()
-        dy_RO, x_RI = torch.cat(gradients), torch.cat(inputs)
+        dy_RO, x_RI = filled(torch.cat(gradients)), filled(torch.cat(inputs))
         return (dy_RO.t() @ x_RI).to(ctx.dtype), dy_RO.sum(0, dtype=ctx.dtype) if ctx.biased else None, None, None
 
 
@@ -93,14 +121,14 @@ class _Step(torch.autograd.Function):
         return gradients[0] @ weight_OI, None, None, None
 
 
-def bind(weight_OI: Any, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
     """A linear map x_NI -> x W^T + b for one step loop: cast once, its weights' gradients one product at the end.
 
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
     if not torch.is_grad_enabled():
         weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
-        return lambda x_NI: linear(x_NI, weight, bias)
+        return lambda x_NI: F.linear(x_NI, weight, bias)
     tape: Tape = []
     anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
     return lambda x_NI: _Step.apply(x_NI, *anchors, tape)
@@ -133,8 +161,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not ctx.total:
-            wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a sum of many terms
-            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide))
+            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide(gradients[0].dtype)))
         index = ctx.saved_tensors[0].flatten()
         ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]).to(ctx.total[0].dtype))
         return None, None, None
@@ -164,19 +191,24 @@ def quick(x: Tensor) -> torch.dtype:
     return wide(x.dtype) if x.device.type == "cpu" else x.dtype
 
 
+def _lstm(gates_NG: Tensor, c_ND: Tensor) -> State:
+    size = c_ND.shape[1]
+    sigmoids_NG = torch.sigmoid(gates_NG)
+    i, f, _, o = sigmoids_NG.split(size, 1)
+    g = tanh(gates_NG[:, 2 * size : 3 * size])
+    new_c = torch.addcmul(f * c_ND, i, g)
+    tanh_c = tanh(new_c)
+    return o * tanh_c, new_c, sigmoids_NG, g, tanh_c
+
+
 class _LSTMCell(torch.autograd.Function):
     """The pointwise half of an LSTM step with its gradient written out: half the operations that autograd would run."""
 
     @staticmethod
     def forward(ctx: Any, gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, Tensor]:
-        size = c_ND.shape[1]
-        sigmoids_NG = torch.sigmoid(gates_NG)
-        i, f, _, o = sigmoids_NG.split(size, 1)
-        g = tanh(gates_NG[:, 2 * size : 3 * size])
-        new_c = torch.addcmul(f * c_ND, i, g)
-        tanh_c = tanh(new_c)
+        h_ND, new_c, sigmoids_NG, g, tanh_c = _lstm(gates_NG, c_ND)
         ctx.save_for_backward(sigmoids_NG, g, c_ND, tanh_c)
-        return o * tanh_c, new_c
+        return h_ND, new_c
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
@@ -199,7 +231,8 @@ def lstm_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
     i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
     `inputs_NG` is what comes from the input, `hidden_NG` what comes from h_{t-1}, biases included.
     """
-    return _LSTMCell.apply(inputs_NG + hidden_NG, state[1])
+    gates_NG = inputs_NG + hidden_NG
+    return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else _lstm(gates_NG, state[1])[:2]
 
 
 def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
@@ -224,6 +257,7 @@ class RNN(nn.Module):
         super().__init__()
         self.cell, gates, self.states = CELLS[cell]
         self.hidden = hidden
+        self.frozen: dict[str, Map] = {}  # the maps of `project` and `bind`, once their weights no longer change
         self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
@@ -248,9 +282,17 @@ class RNN(nn.Module):
         h_BTD, *final = self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
         return h_BTD, tuple(s.squeeze(0) for s in final)
 
+    def freeze(self, projected: int, int8: bool) -> None:
+        """Fix the weights of `project` and `bind`, to be called with so many projected inputs."""
+        self.frozen["input"] = freeze(self.weight_ih[:, projected:], None if projected else self.bias_ih, int8)
+        self.frozen["hidden"] = freeze(self.weight_hh, self.bias_hh, int8)
+        if projected:
+            self.frozen["project"] = freeze(self.weight_ih[:, :projected], self.bias_ih, int8)
+
     def project(self, x_BTI: Tensor) -> Tensor:
         """inputs_BTG: what the first I inputs add to the pre-activations, biases included, for all T steps at once."""
-        return linear(x_BTI, self.weight_ih[:, : x_BTI.shape[2]], self.bias_ih)
+        weight_GI = self.weight_ih[:, : x_BTI.shape[2]]
+        return by_rows(self.frozen.get("project") or (lambda x: linear(x, weight_GI, self.bias_ih)), x_BTI)
 
     def bind(self, dtype: torch.dtype, projected: int = 0) -> "Step":
         """The layer as a step of a loop. Its first `projected` inputs have gone through `project` outside the loop.
@@ -258,8 +300,12 @@ class RNN(nn.Module):
         Returns step(x_NI, state, inputs_NG) -> state, where x are the other inputs and `inputs_NG` is a step of what
         `project` returned, None if `projected` is 0.
         """
-        input_map = bind(self.weight_ih[:, projected:], None if projected else self.bias_ih, dtype)
-        hidden_map = bind(self.weight_hh, self.bias_hh, dtype)
+        if self.frozen:
+            assert bool(projected) == ("project" in self.frozen)
+            input_map, hidden_map = self.frozen["input"], self.frozen["hidden"]
+        else:
+            input_map = bind(self.weight_ih[:, projected:], None if projected else self.bias_ih, dtype)
+            hidden_map = bind(self.weight_hh, self.bias_hh, dtype)
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
             mapped_NG = input_map(x_NI)

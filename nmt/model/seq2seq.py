@@ -11,7 +11,6 @@ from nmt.model.attention import Memory, Weights
 from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
-from nmt.model.int8 import quantise
 from nmt.model.loss import Loss, cross_entropy
 from nmt.model.recurrence import Dropout, Linear
 
@@ -45,14 +44,14 @@ class Seq2Seq(nn.Module):
         """How many positions of a source attention can reach; None: all."""
         return self.decoder.attention.reach
 
-    def quantise(self) -> None:
-        """Round the weights of linear maps to int8, and those of recurrent layers that run step by step. Embeddings,
-        recurrent layers that run over a whole sentence, and all that is pointwise remain in fp32."""
+    def freeze(self, int8: bool) -> None:
+        """Fix the weights for translation: those of linear maps and of recurrent layers that run step by step, in int8
+        if asked. Layers that run over a whole sentence stay as they are, and so does all that is pointwise."""
         for module in self.modules():
             if isinstance(module, Linear):
-                quantise(module, "weight")
-        for rnn in self.decoder.layers if self.decoder.looping else ():
-            quantise(rnn, "weight_ih", "weight_hh")
+                module.freeze(int8)
+        for depth, rnn in enumerate(self.decoder.layers if self.decoder.looping else ()):
+            rnn.freeze(0 if depth else self.target_embedding.embedding_dim, int8)
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
@@ -88,7 +87,8 @@ class Seq2Seq(nn.Module):
         inside_R = (wanted_BT != self.pad).flatten().nonzero().squeeze(1)
         x_RD = self.readout(features_BTD.flatten(0, 1).index_select(0, inside_R))
         wanted_R = wanted_BT.flatten()[inside_R]
-        return cross_entropy(x_RD, self.output.weight, self.output.bias, wanted_R, smoothing), weights
+        output = self.output
+        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen), weights
 
 
 def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:

@@ -1,0 +1,61 @@
+"""Linear maps of a model that is no longer trained: laid out as the processor wants them, or rounded to int8.
+
+Shapes: N rows, I input size, O output size.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Map = Callable[[Tensor], Tensor]
+LARGEST = 127
+PACKED = []  # dtypes that oneDNN takes on this processor
+if torch.backends.mkldnn.is_available():
+    PACKED = [torch.float32] + [torch.bfloat16] * torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def freeze(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Map:
+    """x -> x W^T + b, for x of the dtype of W. Later changes of W are not seen."""
+    weight_OI, bias_O = weight_OI.detach(), None if bias_O is None else bias_O.detach()
+    if int8:
+        return rounding(weight_OI, bias_O)
+    if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKED:
+        return packed(weight_OI, bias_O)
+    return lambda x: F.linear(x, weight_OI, bias_O)
+
+
+def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+    """With weights in the blocked layout that oneDNN would bring them into for each product; a single fp32 row is done
+    sooner as it is."""
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous())
+    product = torch.ops.mkldnn._linear_pointwise
+    least = 2 if weight_OI.dtype == torch.float32 else 1
+
+    def several(x: Tensor) -> Tensor:
+        return product(x, blocks, bias_O, "none", [], "") if len(x) >= least else F.linear(x, weight_OI, bias_O)
+
+    return several
+
+
+def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 values and a scale for each row, the smallest that cuts none off."""
+    scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x_NI.dtype).tiny * LARGEST) / LARGEST
+    return (x_NI / scale_N1).round_().to(torch.int8), scale_N1
+
+
+def rounding(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+    """With weights rounded once and inputs as they come, each row by a scale of its own. Sums are exact, so that no row
+    depends on those beside it."""
+    int8_OI, scale_O1 = rounded(weight_OI)
+    int8_IO, scale_O = int8_OI.t(), scale_O1.squeeze(1)
+
+    def product(x: Tensor) -> Tensor:
+        int8_NI, scale_N1 = rounded(x.flatten(0, -2))
+        y_NO = torch._int_mm(int8_NI, int8_IO).to(x.dtype).mul_(scale_O).mul_(scale_N1)
+        if bias_O is not None:
+            y_NO += bias_O
+        return y_NO.view(*x.shape[:-1], -1)
+
+    return product

@@ -1,0 +1,100 @@
+"""What translation costs: one sentence at a time, many at once, and long ones.
+
+python scripts/bench_search.py                           LSTM 512, 8,000 pieces, on the processor
+python scripts/bench_search.py size=gnmt device=cuda     eight LSTM layers of 1,024, 32,000 pieces, on a GPU
+
+Weights are random, and `</s>` is never written: a translation has the length wanted, and the work is that of a trained
+model. Times are medians, without loading and without splitting into pieces. Other settings: rounds=15.
+"""
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from nmt.config import EOS, AttentionConfig, ModelConfig, SearchConfig
+from nmt.data.tokenizer import SPECIALS
+from nmt.distributed import choose_device, place
+from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.search import search
+
+PIECES = 16  # of a sentence of 12 words, as the pieces of Multi30k are
+LENGTHS = (50, 100, 200, 500, 1000)
+WINDOWS = ("global", "local_m", "local_p")
+SMALL = ModelConfig(style="luong", embed=256, hidden=512, attention=AttentionConfig(score="additive"))
+GNMT = ModelConfig(
+    style="gnmt", embed=1024, hidden=1024, encoder_layers=4, decoder_layers=4, residual=True, bridge="last",
+    attention=AttentionConfig(score="additive"),
+)  # fmt: skip
+SIZES = {"small": (SMALL, 8000, 64), "gnmt": (GNMT, 32000, 512)}  # model, vocabulary, sentences at once
+
+
+def build(config: ModelConfig, vocabulary: int, device: torch.device, precision: str) -> Seq2Seq:
+    torch.manual_seed(1)
+    model = build_model(config, vocabulary, vocabulary).eval()
+    with torch.no_grad():
+        model.output.bias[EOS] = -1e4  # a translation is as long as it may be
+    place(model, precision, device)
+    return model
+
+
+def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """The median of some rounds, after one that does not count."""
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def translate(
+    model: Seq2Seq, device: torch.device, rounds: int, sentences: int, positions: int, written: int, beam: int
+) -> float:
+    """Seconds for so many sentences of so many pieces, with `written` pieces in the translation of each."""
+    vocabulary = model.logits(torch.zeros(1, model.features, dtype=model.dtype, device=device)).shape[1]
+    source_BS = torch.randint(len(SPECIALS), vocabulary, (sentences, positions), device=device)
+    config = SearchConfig(beam=beam, max_length=written)
+    length_B = torch.full((sentences,), positions, device=device)
+    return seconds(lambda: search(model, source_BS, length_B, config), device, rounds)
+
+
+def main() -> None:
+    settings = {"size": "small", "device": "auto", "rounds": "15"}
+    for argument in sys.argv[1:]:
+        key, _, value = argument.partition("=")
+        if key not in settings or key == "size" and value not in SIZES:
+            sys.exit(__doc__)
+        settings[key] = value
+    device, rounds = choose_device(settings["device"]), int(settings["rounds"])
+    config, vocabulary, many = SIZES[settings["size"]]
+    precisions = ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16")
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    print(f"size={settings['size']} on {device}{threads}; {PIECES} pieces in, {PIECES} out\n")
+
+    print(f"{'':<12}{'greedy, 1 sentence':>20}{f'beam 5, {many} sentences':>26}")
+    for precision in precisions:
+        model = build(config, vocabulary, device, precision)
+        one = translate(model, device, rounds, 1, PIECES, PIECES, 1)
+        all_of_them = translate(model, device, max(1, rounds // 3), many, PIECES, PIECES, 5)
+        print(f"{precision:<12}{one * 1e3:>17.1f} ms{many / all_of_them:>14,.0f} sentences/s", flush=True)
+
+    print(f"\nmilliseconds a written piece, beam 5, fp32, for sources of so many pieces, 20 written\n{'':<12}", end="")
+    print("".join(f"{positions:>9,}" for positions in LENGTHS))
+    for window in WINDOWS:
+        attention = dataclasses.replace(config.attention, window=window)
+        model = build(dataclasses.replace(config, attention=attention), vocabulary, device, "fp32")
+        print(f"{window:<12}", end="", flush=True)
+        for positions in LENGTHS:
+            short, long = (translate(model, device, max(1, rounds // 3), 1, positions, n, 5) for n in (4, 24))
+            print(f"{(long - short) / 20 * 1e3:>9.2f}", end="", flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Frozen linear maps against the products they stand for, and models that translate with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import refused, works
+from test_model import STYLES, model_of, ragged_batch
+from torch.nn import functional as F
+
+import nmt
+from nmt.distributed import choose_precision, place
+from nmt.model.ensemble import Ensemble
+from nmt.model.frozen import freeze
+from nmt.model.recurrence import Linear
+from nmt.search import force
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("biased", [False, True])
+def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
+    torch.manual_seed(1)
+    weight_OI, bias_O = torch.randn(33, 96).to(dtype), torch.randn(33).to(dtype) if biased else None
+    for part in (weight_OI, weight_OI[:, :40], weight_OI[:, 40:]):
+        for x in (torch.randn(7, part.shape[1]).to(dtype), torch.randn(1, 3, part.shape[1]).to(dtype)):
+            torch.testing.assert_close(freeze(part, bias_O, int8=False)(x), F.linear(x, part, bias_O))
+
+
+def test_filled_rows_change_nothing() -> None:
+    """In bf16, of whole sentences: products, their gradients, and weight gradients put off to the end of a loop."""
+    torch.manual_seed(1)
+    x_BTI, dy_BTO = torch.randn(3, 5, 16).bfloat16(), torch.randn(3, 5, 12).bfloat16()
+    linear = Linear(16, 12)
+    weights = linear.weight, linear.bias
+
+    def looped(x_BTI: torch.Tensor) -> torch.Tensor:
+        step = linear.bind(torch.bfloat16)
+        return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
+
+    def plain(x_BTI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_BTI, *(weight.bfloat16() for weight in weights))
+
+    found = []
+    for product in (plain, linear, looped):
+        x = x_BTI.clone().requires_grad_()
+        y_BTO = product(x)
+        found.append([y_BTO, *torch.autograd.grad(y_BTO, [x, *weights], dy_BTO)])
+    for parts in found[1:]:
+        for part, exact in zip(parts, found[0], strict=True):
+            torch.testing.assert_close(part.float(), exact.float(), rtol=0.02, atol=0.05)
+
+
+def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
+    torch.manual_seed(1)
+    x_NI, weight_OI, bias_O = torch.randn(7, 96), torch.randn(33, 96) * torch.rand(33, 1), torch.randn(33)
+    weight_OI[5], x_NI[2] = 0, 0
+    half_x_N1, half_w_O = (part.abs().amax(1).double() / 254 for part in (x_NI, weight_OI))
+    half_x_N1 = half_x_N1.unsqueeze(1)
+    bound_NO = half_x_N1 * weight_OI.double().abs().sum(1) + half_w_O * x_NI.double().abs().sum(1, keepdim=True)
+    bound_NO += 96 * half_x_N1 * half_w_O + 1e-5
+    exact_NO = x_NI.double() @ weight_OI.double().t() + bias_O
+    found_NO = freeze(weight_OI, bias_O, int8=True)(x_NI)
+    assert ((found_NO - exact_NO).abs() <= bound_NO).all()
+    assert 0 < (found_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    x_BTI, product = torch.randn(4, 5, 64), freeze(torch.randn(48, 64), None, int8=True)
+    whole_BTO = product(x_BTI)
+    for row in range(4):
+        assert torch.equal(product(x_BTI[row : row + 1])[0], whole_BTO[row])
+    assert torch.equal(product(torch.cat([x_BTI, 1000 * x_BTI]))[:4], whole_BTO)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    exact = force(model_of(style).eval(), source_BS, length_B, target_BT)
+    model = model_of(style).eval()
+    place(model, "int8", torch.device("cpu"))
+    with torch.inference_mode():
+        loss, _ = model.loss(source_BS, length_B, target_BT)
+    assert float(loss.nats) == pytest.approx(
+        -sum(h.score for h in force(model, source_BS, length_B, target_BT)), rel=1e-4
+    )
+    for found, wanted in zip(force(model, source_BS, length_B, target_BT), exact, strict=True):
+        assert found.score != wanted.score
+        assert found.score == pytest.approx(wanted.score, rel=0.02)
+
+
+def test_members_of_an_ensemble_may_be_int8() -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]
+    exact = force(Ensemble(models), source_BS, length_B, target_BT)
+    for model in models:
+        place(model, "int8", torch.device("cpu"))
+    for found, wanted in zip(force(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
+        assert found.score == pytest.approx(wanted.score, rel=0.02)
+
+
+def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path) -> None:
+    run = home / "runs" / "mine"
+    lines = (corpus / "test.de").read_text(encoding="utf-8").splitlines()
+    exact, near = (nmt.load(run, device="cpu", precision=precision) for precision in ("fp32", "int8"))
+    same = [a.text == b.text for a, b in zip(exact.translate(lines), near.translate(lines), strict=True)]
+    assert sum(same) >= 0.7 * len(same)
+    given = ("checkpoint=runs/mine", "precision=int8", "device=cpu")
+    assert works("translate", *given, folder=home, text=b"Der Hund .\n").strip()
+    assert works("align", *given, f"output={home / 'int8.links'}", folder=home) is not None
+    works("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
+
+
+def test_where_int8_cannot_be(tmp_path: Path) -> None:
+    assert "train in auto, fp32, bf16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
+    with pytest.raises(nmt.UserError, match="write device=cpu too"):
+        choose_precision("int8", torch.device("cuda"))
