@@ -36,13 +36,17 @@ def survey(logits_NV: Tensor, hypotheses: int) -> Logits:
         wide_NV = part_NV.to(dtype)
         best_N1 = wide_NV.amax(1, keepdim=True)
         lse_N1 = best_N1 + (wide_NV - best_N1).exp_().sum(1, keepdim=True).log()  # never below the best: log p <= 0
-        for token in (PAD, BOS):
-            part_NV[:, token].fill_(float("-inf"))
-            wide_NV[:, token].fill_(float("-inf"))
+        strike_out(wide_NV)
         found.append((lse_N1.squeeze(1), largest(wide_NV)))
+    strike_out(logits_NV)
     lse_N, largest_NG = (torch.cat(parts) for parts in zip(*found, strict=True))
     parts = (part.unflatten(0, (-1, hypotheses)) for part in (logits_NV, lse_N, largest_NG))
     return Logits(*parts)
+
+
+def strike_out(logits_NV: Tensor) -> None:
+    for token in (PAD, BOS):
+        logits_NV[:, token].fill_(float("-inf"))
 
 
 def largest(logits: Tensor) -> Tensor:
