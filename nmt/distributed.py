@@ -15,10 +15,6 @@ from tqdm import tqdm
 
 from nmt.errors import UserError
 
-# oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits into
-# fewer, and an epoch has more shapes than any cache would hold. Read at first use.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
-
 log = logging.getLogger("nmt")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}
 
@@ -86,6 +82,9 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
     for function in (torch.exp, torch.log, torch.tanh):
         for dtype in (torch.float32, torch.float64):
             function(torch.ones(1, dtype=dtype))
+    # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits
+    # into fewer, and an epoch has more shapes than any cache would hold. Read at the first product.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128" if training else "256")
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
     if not training:
