@@ -59,8 +59,6 @@ def choose_precision(name: str, device: torch.device) -> str:
         raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
     if name == "int8" and device.type != "cpu":
         raise UserError(f"precision=int8 is not for device={device}; write device=cpu too, or another precision")
-    if name == "int8" and not multiplies_int8():
-        raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -76,7 +74,11 @@ def multiplies_int8() -> bool:
 
 def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
     """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
-    they are cast once, instead of at every step."""
+    they are cast once, instead of at every step.
+
+    Raises:
+        UserError: this processor has no exact products of int8.
+    """
     # The first call of one of MKL's functions sets up how exactly it computes. Two threads that make it together can
     # leave one of them with fewer digits, so that the same command gives other numbers: let one thread make it.
     for function in (torch.exp, torch.log, torch.tanh):
@@ -85,6 +87,8 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
     # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits
     # into fewer, and an epoch has more shapes than any cache would hold. Read at the first product.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128" if training else "256")
+    if precision == "int8" and not multiplies_int8():
+        raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
     if not training:

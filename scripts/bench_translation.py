@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -60,15 +61,8 @@ def prepare_ours(data: Path, source: str, target: str, steps: int, folder: Path)
             *("model.dropout=0.3", "optim.label_smoothing=0.1", "train.batch_sentences=64", "device=cpu"),
             *(f"train.max_steps={steps}", f"train.validate_every={steps}", "precision=fp32"),
         ]
-        run(
-            sys.executable,
-            "-m",
-            "nmt.train",
-            f"hydra.run.dir={own}",
-            "overwrite=true",
-            *settings,
-            log=folder / "nmt.log",
-        )
+        settings += [f"hydra.run.dir={own}", "overwrite=true"]
+        run(sys.executable, "-m", "nmt.train", *settings, log=folder / "nmt.log")
     return own
 
 
@@ -78,13 +72,8 @@ def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, fo
     if not eole.exists():
         print("installing Eole", flush=True)
         run(sys.executable, "-m", "venv", folder / "env", log=folder / "install.log")
-        packages = (
-            "-c",
-            HERE.parent / "constraints.txt",
-            "torch",
-            "eole==0.6.4",
-            "aiohttp",
-        )  # which it forgets to ask for
+        torch = f"torch=={version('torch').partition('+')[0]}"  # as ours
+        packages = torch, "eole==0.6.4", "aiohttp"  # the last it needs without asking for it
         run(eole.parent / "python", "-m", "pip", "install", *packages, log=folder / "install.log")
     if not (folder / "model").exists():
         print(f"training Eole: {steps} steps", flush=True)
@@ -117,10 +106,7 @@ def main() -> None:
 
     text = lines(data / f"test.{settings['source']}")
     whole = {"eole": folder / "test.source", "nmt": data / f"test.{settings['source']}"}
-    one = {
-        "eole": write(folder / "one.source", lines(whole["eole"])[:1]),
-        "nmt": write(folder / "one.text", text[:1]),
-    }
+    one = {name: write(folder / f"one.{name}", lines(path)[:1]) for name, path in whole.items()}
 
     def command(system: str, beam: int, source: Path, output: Path) -> list[str | Path]:
         if system == "eole fp32":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nmt.model.config import ModelConfig
 from nmt.model.frozen import Map
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import CACHED, Linear, bind_rows, quick, tanh, uniform_, wide
+from nmt.model.recurrence import CACHED, Linear, bind_rows, tanh, tanh_dtype, uniform_, wide
 
 
 class Memory(NamedTuple):
@@ -108,13 +108,13 @@ class Additive(Score):
         rows, _, queries, size = query_RHQA.shape
         at_once = max(1, CACHED // (self.heads * queries * keys_RHWA.shape[2] * size))
         if torch.is_grad_enabled() or query_RHQA.device.type != "cpu" or rows <= at_once:
-            return self.add(query_RHQA, keys_RHWA, coverage_RQW)
+            return self.scores(query_RHQA, keys_RHWA, coverage_RQW)
         covered = itertools.repeat(None) if coverage_RQW is None else coverage_RQW.split(at_once)
-        return torch.cat(list(map(self.add, query_RHQA.split(at_once), keys_RHWA.split(at_once), covered)))
+        return torch.cat(list(map(self.scores, query_RHQA.split(at_once), keys_RHWA.split(at_once), covered)))
 
-    def add(self, query_RHQA: Tensor, keys_RHWA: Tensor, coverage_RQW: Tensor | None) -> Tensor:
-        """What it says; without gradient of so many rows at a time that a processor's caches hold the sums."""
-        sums_RHQWA = query_RHQA.to(quick(query_RHQA)).unsqueeze(3) + keys_RHWA.unsqueeze(2)
+    def scores(self, query_RHQA: Tensor, keys_RHWA: Tensor, coverage_RQW: Tensor | None) -> Tensor:
+        """scores_RHQW; without gradient of so many rows at a time that a processor's caches hold the sums."""
+        sums_RHQWA = query_RHQA.to(tanh_dtype(query_RHQA)).unsqueeze(3) + keys_RHWA.unsqueeze(2)
         if coverage_RQW is not None:
             coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
             sums_RHQWA = sums_RHQWA + self.coverage[:, None].to(sums_RHQWA.dtype) * coverage_RHQWA

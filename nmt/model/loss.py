@@ -79,7 +79,7 @@ def cross_entropy(
     product: Map | None = None,
 ) -> Loss:  # fmt: skip
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
-    (Szegedy et al. 2016, section 7)."""
+    (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen."""
     training = torch.is_grad_enabled()  # inside a function it never is
     return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training, product))
 

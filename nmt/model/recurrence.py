@@ -22,6 +22,11 @@ ROWS = 128  # what `filled` fills up to
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and normalises is fp32 at least, whatever the precision around it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 class Linear(nn.Linear):
     """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
 
@@ -176,22 +181,18 @@ def bind_rows(table_RA: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------------------- cells
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums and normalises is fp32 at least, whatever the precision around it."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def tanh(x: Tensor) -> Tensor:
     """`torch.tanh`. A processor takes seven times as long for it in bf16 as in fp32: there it goes by way of fp32."""
-    return torch.tanh(x.to(quick(x))).to(x.dtype)
+    return torch.tanh(x.to(tanh_dtype(x))).to(x.dtype)
 
 
-def quick(x: Tensor) -> torch.dtype:
+def tanh_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which the device of `x` computes tanh fastest, with at least the precision of `x`."""
     return wide(x.dtype) if x.device.type == "cpu" else x.dtype
 
 
-def _lstm(gates_NG: Tensor, c_ND: Tensor) -> State:
+def _lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
+    """h_t and c_t, and what their gradients are made of."""
     size = c_ND.shape[1]
     sigmoids_NG = torch.sigmoid(gates_NG)
     i, f, _, o = sigmoids_NG.split(size, 1)
