@@ -15,8 +15,8 @@ from functools import partial
 import torch
 
 from nmt.config import AttentionConfig, ModelConfig
-from nmt.model.attention import Memory
 from nmt.model.decoder import Decoder, DecoderState
+from nmt.model.windows import Memory
 
 LENGTHS = (40, 1000)  # source positions
 SENTENCES, HIDDEN, HALF_WIDTH = 8, 256, 10

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.model import config as schema
-from nmt.model.attention import SCORES, WINDOWS, Attention
+from nmt.model.attention import SCORES, Attention
 from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
 from nmt.model.normalisers import NORMALISERS
 from nmt.model.recurrence import CELLS
 from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.model.windows import WHOLE, WINDOWS
 from nmt.search import force, search
 from nmt.translator import warn_of_reach
 
@@ -151,9 +152,8 @@ def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> No
         parameters = {key: value.numpy() for key, value in attention.state_dict().items()}
         look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
         context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if settings.coverage else None)
-        assert weights is not None and weights.weights_BQW.shape[2] == (
-            6 if window == "global" else min(2 * half_width + 1, 6)
-        )
+        whole = window == "global" or WHOLE * (2 * half_width + 1) >= 6
+        assert weights is not None and weights.weights_BQW.shape[2] == (6 if whole else 2 * half_width + 1)
         dense_BQS = weights.dense(6).detach().numpy()
         for b, q in itertools.product(range(4), range(3)):
             S = int(length_B[b])
@@ -174,6 +174,36 @@ def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> No
             cut += len(expected[2]) < min(S, 2 * half_width + 1)
     assert (empty > 0) == (score == "location" and window != "global")  # nothing to see there
     assert (cut > 0) == (window != "global")
+
+
+@pytest.mark.parametrize("window", [window for window in WINDOWS if window != "global"])
+@pytest.mark.parametrize("score", OWN_SCORES)
+def test_a_local_window_is_the_same_cut_out_or_in_its_place(
+    score: str, window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts, weights and all gradients."""
+    length_B, position_BQ = torch.tensor([7, 4, 1]), torch.tensor([[0, 3], [6, 1], [2, 0]])
+    generator = torch.Generator().manual_seed(4)
+    values_BSM = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    query_BQD = torch.randn(3, 2, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    coverage_BQS = torch.rand(3, 2, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    for kind in FAMILY:
+        if (kind["score"], kind["window"]) != (score, window):
+            continue
+        attention = attention_of(2, **kind)
+        covered = [coverage_BQS] if kind["coverage"] else []
+        inputs = [values_BSM, query_BQD, *covered, *attention.parameters()]
+        ways = []
+        for whole in (0, 2):
+            monkeypatch.setattr("nmt.model.windows.WHOLE", whole)
+            look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+            context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if covered else None)
+            assert weights is not None and (weights.first_BQ is None) == (whole > 0)
+            dense_BQS = weights.dense(7)
+            loss = context_BQM.square().sum() + dense_BQS.square().sum()
+            ways.append([context_BQM, dense_BQS, *torch.autograd.grad(loss, inputs, materialize_grads=True)])
+        for one, other in zip(*ways, strict=True):
+            torch.testing.assert_close(one, other, msg=name(kind))
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)

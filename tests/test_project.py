@@ -36,6 +36,7 @@ MODEL = {
     "model.normalisers",
     "model.recurrence",
     "model.seq2seq",
+    "model.windows",
 }
 BELOW = DATA | MODEL  # what training and validation stand on
 BELOW |= {
@@ -74,9 +75,10 @@ MAY_IMPORT = {
     "model.logits": {"model.recurrence"},
     "model.loss": {"model.frozen", "model.recurrence"},
     "model.normalisers": set(),
-    "model.attention": {"model.config", "model.frozen", "model.normalisers", "model.recurrence"},
+    "model.windows": {"model.config", "model.recurrence"},
+    "model.attention": {"model.config", "model.frozen", "model.normalisers", "model.recurrence", "model.windows"},
     "model.encoder": {"model.config", "model.recurrence"},
-    "model.decoder": {"model.attention", "model.config", "model.recurrence"},
+    "model.decoder": {"model.attention", "model.config", "model.recurrence", "model.windows"},
     "model.seq2seq": MODEL - {"model.seq2seq"},
     "model.ensemble": MODEL,
     "search": MODEL,

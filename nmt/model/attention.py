@@ -5,9 +5,8 @@ normaliser turns scores into weights that sum to 1. The context is the weighted 
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
 D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a
-window. H heads: behind an H, a size is a head's share of it. R rows: sets of W keys, and the queries that share them.
-For `global` a row is a sentence with all its queries (R = B, W = S); in a local window every query has keys of its own
-and is a row (R = B x Q, with one query each).
+window. H heads: behind an H, a size is a head's share of it. R rows: sets of W keys, and the queries that share them
+(see `windows.py`).
 """
 
 import itertools
@@ -20,20 +19,8 @@ from torch import Tensor, nn
 from nmt.model.config import ModelConfig
 from nmt.model.frozen import Map
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import CACHED, Linear, bind_rows, tanh, tanh_dtype, uniform_, wide
-
-
-class Memory(NamedTuple):
-    """What a decoder may look at. One row a sentence, however many hypotheses it has; passed, never stored."""
-
-    values_BHSM: Tensor
-    keys_BHSA: Tensor  # the values as the score wants them, projected once a sentence
-    length_B: Tensor
-    visible_B: Tensor  # the length, as far as attention reaches
-    bias_BS: Tensor  # fp32, added to scores: 0, and -inf from `visible_B` on
-
-    def select(self, rows_B: Tensor) -> "Memory":
-        return Memory(*(part.index_select(0, rows_B) for part in self))
+from nmt.model.recurrence import CACHED, Linear, tanh_dtype, uniform_, wide
+from nmt.model.windows import WINDOWS, Memory, memory_of
 
 
 class Weights(NamedTuple):
@@ -178,121 +165,6 @@ class Location(Score):
         return query_RHQA.gather(3, index_RHQW.expand(*query_RHQA.shape[:3], -1))
 
 
-# ----------------------------------------------------------------------------------------------------------- windows
-class View(NamedTuple):
-    """What queries may look at."""
-
-    keys_RHWA: Tensor
-    values_RHWM: Tensor
-    position_RW: Tensor  # of the keys in the source; R may be 1
-    bias_RHQW: Tensor  # fp32, added to scores: 0, or -inf where nothing may be seen; H and Q are 1
-    gain_RHQW: Tensor | None = None  # weights are multiplied by it; H and Q are 1
-    first_BQ: Tensor | None = None  # where windows begin; None: at 0
-
-
-Look = Callable[[Tensor, Tensor | None], View]
-
-
-def bias_of(seen: Tensor) -> Tensor:
-    """0 where something may be seen and -inf elsewhere, fp32."""
-    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
-
-
-def memory_of(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
-    visible_B = length_B if reach is None else length_B.clamp(max=reach)
-    position_S = torch.arange(values_BHSM.shape[2], device=length_B.device)
-    return Memory(values_BHSM, keys_BHSA, length_B, visible_B, bias_of(position_S < visible_B.unsqueeze(1)))
-
-
-class Global(nn.Module):
-    """The whole sentence."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """Returns look(query_RD, position_BQ) -> View, for one step loop."""
-        position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
-        bias_RHQW = memory.bias_BS[:, None, None]
-        view = View(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
-        return lambda query_RD, position_BQ: view
-
-
-class LocalM(nn.Module):
-    """{s : |s - c| <= D}, c = min(t, S - 1): the t-th target piece looks around the t-th source piece (t from 0; Luong
-    et al. 2015, section 3.2, local-m). Cut at the ends of the sentence, not shifted."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.half_width = config.attention.half_width
-
-    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
-        """Returns point(query_RD, position_BQ, length_B1) -> the point_BQ around which to look, S at most."""
-
-        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            assert position_BQ is not None
-            return position_BQ
-
-        return point
-
-    def gain(self, distance_BQW: Tensor) -> Tensor | float:
-        return 1.0
-
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """As `Global.bind`. It takes W = min(2 D + 1, S) keys and values for each query, from clamp(c - D, 0, S - W)
-        on: what a step costs does not depend on S."""
-        sentences, heads, positions, _ = memory.values_BHSM.shape
-        width = min(2 * self.half_width + 1, positions)
-        device = memory.length_B.device
-        offset_W = torch.arange(width, device=device)
-        head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
-        length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
-        keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
-        point = self.aim(dtype)
-
-        def look(query_RD: Tensor, position_BQ: Tensor | None) -> View:
-            point_BQ = point(query_RD, position_BQ, length_B1)
-            centre_BQ = torch.minimum(point_BQ.detach().floor().long(), length_B1 - 1)
-            first_BQ = (centre_BQ - self.half_width).clamp(0, positions - width)
-            position_BQW = first_BQ.unsqueeze(2) + offset_W
-            near_BQW = (position_BQW - centre_BQ.unsqueeze(2)).abs() <= self.half_width
-            seen_BQW = near_BQW & (position_BQW < visible_B11)
-            # A query that may see nothing gets scores like any other, so that no NaN arises, and the gain 0.
-            bias_BQW = bias_of(seen_BQW | ~seen_BQW.any(2, keepdim=True))
-            gain_BQW = seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
-            index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
-            position_RW, bias_RW, gain_RW = (part.flatten(0, 1) for part in (position_BQW, bias_BQW, gain_BQW))
-            bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
-            return View(keys(index_RHW), values(index_RHW), position_RW, bias_RHQW, gain_RHQW, first_BQ)
-
-        return look
-
-
-class LocalP(LocalM):
-    """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = D / 2
-    (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it. v is kept as sqrt(D) v,
-    for the reason that `General` gives: the sigmoid would soon be at its end."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.point = Linear(config.hidden, config.hidden, bias=False)
-        self.v = nn.Parameter(torch.empty(config.hidden))
-        uniform_(self.v.detach(), config.hidden)
-
-    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
-        linear = self.point.bind(dtype)
-
-        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            inner_RD = tanh(linear(query_RD)).to(wide(dtype))
-            logit_R = inner_RD @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
-            return length_B1 * torch.sigmoid(logit_R.view(len(length_B1), -1))
-
-        return point
-
-    def gain(self, distance_BQW: Tensor) -> Tensor:
-        return torch.exp(distance_BQW.square() * (-2 / self.half_width**2))
-
-
 # --------------------------------------------------------------------------------------------------------- attention
 class Attention(nn.Module):
     """Score, window and normaliser put together: queries and memory -> context and weights."""
@@ -397,4 +269,3 @@ SCORES = {
     "general": General,
     "location": Location,
 }
-WINDOWS = {"global": Global, "local_m": LocalM, "local_p": LocalP}

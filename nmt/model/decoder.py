@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.model.attention import Attention, Memory, NoAttention, Weights, build_attention
+from nmt.model.attention import Attention, NoAttention, Weights, build_attention
 from nmt.model.config import ModelConfig
 from nmt.model.recurrence import RNN, Dropout, Linear, State, tanh
+from nmt.model.windows import Memory
 
 QUERIES = 16  # target positions that attend at once where no gradient is wanted
 

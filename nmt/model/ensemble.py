@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmt.model.attention import Memory, Weights
+from nmt.model.attention import Weights
 from nmt.model.decoder import DecoderState
 from nmt.model.recurrence import wide
 from nmt.model.seq2seq import Seq2Seq
+from nmt.model.windows import Memory
 
 
 class Memories(tuple[Memory, ...]):

@@ -7,12 +7,13 @@ size, D decoder size (of features with maxout half of it), R target tokens witho
 import torch
 from torch import Tensor, nn
 
-from nmt.model.attention import Memory, Weights
+from nmt.model.attention import Weights
 from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.model.loss import Loss, cross_entropy
 from nmt.model.recurrence import Dropout, Linear
+from nmt.model.windows import Memory
 
 
 class Seq2Seq(nn.Module):
