@@ -1,31 +1,35 @@
 """Search: greedy, beam and diverse beam search, sampling, and forced decoding of a given target.
 
-It knows a model only by `dtype`, `start`, `decode`, `logits`, and what they return by `select`. A step is a few named
-parts: `forbid` what may not be written, `expand` or `sample` each hypothesis, `select` the best, find out who is
-`done`. A finished hypothesis keeps its slot; a sentence is done when none of its live hypotheses can still beat those
-that would be returned, so beam 1 is greedy search and stopping early changes nothing.
+It knows a model only by `dtype`, `start`, `decode` and `logits`, and by how rows of what they return are taken and put.
+A step is a few named parts: `forbid` what may not be written, `expand` or `sample` each hypothesis, `select` the best,
+find out who is `done`. A finished hypothesis keeps its slot; a sentence is done when none of its live hypotheses can
+still beat those that would be returned, so beam 1 is greedy search and stopping early changes nothing. Where sentences
+are done, others take their places, so that nearly all steps are of full batches.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
 and T target positions, V vocabulary, P positions of a given beginning.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.config import BOS, EOS, PAD, STEP, SearchConfig
+from nmt.beams import Beams, Hypothesis, Live, Step, begin, rank, read_back, record
+from nmt.config import EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
 from nmt.model.logits import Logits, largest, survey, top
 from nmt.model.recurrence import wide
 
 
 class Model(Protocol):
-    """Memory and state are the model's own affair; both have `select(rows)`."""
+    """Memory and state are the model's own affair; both have `select(rows)`, `put(rows, others)` and
+    `narrow(positions)`."""
 
     dtype: torch.dtype
 
@@ -34,70 +38,22 @@ class Model(Protocol):
     def logits(self, features: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    tokens: list[int]  # with `</s>`, unless cut at the maximum length
-    score: float  # summed log-probability, without penalties
-    weights_TS: Tensor | None  # attention weights, a row for each token; None where not kept, or without attention
-
-
-@dataclass(slots=True)
-class Beams:
-    """The hypotheses of the sentences still in search, best first in each sentence (in each group of it)."""
-
-    tokens_BKT: Tensor  # `<s>` and what was written
-    score_BK: Tensor  # summed log-probability
-    length_BK: Tensor  # tokens so far, `</s>` included
-    finished_BK: Tensor
-    covered_BK: Tensor | None  # the logarithms in the coverage penalty, 0 at most; None without it
-    coverage_BKS: Tensor | None  # the weight that each source position has had
-    least_B: Tensor  # the fewest tokens that a sentence may have, `</s>` included
-    limit_B: Tensor  # the most
-    sentence_B: Tensor  # which row of the whole batch each sentence is
-
-    def of(self, rows_B: Tensor) -> "Beams":
-        """Those of some sentences."""
-        parts: Any = (None if part is None else part[rows_B] for part in self.parts())
-        return Beams(*parts)
-
-    def slots(self, own: slice) -> "Beams":
-        """Some hypotheses of every sentence."""
-        return Beams(*(part if part is None or part.dim() == 1 else part[:, own] for part in self.parts()))
-
-    def parts(self) -> list[Any]:
-        return [getattr(self, field.name) for field in fields(self)]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step appended, kept until hypotheses are read back; rows are slots of the whole batch."""
-
-    parent_N: Tensor
-    weights_NS: Tensor
-
-
-def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
-    """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
-    base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
-    ranked = score / base**config.length_penalty
-    return ranked if covered is None else ranked + config.coverage_penalty * covered
-
-
 # ------------------------------------------------------------------------------------------------------------- a step
 def forbid(ahead: Logits, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Logits:
-    """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end."""
-    written = beams.tokens_BKT.shape[2] - 1
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or written < given_BP.shape[1]):
+    """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
+    of `given_BP` is PAD: nothing is given any more."""
+    last = given_BP.shape[1] - 1
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or last):
         return ahead
     logits_BKV = ahead.logits_BKV
     allowed_BKV = logits_BKV.clone()
-    allowed_BKV[..., EOS].masked_fill_((written + 1 < beams.least_B).unsqueeze(1), float("-inf"))
+    allowed_BKV[..., EOS].masked_fill_((beams.age_B + 1 < beams.least_B).unsqueeze(1), float("-inf"))
     if config.no_repeat_ngram:
-        allowed_BKV.scatter_(2, repeating(beams.tokens_BKT[:, :, 1:], config.no_repeat_ngram), float("-inf"))
+        allowed_BKV.scatter_(2, repeating(beams.tokens_BKT, config.no_repeat_ngram), float("-inf"))
     stuck_BK = allowed_BKV.amax(2) == float("-inf")
     allowed_BKV[..., EOS] = torch.where(stuck_BK, logits_BKV[..., EOS], allowed_BKV[..., EOS])
-    if written < given_BP.shape[1]:
-        wanted_B11 = given_BP[:, written].view(-1, 1, 1)
+    if last:
+        wanted_B11 = given_BP[beams.sentence_B, beams.age_B.clamp(max=last)].view(-1, 1, 1)
         others_BKV = torch.arange(logits_BKV.shape[2], device=logits_BKV.device) != wanted_B11
         given_BKV = logits_BKV.masked_fill(others_BKV, float("-inf"))
         allowed_BKV = torch.where(wanted_B11 == PAD, allowed_BKV, given_BKV)
@@ -159,24 +115,36 @@ def select(
     return append(beams, parent_BK, token_BK, score_BK), parent_BK
 
 
-def append(beams: Beams, parent_BK: Tensor, token_BK: Tensor, score_BK: Tensor) -> Beams:
-    """Each slot's new hypothesis: a token more for one of the old ones, PAD for one that was finished."""
-    rows_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1)
-    finished_BK = beams.finished_BK.gather(1, parent_BK)
+def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: Tensor) -> Beams:
+    """Each slot's new hypothesis: a token more for one of the old ones (its own where `parent_BK` is None), PAD for one
+    that was finished."""
+    if parent_BK is not None:
+        rows_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1)
+        beams = replace(
+            beams,
+            tokens_BKT=beams.tokens_BKT[rows_B1, parent_BK],
+            length_BK=beams.length_BK.gather(1, parent_BK),
+            finished_BK=beams.finished_BK.gather(1, parent_BK),
+            covered_BK=None if beams.covered_BK is None else beams.covered_BK.gather(1, parent_BK),
+            coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
+        )
     return replace(
         beams,
-        tokens_BKT=torch.cat([beams.tokens_BKT[rows_B1, parent_BK], token_BK.unsqueeze(2)], 2),
+        tokens_BKT=torch.cat([beams.tokens_BKT, token_BK.unsqueeze(2)], 2),
         score_BK=score_BK,
-        length_BK=beams.length_BK.gather(1, parent_BK) + ~finished_BK,
-        finished_BK=finished_BK | (token_BK == EOS),
-        covered_BK=None if beams.covered_BK is None else beams.covered_BK.gather(1, parent_BK),
-        coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
+        length_BK=beams.length_BK + ~beams.finished_BK,
+        finished_BK=beams.finished_BK | (token_BK == EOS),
+        age_B=beams.age_B + 1,
     )
 
 
-def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor]:
-    """A step of beam search. With several groups one after the other, and a token costs a group `diversity` for each
-    hypothesis of an earlier group that takes it now (Vijayakumar et al. 2016, with Hamming diversity)."""
+def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
+    """A step of beam search, and the hypothesis that each came from, None where there is but one. Several groups go one
+    after the other, and a token costs a group `diversity` for each hypothesis of an earlier group that takes it now
+    (Vijayakumar et al. 2016, with Hamming diversity)."""
+    if config.width == 1:
+        score_B1C, token_B1C, _ = expand(ahead, beams)
+        return append(beams, None, token_B1C[:, :, 0], score_B1C[:, :, 0]), None
     if config.groups == 1:
         return select(*expand(ahead, beams), beams, config)
     size = config.width // config.groups
@@ -197,7 +165,7 @@ def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tens
     return Beams(*together), torch.cat(parents, 1)
 
 
-def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> tuple[Beams, Tensor]:
+def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> Beams:
     """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
     the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
     logits_BKV, lse_BK, _ = ahead
@@ -211,9 +179,8 @@ def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -
     last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
     token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1).clamp(min=0)).squeeze(2)
     logp_BK = logits_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2) - lse_BK
-    itself_BK = torch.arange(draw_BK.shape[1], device=draw_BK.device).expand_as(draw_BK)
     score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
-    return append(beams, itself_BK, token_BK.masked_fill(beams.finished_BK, PAD), score_BK), itself_BK
+    return append(beams, None, token_BK.masked_fill(beams.finished_BK, PAD), score_BK)
 
 
 def done(beams: Beams, config: SearchConfig) -> Tensor:
@@ -225,7 +192,7 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
     bound_BK = rank(beams.score_BK, limit_B1, None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
     settled_B = beams.finished_BK[:, :kept].all(1) & (ranked_BK[:, :kept].amin(1) >= bound_B)
-    return settled_B | (beams.limit_B < beams.tokens_BKT.shape[2])
+    return settled_B | (beams.limit_B <= beams.age_B)
 
 
 def staying(over_B: Tensor) -> Tensor | None:
@@ -237,35 +204,6 @@ def staying(over_B: Tensor) -> Tensor | None:
 
 
 # ----------------------------------------------------------------------------------------------------------- the loop
-def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
-    """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
-    slots = len(length_B), config.width
-    on: dict[str, Any] = {"device": length_B.device}
-    # Sums of many terms; Apple's GPUs have no fp64.
-    score_BK = torch.zeros(slots, dtype=wide(dtype) if length_B.device.type == "mps" else torch.float64, **on)
-    if not config.sample:
-        score_BK[:, torch.arange(config.width, **on) % (config.width // config.groups) > 0] = float("-inf")
-    longest_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + (given_BP != PAD).sum(1)
-    least_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long().clamp(min=config.min_length)
-    limit_B = longest_B.maximum(least_B).clamp(max=config.max_length)
-    covered_BK = coverage_BKS = None
-    if config.coverage_penalty:
-        covered_BK = torch.zeros(slots, dtype=wide(dtype), **on)
-        padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
-        coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.width, 1)
-    return Beams(
-        tokens_BKT=torch.full((*slots, 1), BOS, **on),
-        score_BK=score_BK,
-        length_BK=torch.zeros(slots, dtype=torch.int64, **on),
-        finished_BK=torch.zeros(slots, dtype=torch.bool, **on),
-        covered_BK=covered_BK,
-        coverage_BKS=coverage_BKS,
-        least_B=least_B,
-        limit_B=limit_B,
-        sentence_B=torch.arange(len(length_B), **on),
-    )
-
-
 def draws(source_BS: Tensor, length_B: Tensor, steps: int, config: SearchConfig) -> Tensor:
     """Uniform numbers for `sample`, draw_BTK: functions of the seed and the sentence, whatever stands beside it."""
     sentences = (ids[:length] for ids, length in zip(source_BS.tolist(), length_B.tolist(), strict=True))
@@ -273,95 +211,93 @@ def draws(source_BS: Tensor, length_B: Tensor, steps: int, config: SearchConfig)
     return torch.from_numpy(np.stack(found))
 
 
-@torch.inference_mode()
 def search(
     model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
-    given: Sequence[Sequence[int]] | None = None,
+    given: Sequence[Sequence[int]] | None = None, at_once: int | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
-    """The n best hypotheses of each sentence, best first: by beam search, greedy search with `config.beam` = 1; or n
-    samples. `given` are the tokens with which each sentence's hypotheses begin."""
+    """What `stream` yields, in the order of the sentences."""
+    found = dict(stream(model, source_BS, length_B, config, keep_weights, given, at_once))
+    return [found[sentence] for sentence in range(len(found))]
+
+
+@torch.inference_mode()
+def stream(
+    model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
+    given: Sequence[Sequence[int]] | None = None, at_once: int | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:  # fmt: skip
+    """The number of each sentence and its n best hypotheses, best first, as soon as it is over: by beam search, greedy
+    search with `config.beam` = 1; or n samples.
+
+    `given` are the tokens with which each sentence's hypotheses begin. So many sentences as `at_once` are in search at
+    a time (None: all), in their order, which had better be by falling length: source positions that no sentence has any
+    more are dropped.
+    """
     sentences, positions, device = *source_BS.shape, source_BS.device
+    at_once = min(at_once or sentences, sentences)
     beginnings = [torch.tensor(ids, dtype=torch.int64) for ids in given or [[]] * sentences]
-    given_BP = pad_sequence(beginnings, batch_first=True, padding_value=PAD).to(device)
-    memory, state = model.start(source_BS, length_B)
-    state = state.select(torch.arange(sentences, device=device).repeat_interleave(config.width))
-    beams = begin(length_B, positions, given_BP, config, model.dtype)
+    given_BP = F.pad(pad_sequence(beginnings, batch_first=True, padding_value=PAD), (0, 1), value=PAD).to(device)
+    everyone = begin(length_B, positions, given_BP, config, model.dtype)
+    shortest = int(everyone.limit_B.min())
     draw_BTK = None
     if config.sample:
-        draw_BTK = draws(source_BS, length_B, int(beams.limit_B.max()), config).to(device, wide(model.dtype))
-    shortest = int(beams.limit_B.min())
-    slots_K = torch.arange(config.width, device=device)
+        draw_BTK = draws(source_BS, length_B, int(everyone.limit_B.max()), config).to(device, wide(model.dtype))
+
+    def encode(first: int, positions: int) -> Live:
+        rows_B = torch.arange(first, min(first + at_once, sentences), device=device)
+        memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
+        rows_N = torch.arange(len(rows_B), device=device).repeat_interleave(config.width)
+        return Live(memory, state.select(rows_N), everyone.of(rows_B).narrow(positions))
+
+    live = waiting = encode(0, positions)
+    entered = encoded = at_once  # so many sentences have come into search; so many have a memory
     history: list[Step] = []
-    over: list[Beams] = []
-    while len(beams.sentence_B):
-        step = beams.tokens_BKT.shape[2] - 1
-        features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
-        ahead = survey(model.logits(features_NTD[:, 0]), config.width)
-        ahead = forbid(ahead, beams, config, given_BP[beams.sentence_B])
-        if config.coverage_penalty:
-            assert weights is not None
-            beams = cover(beams, weights)
-        if draw_BTK is not None:
-            beams, parent_BK = sample(ahead, beams, config, draw_BTK[beams.sentence_B, step])
-        else:
-            beams, parent_BK = grow(ahead, beams, config)
+    steps = 0
+    while len(live.beams.sentence_B):
+        in_search_B, steps = live.beams.sentence_B, steps + 1
+        live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
-            slots_BK = beams.sentence_B.unsqueeze(1) * config.width + slots_K  # of the whole batch
-            history.append(record(slots_BK, parent_BK, weights, sentences, positions))
-        rows_BK = torch.arange(len(parent_BK), device=device).unsqueeze(1) * config.width + parent_BK
-        if step + 1 >= shortest or beams.finished_BK.any():
-            over_B = done(beams, config)
-            beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
+            history.append(record(in_search_B, parent_BK, weights.dense(positions), sentences))
+        if steps < shortest and not live.beams.finished_BK.any():
+            continue
+        over_B = done(live.beams, config)
+        live.beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
+        if entered == sentences:
             if (stay_B := staying(over_B)) is not None:
-                over.append(beams.of(torch.ones_like(over_B).index_fill(0, stay_B, False)))
-                memory, beams, rows_BK = memory.select(stay_B), beams.of(stay_B), rows_BK[stay_B]
-        if (config.width > 1 and not config.sample) or len(rows_BK) < len(parent_BK):
-            state = state.select(rows_BK.flatten())
-    return read_back(over, history, config)
+                leave_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
+                yield from read_back(live.beams.of(leave_B), history, config)
+                live = live.of(stay_B)
+        elif int(over_B.sum()) >= max(1, at_once // STEP):
+            if entered == encoded:
+                positions = int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max())
+                live, waiting = live.narrow(positions), encode(entered, positions)
+                encoded += len(waiting.beams.sentence_B)
+                history = history[-int(live.beams.age_B.max()) :]
+            leave_B = over_B.nonzero().squeeze(1)[: encoded - entered]
+            yield from read_back(live.beams.of(leave_B), history, config)
+            enter_B = torch.arange(entered, entered + len(leave_B), device=device)
+            live = live.put(leave_B, waiting.of(enter_B - waiting.beams.sentence_B[0]))
+            entered += len(leave_B)
 
 
-def record(rows_BK: Tensor, parent_BK: Tensor, weights: Weights, sentences: int, positions: int) -> Step:
-    """One step of the sentences in search, laid out over the slots of the whole batch."""
-    slots = sentences * rows_BK.shape[1]
-    parent_N = torch.arange(slots, device=rows_BK.device)
-    parent_N[rows_BK.flatten()] = rows_BK.gather(1, parent_BK).flatten()
-    dense_NS = weights.dense(positions)[:, 0]
-    weights_NS = dense_NS.new_zeros(slots, positions)
-    weights_NS[rows_BK.flatten()] = dense_NS
-    return Step(parent_N, weights_NS)
-
-
-def trace(history: list[Step]) -> Tensor:
-    """weights_NTS of what each slot ended with: its parents are followed from the last step to the first."""
-    slot_N = torch.arange(len(history[0].parent_N), device=history[0].parent_N.device)
-    found = []
-    for step in reversed(history):
-        slot_N = step.parent_N[slot_N]
-        found.append(step.weights_NS[slot_N])
-    return torch.stack(found[::-1], 1).cpu()
-
-
-def read_back(over: list[Beams], history: list[Step], config: SearchConfig) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each sentence, in order, fewer where there were fewer distinct ones than slots; samples
-    as they were drawn."""
-    weights_NTS = trace(history) if history else None
-    found: dict[int, list[Hypothesis]] = {}
-    for beams in over:
-        ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
-        if config.sample:
-            ranked_BK = torch.zeros_like(ranked_BK)
-        order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
-        rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
-        columns = beams.sentence_B, order_BK, beams.tokens_BKT[rows_B1, order_BK, 1:], beams.score_BK[rows_B1, order_BK]
-        for sentence, *hypotheses in zip(*(column.tolist() for column in columns), strict=True):
-            found[sentence] = []
-            for slot, tokens, score in zip(*hypotheses, strict=True):
-                if score == float("-inf"):
-                    continue
-                ids = [token for token in tokens if token != PAD]
-                rows_TS = None if weights_NTS is None else weights_NTS[sentence * config.width + slot, : len(ids)]
-                found[sentence].append(Hypothesis(ids, score, rows_TS))
-    return [found[sentence] for sentence in range(len(found))]
+def advance(
+    model: Model, live: Live, config: SearchConfig, given_BP: Tensor, draw_BTK: Tensor | None
+) -> tuple[Live, Tensor | None, Weights | None]:
+    """One token more for each hypothesis. Returns which hypothesis of before it continues, None for itself, and where
+    those of before looked."""
+    memory, state, beams = live
+    features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
+    ahead = forbid(survey(model.logits(features_NTD[:, 0]), config.width), beams, config, given_BP)
+    if config.coverage_penalty:
+        assert weights is not None
+        beams = cover(beams, weights)
+    if draw_BTK is not None:
+        step_B = beams.age_B.clamp(max=draw_BTK.shape[1] - 1)  # older ones are over
+        return Live(memory, state, sample(ahead, beams, config, draw_BTK[beams.sentence_B, step_B])), None, weights
+    beams, parent_BK = grow(ahead, beams, config)
+    if parent_BK is not None:
+        first_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1) * config.width
+        state = state.select((first_B1 + parent_BK).flatten())
+    return Live(memory, state, beams), parent_BK, weights
 
 
 @torch.inference_mode()

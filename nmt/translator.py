@@ -5,7 +5,7 @@ becomes an empty line; a line of more than `search.max_source` pieces is split, 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from nmt.alignment import END, Record
+from nmt.beams import Hypothesis
 from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
@@ -22,9 +23,10 @@ from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search import Hypothesis, force, search
+from nmt.search import force, stream
 
 R = TypeVar("R")
+QUEUE = 8  # batches that are searched as one, where the next sentence takes the place of one that is done
 SENTENCE_END = tuple(".!?;:。！？；…")
 
 
@@ -147,18 +149,16 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # some may be the same text in other pieces
 
-        def run(rows: list[int]) -> list[list[Translation]]:
+        def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
             batch = make_batch([parts[row].ids for row in rows]).to(self.device)
             given = [parts[row].beginning for row in rows]
             keep = keep_weights or config.replace_unknown
-            found = []
-            hypotheses = search(self.model, batch.source_BS, batch.source_length_B, config, keep, given)
-            for row, own in zip(rows, hypotheses, strict=True):
-                options = [self.read(parts[row].ids, hypothesis, parts[row].words) for hypothesis in own]
-                found.append(options if config.sample else distinct(options)[: self.config.n_best])
-            return found
+            for place, own in stream(self.model, batch.source_BS, batch.source_length_B, config, keep, given, size):
+                part = parts[rows[place]]
+                options = [self.read(part.ids, hypothesis, part.words) for hypothesis in own]
+                yield rows[place], options if config.sample else distinct(options)[: self.config.n_best]
 
-        found = self.in_batches([len(part.ids) for part in parts], config.width, run, progress)
+        found = self.in_batches([len(part.ids) for part in parts], config.width, QUEUE, run, progress)
         options_of: list[list[list[Translation]]] = [[] for _ in lines]
         for part, options in zip(parts, found, strict=True):
             options_of[part.line].append(options)
@@ -234,39 +234,44 @@ class Translator:
 
         warn_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
 
-        def run(rows: list[int]) -> list[Hypothesis]:
+        def run(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
-            return force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT)
+            return zip(rows, force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT), strict=True)
 
         lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
-        return self.in_batches(lengths, 1, run, progress)
+        return self.in_batches(lengths, 1, 1, run, progress)
 
     def in_batches(
-        self, lengths: list[int], width: int, run: Callable[[list[int]], list[R]], progress: bool
-    ) -> list[R]:
-        """Run on batches of like length, the longest first, and put the results back in order. Where memory does not
-        suffice, this batch and those to come are halved.
+        self, lengths: list[int], width: int, queue: int,
+        run: Callable[[list[int], int], Iterable[tuple[int, R]]], progress: bool,
+    ) -> list[R]:  # fmt: skip
+        """What `run(rows, size)` yields with the row that each is of, in order. It gets rows of like length, the
+        longest first: `queue` times `size` of them, of which `size` are in work at a time. Where memory does not
+        suffice, sizes are halved from there on.
 
         Raises:
             UserError: it does not suffice for one line.
         """
         results: dict[int, R] = {}
-        batches = list(batches_by_length(lengths, width, self.config))
+        order = by_length(lengths)
+        most = len(order)
+
         with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
-            while batches:
-                rows = batches[0]
-                found = unless_out_of_memory(run, rows)
-                if found is not None:
-                    results.update(zip(rows, found, strict=True))
-                    bar.update(len(rows))
-                    del batches[0]
-                elif len(rows) == 1:
-                    remedy = f"; lower search.beam={width}" if width > 1 else ""
-                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}")
-                else:
-                    log.warning(f"out of memory for {len(rows):,} lines at a time: going on with half as many")
-                    halves = ((batch[: -(-len(batch) // 2)], batch[-(-len(batch) // 2) :]) for batch in batches)
-                    batches = [half for pair in halves for half in pair if half]
+
+            def work() -> None:
+                for row, result in run(order[: queue * size], size):
+                    results[row] = result
+                    bar.update()
+
+            while order:
+                size = min(batch_size(lengths[order[0]], width, self.config), most, len(order))
+                if out_of_memory(work):
+                    if size == 1:
+                        remedy = f"; lower search.beam={width}" if width > 1 else ""
+                        raise UserError(f"out of memory for one line of {lengths[order[0]] + 1:,} pieces{remedy}")
+                    log.warning(f"out of memory for {size:,} lines at a time: going on with half as many")
+                    most = size // 2
+                order = [row for row in order if row not in results]
         return [results[row] for row in range(len(lengths))]
 
     def read(self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = ()) -> Translation:
@@ -296,18 +301,20 @@ class Translator:
         )
 
 
-def unless_out_of_memory(run: Callable[[list[int]], list[R]], rows: list[int]) -> list[R] | None:
-    """What `run` returns, None where memory does not suffice. What it held is free again then."""
+def out_of_memory(work: Callable[[], None]) -> bool:
+    """Do this work. Returns whether memory does not suffice for it; what it held is free again then."""
     try:
-        return run(rows)
+        work()
     except (torch.OutOfMemoryError, MemoryError):
         pass
     except RuntimeError as error:  # not all allocators have a class of their own for it
         if not re.search("allocate memory|out of memory|ALLOC_FAILED", str(error)):
             raise
+    else:
+        return False
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return None
+    return True
 
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:
@@ -330,13 +337,22 @@ def warn_of_reach(model: Seq2Seq | Ensemble, lengths: Sequence[int] | np.ndarray
         )
 
 
-def batches_by_length(lengths: list[int], width: int, config: SearchConfig) -> Iterator[list[int]]:
-    """Rows of like length: `search.batch_sentences` of them, or as many as `search.batch_tokens` allows when each
-    counts its padded length times the beam; at least one."""
-    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+def by_length(lengths: Sequence[int]) -> list[int]:
+    """Rows, the longest first."""
+    return sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+
+
+def batch_size(longest: int, width: int, config: SearchConfig) -> int:
+    """Sentences at a time: `search.batch_sentences`, or as many as `search.batch_tokens` allows when each counts like
+    the longest, `</s>` included, times the beam; at least one."""
+    size = config.batch_sentences or max(1, config.batch_tokens // ((longest + 1) * width))
+    return size if config.batch_sentences or size < STEP else size - size % STEP
+
+
+def batches_by_length(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
+    """Rows of like length, a batch at a time."""
+    order = by_length(lengths)
     while order:
-        longest = lengths[order[0]] + 1
-        size = config.batch_sentences or max(1, config.batch_tokens // (longest * width))
-        size -= 0 if config.batch_sentences or size < STEP else size % STEP
+        size = batch_size(lengths[order[0]], 1, config)
         yield order[:size]
         order = order[size:]

@@ -32,7 +32,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     gold, counts = gold_of(pairs), LinkCounts()
     entropy: list[float] = []
     nats = correct = tokens = 0.0
-    for rows in batches_by_length(lengths, 1, SearchConfig(batch_tokens=4000)):
+    for rows in batches_by_length(lengths, SearchConfig(batch_tokens=4000)):
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         nats, correct = nats + loss.nats.item(), correct + loss.correct.item()

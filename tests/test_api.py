@@ -1,5 +1,6 @@
 """The Python API, and models as folders of their own."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,19 @@ def test_out_of_memory_halves_the_batch(
     model: nmt.Model, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = [translation.text for translation in model.translate(LINES * 4)]
-    real, most = translator.search, 2
+    real, most, calls = translator.stream, 2, 0
 
-    def short_of_memory(model: object, source_BS: torch.Tensor, *rest: object) -> object:
-        if len(source_BS) > most:
+    def short_of_memory(*arguments: Any) -> Iterator[Any]:
+        nonlocal calls
+        calls += 1
+        found = real(*arguments)
+        if calls == 2:
+            yield next(found)  # what was translated before is kept
+        if arguments[-1] > most:
             raise error
-        return real(model, source_BS, *rest)
+        yield from found
 
-    monkeypatch.setattr(translator, "search", short_of_memory)
+    monkeypatch.setattr(translator, "stream", short_of_memory)
     assert [translation.text for translation in model.translate(LINES * 4)] == expected
     assert "out of memory for 8 lines at a time" in caplog.text
     most = 0
@@ -84,7 +90,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: nmt.Model, monke
     def broken(*_: object) -> object:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(translator, "search", broken)
+    monkeypatch.setattr(translator, "stream", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         model.translate(LINES)
 

@@ -41,6 +41,7 @@ MODEL = {
 BELOW = DATA | MODEL  # what training and validation stand on
 BELOW |= {
     "alignment",
+    "beams",
     "checkpoint",
     "distributed",
     "files",
@@ -81,10 +82,11 @@ MAY_IMPORT = {
     "model.decoder": {"model.attention", "model.config", "model.recurrence", "model.windows"},
     "model.seq2seq": MODEL - {"model.seq2seq"},
     "model.ensemble": MODEL,
-    "search": MODEL,
+    "beams": MODEL,
+    "search": MODEL | {"beams"},
     "links": set(),
     "alignment": {"links"},
-    "translator": DATA | MODEL | {"alignment", "files", "search", "distributed"},
+    "translator": DATA | MODEL | {"alignment", "beams", "files", "search", "distributed"},
     "report": {"metrics", "translator"},
     "metrics": {"links"},
     "plot": set(),

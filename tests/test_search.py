@@ -168,7 +168,7 @@ def test_stopping_early_changes_nothing(options: str, n_best: int, monkeypatch: 
     source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | OPTIONS[options])
     early = search(model, source_BS, length_B, config)
-    monkeypatch.setattr("nmt.search.done", lambda beams, config: beams.limit_B < beams.tokens_BKT.shape[2])
+    monkeypatch.setattr("nmt.search.done", lambda beams, config: beams.limit_B <= beams.age_B)
     for found, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
         assert [(h.tokens, h.score) for h in found] == [(h.tokens, h.score) for h in expected]
 
@@ -195,6 +195,38 @@ def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> N
             assert least <= len(found.tokens) <= limit and (found.tokens[-1] == EOS or len(found.tokens) == limit)
             if config.no_repeat_ngram:
                 assert not repeats(found.tokens[max(0, len(given[row]) - 1) :], config.no_repeat_ngram)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "global": {"score": "additive"},
+    "covered": {"score": "general", "coverage": True},
+    "local_m": {"score": "dot", "window": "local_m", "heads": 2},
+    "local_p": {"score": "additive", "window": "local_p", "coverage": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", [*KINDS, "two models"])
+def test_sentences_that_take_the_places_of_others_are_translated_alike(options: str, kind: str) -> None:
+    """Some at a time, in any order of lengths, against all at once: tokens, scores, weights; and one with n best."""
+    if kind == "two models":
+        model: Any = Ensemble([sharp(model_of()), sharp(model_of("gnmt", "gru"))])
+    else:
+        model = sharp(attentive("input feeding", list(KINDS).index(kind), **KINDS[kind]), 1.5)
+    config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | OPTIONS[options])
+    given = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
+    for lengths in ((12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)):
+        source_BS, length_B, _ = ragged_batch(lengths)
+        wanted = search(model, source_BS, length_B, config, keep_weights=True, given=given)
+        assert len({len(hypotheses[0].tokens) for hypotheses in wanted}) > 2
+        for at_once in (1, 3, 5, 12, 20):
+            found = search(model, source_BS, length_B, config, keep_weights=True, given=given, at_once=at_once)
+            for hypotheses, expected, length in zip(found, wanted, lengths, strict=True):
+                assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
+                assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], abs=1e-9)
+                for one, other in zip(hypotheses, expected, strict=True):
+                    assert one.weights_TS is not None and other.weights_TS is not None
+                    torch.testing.assert_close(one.weights_TS[:, :length], other.weights_TS[:, :length])
 
 
 def test_coverage_knows_padding_and_what_no_window_shows() -> None:

@@ -67,6 +67,10 @@ class Score(nn.Module):
         if config.attention.coverage:
             self.coverage = nn.Parameter(torch.zeros(self.heads, 1, covered))
 
+    def keys(self, values_BSM: Tensor) -> Tensor:
+        """keys_BSA, projected once a sentence."""
+        return self.key(values_BSM)
+
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
@@ -89,6 +93,11 @@ class Additive(Score):
         self.v = nn.Parameter(torch.empty(self.size))
         uniform_(self.v.detach(), self.size)
 
+    def keys(self, values_BSM: Tensor) -> Tensor:
+        """In the dtype in which they are added up, so that no step has to cast them."""
+        keys_BSA = super().keys(values_BSM)
+        return keys_BSA.to(tanh_dtype(keys_BSA))
+
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
@@ -105,10 +114,11 @@ class Additive(Score):
         if coverage_RQW is not None:
             coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
             sums_RHQWA = sums_RHQWA + self.coverage[:, None].to(sums_RHQWA.dtype) * coverage_RHQWA
-        v = self.v.to(sums_RHQWA.dtype)
+        inner_RHQWA = torch.tanh(sums_RHQWA) if torch.is_grad_enabled() else sums_RHQWA.tanh_()
+        v = self.v.to(inner_RHQWA.dtype)
         if self.heads == 1:
-            return torch.tanh(sums_RHQWA) @ v  # faster than the product below
-        return (torch.tanh(sums_RHQWA) @ v.view(self.heads, 1, -1, 1)).squeeze(4)
+            return inner_RHQWA @ v  # faster than the product below
+        return (inner_RHQWA @ v.view(self.heads, 1, -1, 1)).squeeze(4)
 
 
 class Dot(Score):
@@ -187,7 +197,7 @@ class Attention(nn.Module):
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project keys and values of each sentence, once."""
-        values_BHSM, keys_BHSA = self.share(self.value(values_BSM)), self.share(self.score.key(values_BSM))
+        values_BHSM, keys_BHSA = self.share(self.value(values_BSM)), self.share(self.score.keys(values_BSM))
         return memory_of(values_BHSM, keys_BHSA, length_B, self.reach)
 
     def share(self, x_RQX: Tensor) -> Tensor:

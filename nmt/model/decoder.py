@@ -40,6 +40,20 @@ class DecoderState(NamedTuple):
         cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
         return DecoderState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
 
+    def put(self, rows_N: Tensor, others: "DecoderState") -> "DecoderState":
+        """The states of others in the place of these rows."""
+
+        def joined(own: Any, its: Any) -> Any:
+            if isinstance(own, tuple):
+                return tuple(map(joined, own, its))
+            return None if own is None else own.index_copy(0, rows_N, its)
+
+        return DecoderState(*joined(tuple(self), tuple(others)))
+
+    def narrow(self, positions: int) -> "DecoderState":
+        """With only the first source positions."""
+        return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
+
 
 class Gaze:
     """Attention through one call of the decoder: position and coverage go on from query to query, weights are kept."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,15 +13,20 @@ from nmt.model.recurrence import wide
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.windows import Memory
 
-
-class Memories(tuple[Memory, ...]):
-    def select(self, rows_B: Tensor) -> "Memories":
-        return Memories(memory.select(rows_B) for memory in self)
+P = TypeVar("P", Memory, DecoderState)
 
 
-class States(tuple[DecoderState, ...]):
-    def select(self, rows_N: Tensor) -> "States":
-        return States(state.select(rows_N) for state in self)
+class Each(tuple[P, ...]):
+    """The memories or the states of all members."""
+
+    def select(self, rows: Tensor) -> "Each[P]":
+        return Each(part.select(rows) for part in self)
+
+    def put(self, rows: Tensor, others: "Each[P]") -> "Each[P]":
+        return Each(own.put(rows, its) for own, its in zip(self, others, strict=True))
+
+    def narrow(self, positions: int) -> "Each[P]":
+        return Each(part.narrow(positions) for part in self)
 
 
 class Ensemble:
@@ -39,11 +45,13 @@ class Ensemble:
         """How many positions of a source all of them can attend to; None: all positions."""
         return min((member.reach for member in self.members if member.reach is not None), default=None)
 
-    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memories, States]:
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Each[Memory], Each[DecoderState]]:
         memories, states = zip(*(member.start(source_BS, length_B) for member in self.members), strict=True)
-        return Memories(memories), States(states)
+        return Each(memories), Each(states)
 
-    def decode(self, tokens_NT: Tensor, state: States, memory: Memories) -> tuple[Tensor, Weights | None, States]:
+    def decode(
+        self, tokens_NT: Tensor, state: Each[DecoderState], memory: Each[Memory]
+    ) -> tuple[Tensor, Weights | None, Each[DecoderState]]:
         """Features side by side, and the mean of the weights of those that attend."""
         members = zip(self.members, state, memory, strict=True)
         features, weights, states = zip(
@@ -52,7 +60,7 @@ class Ensemble:
         positions = memory[0].values_BHSM.shape[2]
         dense = [each.dense(positions) for each in weights if each is not None]
         mean = Weights(torch.stack(dense).mean(0), None) if dense else None
-        return torch.cat(features, 2), mean, States(states)
+        return torch.cat(features, 2), mean, Each(states)
 
     def logits(self, features: Tensor) -> Tensor:
         """The logarithm of the mean probability, which is its own log softmax."""

@@ -29,17 +29,18 @@ class Logits(NamedTuple):
 
 def survey(logits_NV: Tensor, hypotheses: int) -> Logits:
     """The logits of B sentences with so many hypotheses each. `<s>` and padding are struck out: never to be chosen."""
-    dtype = wide(logits_NV.dtype)
-    rows = max(1, CACHED // logits_NV.shape[1]) if logits_NV.device.type == "cpu" else len(logits_NV)
+    size = logits_NV.shape[1]
+    rows = max(1, CACHED // size) if logits_NV.device.type == "cpu" else len(logits_NV)
     found = []
     for part_NV in logits_NV.split(rows):
-        wide_NV = part_NV.to(dtype)
-        best_N1 = wide_NV.amax(1, keepdim=True)
-        lse_N1 = best_N1 + (wide_NV - best_N1).exp_().sum(1, keepdim=True).log()  # never below the best: log p <= 0
-        strike_out(wide_NV)
-        found.append((lse_N1.squeeze(1), largest(wide_NV)))
-    strike_out(logits_NV)
+        wide_NV = part_NV.to(wide(logits_NV.dtype))
+        largest_NG = largest(wide_NV)
+        best_N1 = torch.cat([largest_NG, wide_NV[:, size - size % BLOCK :]], 1).amax(1, keepdim=True)
+        lse_N = (best_N1 + (wide_NV - best_N1).exp_().sum(1, keepdim=True).log()).squeeze(1)  # never below the best
+        found.append((lse_N, largest_NG))
     lse_N, largest_NG = (torch.cat(parts) for parts in zip(*found, strict=True))
+    strike_out(logits_NV)
+    largest_NG[:, :1] = largest(logits_NV[:, :BLOCK])  # where `<s>` and padding are
     parts = (part.unflatten(0, (-1, hypotheses)) for part in (logits_NV, lse_N, largest_NG))
     return Logits(*parts)
 

@@ -32,6 +32,15 @@ class Memory(NamedTuple):
     def select(self, rows_B: Tensor) -> "Memory":
         return Memory(*(part.index_select(0, rows_B) for part in self))
 
+    def put(self, rows_B: Tensor, others: "Memory") -> "Memory":
+        """Others in the place of these rows. What it held of them is overwritten."""
+        return Memory(*(own.index_copy_(0, rows_B, its) for own, its in zip(self, others, strict=True)))
+
+    def narrow(self, positions: int) -> "Memory":
+        """With only the first source positions, where no sentence has more."""
+        values_BHSM, keys_BHSA = (part[..., :positions, :].contiguous() for part in self[:2])
+        return Memory(values_BHSM, keys_BHSA, self.length_B, self.visible_B, self.bias_BS[:, :positions])
+
 
 class View(NamedTuple):
     """What queries may look at."""
