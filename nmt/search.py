@@ -26,6 +26,8 @@ from nmt.model.attention import Weights
 from nmt.model.logits import Logits, largest, survey, top
 from nmt.model.recurrence import wide
 
+SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies
+
 
 class Model(Protocol):
     """Memory and state are the model's own affair; both have `select(rows)`, `put(rows, others)` and
@@ -266,7 +268,7 @@ def stream(
                 leave_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
                 yield from read_back(live.beams.of(leave_B), history, config)
                 live = live.of(stay_B)
-        elif int(over_B.sum()) >= max(1, at_once // STEP):
+        elif int(over_B.sum()) >= max(1, at_once // SHARE):
             if entered == encoded:
                 positions = int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max())
                 live, waiting = live.narrow(positions), encode(entered, positions)

@@ -23,7 +23,11 @@ def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
     weight_OI, bias_O = torch.randn(33, 96).to(dtype), torch.randn(33).to(dtype) if biased else None
     for part in (weight_OI, weight_OI[:, :40], weight_OI[:, 40:]):
         for x in (torch.randn(7, part.shape[1]).to(dtype), torch.randn(1, 3, part.shape[1]).to(dtype)):
-            torch.testing.assert_close(freeze(part, bias_O, int8=False)(x), F.linear(x, part, bias_O))
+            frozen, y = freeze(part, bias_O, int8=False), F.linear(x, part, bias_O)
+            torch.testing.assert_close(frozen(x), y)
+            for plus in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
+                rounding = {"rtol": 0.01, "atol": 0.05} if dtype == torch.bfloat16 else {}  # of y, before and after
+                torch.testing.assert_close(frozen(x, plus), y + plus, **rounding)
 
 
 def test_filled_rows_change_nothing() -> None:

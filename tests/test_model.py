@@ -151,7 +151,7 @@ def test_cells_pass_gradcheck(cell: str) -> None:
     step, gates, states = CELLS[cell]
     inputs = [torch.randn(2, 3 * gates, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     state = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(states)]
-    assert torch.autograd.gradcheck(lambda a, b, *s: step(a, b, s), (*inputs, *state))
+    assert torch.autograd.gradcheck(lambda a, b, *s: step(a, lambda h, plus=0: b + plus, s), (*inputs, *state))
 
 
 def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
@@ -163,7 +163,7 @@ def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
         linear = bind(w, b, torch.float64) if deferred else lambda x: F.linear(x, w, b)
         h = torch.zeros(3, 5, dtype=torch.float64)
         for x in x_TNI:
-            h = torch.tanh(linear(h) + x)
+            h = torch.tanh(linear(h, x) if deferred else linear(h) + x)
         h.square().sum().backward()
         assert w.grad is not None and b.grad is not None
         return h.detach(), w.grad, b.grad

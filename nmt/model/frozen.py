@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Map = Callable[[Tensor], Tensor]
+Map = Callable[..., Tensor]  # (x, plus): x W^T + b, and `plus` if it is given
 LARGEST = 127
 PACKED = []  # dtypes that oneDNN takes on this processor
 if torch.backends.mkldnn.is_available():
@@ -17,13 +17,17 @@ if torch.backends.mkldnn.is_available():
 
 
 def freeze(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Map:
-    """x -> x W^T + b, for x of the dtype of W. Later changes of W are not seen."""
+    """(x, plus) -> x W^T + b + plus, for x of the dtype of W. Later changes of W are not seen."""
     weight_OI, bias_O = weight_OI.detach(), None if bias_O is None else bias_O.detach()
     if int8:
         return rounding(weight_OI, bias_O)
     if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKED:
         return packed(weight_OI, bias_O)
-    return lambda x: F.linear(x, weight_OI, bias_O)
+    return lambda x, plus=None: sum_of(F.linear(x, weight_OI, bias_O), plus)
+
+
+def sum_of(y: Tensor, plus: Tensor | None) -> Tensor:
+    return y if plus is None else y + plus
 
 
 def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
@@ -33,8 +37,12 @@ def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     product = torch.ops.mkldnn._linear_pointwise
     least = 2 if weight_OI.dtype == torch.float32 else 1
 
-    def several(x: Tensor) -> Tensor:
-        return product(x, blocks, bias_O, "none", [], "") if len(x) >= least else F.linear(x, weight_OI, bias_O)
+    def several(x: Tensor, plus: Tensor | None = None) -> Tensor:
+        if len(x) < least:
+            return sum_of(F.linear(x, weight_OI, bias_O), plus)
+        if plus is None:
+            return product(x, blocks, bias_O, "none", [], "")
+        return product.binary(x, plus, blocks, bias_O, "add")  # without another pass over y
 
     return several
 
@@ -51,11 +59,11 @@ def rounding(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     int8_OI, scale_O1 = rounded(weight_OI)
     int8_IO, scale_O = int8_OI.t(), scale_O1.squeeze(1)
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor, plus: Tensor | None = None) -> Tensor:
         int8_NI, scale_N1 = rounded(x.flatten(0, -2))
         y_NO = torch._int_mm(int8_NI, int8_IO).to(x.dtype).mul_(scale_O).mul_(scale_N1)
         if bias_O is not None:
             y_NO += bias_O
-        return y_NO.view(*x.shape[:-1], -1)
+        return sum_of(y_NO.view(*x.shape[:-1], -1), plus)
 
     return product

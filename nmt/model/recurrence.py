@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.frozen import Map, freeze
+from nmt.model.frozen import Map, freeze, sum_of
 
 CACHED = 2**19  # numbers that a processor's own caches hold
 ROWS = 128  # what `filled` fills up to
@@ -127,16 +127,17 @@ class _Step(torch.autograd.Function):
 
 
 def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
-    """A linear map x_NI -> x W^T + b for one step loop: cast once, its weights' gradients one product at the end.
+    """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: cast once, its weights' gradients one product at
+    the end.
 
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
     if not torch.is_grad_enabled():
         weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
-        return lambda x_NI: F.linear(x_NI, weight, bias)
+        return lambda x_NI, plus=None: sum_of(F.linear(x_NI, weight, bias), plus)
     tape: Tape = []
     anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
-    return lambda x_NI: _Step.apply(x_NI, *anchors, tape)
+    return lambda x_NI, plus=None: sum_of(_Step.apply(x_NI, *anchors, tape), plus)
 
 
 class _Table(torch.autograd.Function):
@@ -226,23 +227,23 @@ class _LSTMCell(torch.autograd.Function):
         return dgates_NG, dc * f
 
 
-def lstm_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
+def lstm_cell(inputs_NG: Tensor, hidden: Map, state: State) -> State:
     """One LSTM step (Hochreiter and Schmidhuber 1997, with forget gates) from its pre-activations.
 
     i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
-    `inputs_NG` is what comes from the input, `hidden_NG` what comes from h_{t-1}, biases included.
+    `inputs_NG` is what comes from the input, `hidden(h_{t-1})` the rest, biases included.
     """
-    gates_NG = inputs_NG + hidden_NG
+    gates_NG = hidden(state[0], inputs_NG)
     return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else _lstm(gates_NG, state[1])[:2]
 
 
-def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, state: State) -> State:
+def gru_cell(inputs_NG: Tensor, hidden: Map, state: State) -> State:
     """One GRU step (Cho et al. 2014) with the reset gate after the product, as in cuDNN, from its pre-activations.
 
     r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n.
     """
     h_ND = state[0]
-    size = h_ND.shape[1]
+    hidden_NG, size = hidden(h_ND), h_ND.shape[1]
     r, z = torch.sigmoid(inputs_NG[:, : 2 * size] + hidden_NG[:, : 2 * size]).split(size, 1)
     n = tanh(torch.addcmul(inputs_NG[:, 2 * size :], r, hidden_NG[:, 2 * size :]))
     return (torch.lerp(n, h_ND, z),)
@@ -309,8 +310,7 @@ class RNN(nn.Module):
             hidden_map = bind(self.weight_hh, self.bias_hh, dtype)
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
-            mapped_NG = input_map(x_NI)
-            return self.cell(mapped_NG if inputs_NG is None else mapped_NG + inputs_NG, hidden_map(state[0]), state)
+            return self.cell(input_map(x_NI, inputs_NG), hidden_map, state)
 
         return step
 
