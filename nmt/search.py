@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nmt.beams import Beams, Hypothesis, Live, Step, begin, rank, read_back, record
 from nmt.config import EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
-from nmt.model.logits import Logits, largest, survey, top
+from nmt.model.logits import log_probabilities, top
 from nmt.model.recurrence import wide
 
 SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies
@@ -41,25 +41,24 @@ class Model(Protocol):
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
-def forbid(ahead: Logits, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Logits:
+def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
     of `given_BP` is PAD: nothing is given any more."""
     last = given_BP.shape[1] - 1
     if not (config.min_length or config.min_ratio or config.no_repeat_ngram or last):
-        return ahead
-    logits_BKV = ahead.logits_BKV
-    allowed_BKV = logits_BKV.clone()
+        return logp_BKV
+    allowed_BKV = logp_BKV.clone()
     allowed_BKV[..., EOS].masked_fill_((beams.age_B + 1 < beams.least_B).unsqueeze(1), float("-inf"))
     if config.no_repeat_ngram:
         allowed_BKV.scatter_(2, repeating(beams.tokens_BKT, config.no_repeat_ngram), float("-inf"))
     stuck_BK = allowed_BKV.amax(2) == float("-inf")
-    allowed_BKV[..., EOS] = torch.where(stuck_BK, logits_BKV[..., EOS], allowed_BKV[..., EOS])
+    allowed_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], allowed_BKV[..., EOS])
     if last:
         wanted_B11 = given_BP[beams.sentence_B, beams.age_B.clamp(max=last)].view(-1, 1, 1)
-        others_BKV = torch.arange(logits_BKV.shape[2], device=logits_BKV.device) != wanted_B11
-        given_BKV = logits_BKV.masked_fill(others_BKV, float("-inf"))
+        others_BKV = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != wanted_B11
+        given_BKV = logp_BKV.masked_fill(others_BKV, float("-inf"))
         allowed_BKV = torch.where(wanted_B11 == PAD, allowed_BKV, given_BKV)
-    return Logits(allowed_BKV, ahead.lse_BK, largest(allowed_BKV))
+    return allowed_BKV
 
 
 def repeating(tokens_BKT: Tensor, n: int) -> Tensor:
@@ -82,23 +81,19 @@ def cover(beams: Beams, weights: Weights) -> Beams:
     return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
 
 
-def expand(ahead: Logits, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by, None for
     nothing; of a finished hypothesis only itself."""
-    logits_BKV, lse_BK, largest_BKG = ahead
-    choices = min(logits_BKV.shape[1], logits_BKV.shape[2])
-    if handicap_BV is None:
-        token_BKC = top(logits_BKV, choices, largest_BKG)
-    else:
-        token_BKC = (logits_BKV - handicap_BV.unsqueeze(1)).topk(choices).indices
-    logp_BKC = logits_BKV.gather(2, token_BKC) - lse_BK.unsqueeze(2)
+    choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
+    token_BKC = top(logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1), choices)
+    logp_BKC = logp_BKV.gather(2, token_BKC)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
     logp_BKC[:, :, 0].masked_fill_(beams.finished_BK, 0)
     logp_BKC[:, :, 1:].masked_fill_(finished_BK1, float("-inf"))
     score_BKC = beams.score_BK.unsqueeze(2) + logp_BKC
     handicap_BKC = None
     if handicap_BV is not None:
-        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logits_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
+        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
     return score_BKC, torch.where(finished_BK1, PAD, token_BKC), handicap_BKC
 
 
@@ -140,22 +135,22 @@ def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: T
     )
 
 
-def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
+def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
     """A step of beam search, and the hypothesis that each came from, None where there is but one. Several groups go one
     after the other, and a token costs a group `diversity` for each hypothesis of an earlier group that takes it now
     (Vijayakumar et al. 2016, with Hamming diversity)."""
     if config.width == 1:
-        score_B1C, token_B1C, _ = expand(ahead, beams)
+        score_B1C, token_B1C, _ = expand(logp_BKV, beams)
         return append(beams, None, token_B1C[:, :, 0], score_B1C[:, :, 0]), None
     if config.groups == 1:
-        return select(*expand(ahead, beams), beams, config)
+        return select(*expand(logp_BKV, beams), beams, config)
     size = config.width // config.groups
-    taken_BV = torch.zeros_like(ahead.logits_BKV[:, 0], dtype=ahead.lse_BK.dtype)
+    taken_BV = torch.zeros_like(logp_BKV[:, 0])
     grown, parents = [], []
     for first in range(0, config.width, size):
         own = slice(first, first + size)
         group = beams.slots(own)
-        group, parent_BK = select(*expand(ahead.of(own), group, config.diversity * taken_BV), group, config)
+        group, parent_BK = select(*expand(logp_BKV[:, own], group, config.diversity * taken_BV), group, config)
         last_BK = group.tokens_BKT[:, :, -1]
         taken_BV.scatter_add_(1, last_BK, torch.ones_like(last_BK, dtype=taken_BV.dtype))
         grown.append(group)
@@ -167,12 +162,11 @@ def grow(ahead: Logits, beams: Beams, config: SearchConfig) -> tuple[Beams, Tens
     return Beams(*together), torch.cat(parents, 1)
 
 
-def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> Beams:
+def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> Beams:
     """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
     the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
-    logits_BKV, lse_BK, _ = ahead
-    size = logits_BKV.shape[2]
-    ranked_BKV, token_BKV = logits_BKV.to(lse_BK.dtype).topk(min(config.top_k or size, size))
+    size = logp_BKV.shape[2]
+    ranked_BKV, token_BKV = logp_BKV.topk(min(config.top_k or size, size))
     p_BKV = torch.softmax((ranked_BKV - ranked_BKV[:, :, :1]) / config.temperature, 2)
     before_BKV = p_BKV.cumsum(2) - p_BKV
     p_BKV = p_BKV.masked_fill(before_BKV >= config.top_p, 0)
@@ -180,7 +174,7 @@ def sample(ahead: Logits, beams: Beams, config: SearchConfig, draw_BK: Tensor) -
     place_BK1 = (sums_BKV <= draw_BK.unsqueeze(2) * sums_BKV[:, :, -1:]).sum(2, keepdim=True)
     last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
     token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1).clamp(min=0)).squeeze(2)
-    logp_BK = logits_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2) - lse_BK
+    logp_BK = logp_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2)
     score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
     return append(beams, None, token_BK.masked_fill(beams.finished_BK, PAD), score_BK)
 
@@ -288,14 +282,15 @@ def advance(
     those of before looked."""
     memory, state, beams = live
     features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
-    ahead = forbid(survey(model.logits(features_NTD[:, 0]), config.width), beams, config, given_BP)
+    logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (-1, config.width))
+    logp_BKV = forbid(logp_BKV, beams, config, given_BP)
     if config.coverage_penalty:
         assert weights is not None
         beams = cover(beams, weights)
     if draw_BTK is not None:
         step_B = beams.age_B.clamp(max=draw_BTK.shape[1] - 1)  # older ones are over
-        return Live(memory, state, sample(ahead, beams, config, draw_BTK[beams.sentence_B, step_B])), None, weights
-    beams, parent_BK = grow(ahead, beams, config)
+        return Live(memory, state, sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])), None, weights
+    beams, parent_BK = grow(logp_BKV, beams, config)
     if parent_BK is not None:
         first_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1) * config.width
         state = state.select((first_B1 + parent_BK).flatten())
@@ -312,8 +307,7 @@ def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) 
     found = []
     for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
         ids_T = wanted_T[wanted_T != PAD]
-        logits_T1V, lse_T1, _ = survey(model.logits(features_TD[: len(ids_T)]), 1)
-        logp_T1 = logits_T1V.squeeze(1).gather(1, ids_T.unsqueeze(1)) - lse_T1
+        logp_T1 = log_probabilities(model.logits(features_TD[: len(ids_T)])).gather(1, ids_T.unsqueeze(1))
         score = sum(logp_T1.flatten().tolist())  # in fp64, as in search
         weights_TS = None if dense_BTS is None else dense_BTS[row, : len(ids_T)]
         found.append(Hypothesis(ids_T.tolist(), score, weights_TS))
