@@ -20,7 +20,8 @@ from nmt.model.recurrence import wide
 class Hypothesis:
     tokens: list[int]  # with `</s>`, unless cut at the maximum length
     score: float  # summed log-probability, without penalties
-    weights_TS: Tensor | None  # attention weights, a row for each token; None where not kept, or without attention
+    weights_TS: Tensor | None  # attention weights, a row for each token and a column for each source piece at least;
+    # None where not kept, or without attention
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Live(NamedTuple):
         return Live(self.memory.select(rows_B), self.state.select(self.beams.rows(rows_B)), self.beams.of(rows_B))
 
     def put(self, rows_B: Tensor, others: "Live") -> "Live":
-        """Others in the place of these rows."""
+        """Others in the place of these rows. The memory before is overwritten."""
         return Live(
             self.memory.put(rows_B, others.memory),
             self.state.put(self.beams.rows(rows_B), others.state),
@@ -96,10 +97,10 @@ class Live(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of those in search appended, kept until hypotheses are read back."""
+    """What one step appended, kept until hypotheses are read back."""
 
-    row_B: Tensor  # of each sentence among all, where it was in search
-    parent_BK: Tensor
+    row_B: Tensor  # of each of all sentences, where it was in search
+    parent_BK: Tensor  # of those in search, as is what follows
     weights_BKS: Tensor
 
 
@@ -141,12 +142,12 @@ def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchCo
 
 
 # ----------------------------------------------------------------------------------------------------- what was found
-def record(in_search_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor, sentences: int) -> Step:
-    """One step of the sentences in search."""
-    device = in_search_B.device
+def record(sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor, sentences: int) -> Step:
+    """One step of the sentences in search, of so many in all."""
+    device = sentence_B.device
     row_B = torch.zeros(sentences, dtype=torch.int64, device=device)
-    row_B[in_search_B] = torch.arange(len(in_search_B), device=device)
-    weights_BKS = weights_N1S.view(len(in_search_B), -1, weights_N1S.shape[2])
+    row_B[sentence_B] = torch.arange(len(sentence_B), device=device)
+    weights_BKS = weights_N1S.view(len(sentence_B), -1, weights_N1S.shape[2])
     if parent_BK is None:
         parent_BK = torch.arange(weights_BKS.shape[1], device=device).expand(weights_BKS.shape[:2])
     return Step(row_B, parent_BK, weights_BKS)

@@ -30,8 +30,8 @@ SHARE = 16  # where one in so many sentences is over, others take their places: 
 
 
 class Model(Protocol):
-    """Memory and state are the model's own affair; both have `select(rows)`, `put(rows, others)` and
-    `narrow(positions)`."""
+    """Memory and state are the model's own affair; both have `select(rows)`, `put(rows, others)`, after which what it
+    was called on is not used again, and `narrow(positions)`."""
 
     dtype: torch.dtype
 
@@ -45,7 +45,8 @@ def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tenso
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
     of `given_BP` is PAD: nothing is given any more."""
     last = given_BP.shape[1] - 1
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or last):
+    giving = last > 0 and bool((beams.age_B < last).any())
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or giving):
         return logp_BKV
     allowed_BKV = logp_BKV.clone()
     allowed_BKV[..., EOS].masked_fill_((beams.age_B + 1 < beams.least_B).unsqueeze(1), float("-inf"))
@@ -53,7 +54,7 @@ def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tenso
         allowed_BKV.scatter_(2, repeating(beams.tokens_BKT, config.no_repeat_ngram), float("-inf"))
     stuck_BK = allowed_BKV.amax(2) == float("-inf")
     allowed_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], allowed_BKV[..., EOS])
-    if last:
+    if giving:
         wanted_B11 = given_BP[beams.sentence_B, beams.age_B.clamp(max=last)].view(-1, 1, 1)
         others_BKV = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != wanted_B11
         given_BKV = logp_BKV.masked_fill(others_BKV, float("-inf"))
@@ -249,30 +250,31 @@ def stream(
     history: list[Step] = []
     steps = 0
     while len(live.beams.sentence_B):
-        in_search_B, steps = live.beams.sentence_B, steps + 1
+        steps += 1
         live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
-            history.append(record(in_search_B, parent_BK, weights.dense(positions), sentences))
+            history.append(record(live.beams.sentence_B, parent_BK, weights.dense(positions), sentences))
         if steps < shortest and not live.beams.finished_BK.any():
             continue
         over_B = done(live.beams, config)
         live.beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
         if entered == sentences:
             if (stay_B := staying(over_B)) is not None:
-                leave_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
-                yield from read_back(live.beams.of(leave_B), history, config)
+                leaves_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
+                yield from read_back(live.beams.of(leaves_B), history, config)
                 live = live.of(stay_B)
         elif int(over_B.sum()) >= max(1, at_once // SHARE):
             if entered == encoded:
                 positions = int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max())
-                live, waiting = live.narrow(positions), encode(entered, positions)
+                live = waiting = live.narrow(positions)  # those waiting have all come in: their memory is free
+                waiting = encode(entered, positions)
                 encoded += len(waiting.beams.sentence_B)
                 history = history[-int(live.beams.age_B.max()) :]
-            leave_B = over_B.nonzero().squeeze(1)[: encoded - entered]
-            yield from read_back(live.beams.of(leave_B), history, config)
-            enter_B = torch.arange(entered, entered + len(leave_B), device=device)
-            live = live.put(leave_B, waiting.of(enter_B - waiting.beams.sentence_B[0]))
-            entered += len(leave_B)
+            rows_B = over_B.nonzero().squeeze(1)[: encoded - entered]
+            yield from read_back(live.beams.of(rows_B), history, config)
+            next_B = torch.arange(entered, entered + len(rows_B), device=device)
+            live = live.put(rows_B, waiting.of(next_B - waiting.beams.sentence_B[0]))
+            entered += len(rows_B)
 
 
 def advance(

@@ -246,7 +246,7 @@ class Translator:
         run: Callable[[list[int], int], Iterable[tuple[int, R]]], progress: bool,
     ) -> list[R]:  # fmt: skip
         """What `run(rows, size)` yields with the row that each is of, in order. It gets rows of like length, the
-        longest first: `queue` times `size` of them, of which `size` are in work at a time. Where memory does not
+        longest first: up to `queue` times `size` of them, of which `size` are in work at a time. Where memory does not
         suffice, sizes are halved from there on.
 
         Raises:
@@ -259,19 +259,25 @@ class Translator:
         with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
 
             def work() -> None:
-                for row, result in run(order[: queue * size], size):
+                for row, result in run(rows, size):
                     results[row] = result
                     bar.update()
 
             while order:
-                size = min(batch_size(lengths[order[0]], width, self.config), most, len(order))
-                if out_of_memory(work):
-                    if size == 1:
-                        remedy = f"; lower search.beam={width}" if width > 1 else ""
-                        raise UserError(f"out of memory for one line of {lengths[order[0]] + 1:,} pieces{remedy}")
-                    log.warning(f"out of memory for {size:,} lines at a time: going on with half as many")
-                    most = size // 2
+                whole = batch_size(lengths[order[0]], width, self.config)
+                size = min(whole, most, len(order))
+                # Much shorter lines can be more at a time.
+                rows = [
+                    row for row in order[: queue * size] if batch_size(lengths[row], width, self.config) < 2 * whole
+                ]
+                short = out_of_memory(work)
                 order = [row for row in order if row not in results]
+                if short and len(rows) == 1:
+                    remedy = f"; lower search.beam={width}" if width > 1 else ""
+                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}")
+                if short:
+                    log.warning(f"out of memory for {size:,} lines at a time: going on with fewer")
+                    most, queue = max(1, size // 2), queue if size > 1 else 1
         return [results[row] for row in range(len(lengths))]
 
     def read(self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = ()) -> Translation:

@@ -81,7 +81,16 @@ def test_out_of_memory_halves_the_batch(
     monkeypatch.setattr(translator, "stream", short_of_memory)
     assert [translation.text for translation in model.translate(LINES * 4)] == expected
     assert "out of memory for 8 lines at a time" in caplog.text
+
+    def short_of_two(*arguments: Any) -> Iterator[Any]:
+        if len(arguments[1]) > 1:
+            raise error  # even for those that only wait
+        yield from real(*arguments)
+
+    monkeypatch.setattr(translator, "stream", short_of_two)
+    assert [translation.text for translation in model.translate(LINES * 4)] == expected
     most = 0
+    monkeypatch.setattr(translator, "stream", short_of_memory)
     with pytest.raises(nmt.UserError, match="out of memory for one line of .* lower search.beam=3"):
         model.translate(LINES)
 
