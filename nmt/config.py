@@ -60,7 +60,7 @@ class TrainConfig:
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
     coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
-    guided_alignment: float = 0.0  # weight of a loss on the distance of attention from gold links (data.alignments)
+    guided_alignment: float = 0.0  # a loss on how far attention is from gold links (data.alignments): its last weight
     patience: int | None = None  # validations without a better one before training stops; null: never
     keep: int = 1  # best checkpoints kept beside the last
 

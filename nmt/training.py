@@ -165,6 +165,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     batches = [assemble(state.train, part, seed_of(run.seed, progress.step, i)) for i, part in enumerate(parts)]
     tokens = sum(int(batch.target_length_B.sum()) for batch in batches)
     rate = learning_rate(run.optim, progress.step + 1, last_step, progress.decays)
+    share = (progress.step + 1) / last_step
     for group in state.optimiser.param_groups:
         group["lr"] = rate
 
@@ -174,7 +175,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
         torch.manual_seed(seed_of(run.seed, progress.step, i))
         batch = batch.to(state.device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
-        (objective(run.train, batch, loss, weights) / tokens).backward()
+        (objective(run.train, batch, loss, weights, share) / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
@@ -185,15 +186,16 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     return Sums(*(sum(parts) for parts in zip(*sums, strict=True))), source_tokens, tokens
 
 
-def objective(config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None) -> torch.Tensor:
-    """What training minimises: smoothed cross-entropy, and what is asked of attention."""
+def objective(config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None, share: float) -> torch.Tensor:
+    """What training minimises: smoothed cross-entropy, and what is asked of attention. Gold links weigh as much as the
+    `share` of training that is done: asked for from the first, they cost translation quality."""
     total = loss.smoothed
     if config.coverage_loss and weights is not None:
         inside_BT = batch.target_BT[:, 1:] != PAD
         total = total + config.coverage_loss * coverage_loss(weights.dense(batch.source_BS.shape[1]), inside_BT)
     if config.guided_alignment and weights is not None:
         dense_BTS = weights.dense(batch.source_BS.shape[1])
-        total = total + config.guided_alignment * guidance_loss(dense_BTS, batch.guide_BTS)
+        total = total + config.guided_alignment * share * guidance_loss(dense_BTS, batch.guide_BTS)
     return total
 
 

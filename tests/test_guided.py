@@ -11,12 +11,14 @@ from conftest import TINY, works, write_corpus
 
 from nmt.alignment import extract_links
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, encode_corpus, guide
+from nmt.data.batching import assemble, encode_corpus, guide, make_batch
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer, words
 from nmt.errors import UserError
 from nmt.links import gold_of
-from nmt.model.loss import guidance_loss
+from nmt.model.attention import Weights
+from nmt.model.loss import Loss, guidance_loss
+from nmt.training import objective
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,17 @@ def test_links_mean_the_words_of_the_text_however_it_is_normalised(tmp_path: Pat
             assert extract_links(guide_BTS[row, : len(target), : len(source)], source, target) == links
         assert tokenizer.source.words_of(texts["source"][0], sources[0])[-1] == 2
         assert not guide_BTS[2].any()
+
+
+def test_links_weigh_more_as_training_goes_on() -> None:
+    guide_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
+    batch = make_batch([[5, 6]], [[7]])._replace(guide_BTS=guide_BTS)
+    weights_BTS = torch.softmax(torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(1)), 2)
+    loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
+    added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
+    for share in (0.0, 0.25, 1.0):
+        found = objective(TrainConfig(guided_alignment=0.4), batch, loss, Weights(weights_BTS, None), share)
+        torch.testing.assert_close(found, 3 + share * added)
 
 
 def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
