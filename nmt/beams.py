@@ -45,8 +45,8 @@ class Beams:
         return Beams(*parts)
 
     def put(self, rows_B: Tensor, others: "Beams") -> "Beams":
-        """Others, who have not begun, in the place of these rows."""
-        before = self.tokens_BKT.shape[2] - 1
+        """Others, who are younger, in the place of these rows."""
+        before = self.tokens_BKT.shape[2] - others.tokens_BKT.shape[2]
         others = replace(others, tokens_BKT=F.pad(others.tokens_BKT, (before, 0), value=PAD))
         both = zip(self.parts(), others.parts(), strict=True)
         parts: Any = (None if own is None else own.index_copy(0, rows_B, its) for own, its in both)
@@ -104,6 +104,14 @@ class Step:
     weights_BKS: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """Where all sentences looked."""
+
+    first_BS: Tensor  # for their first tokens
+    steps: list[Step]  # for what followed; none without attention, or where weights are not asked for
+
+
 def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
     """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
     slots = len(length_B), config.width
@@ -153,22 +161,25 @@ def record(sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor, se
     return Step(row_B, parent_BK, weights_BKS)
 
 
-def trace(history: list[Step], beams: Beams) -> Tensor:
-    """weights_BKTS of the hypotheses: their parents are followed from the last step back. The first rows of sentences
-    that came later mean nothing."""
+def trace(history: History, beams: Beams) -> Tensor:
+    """weights_BKTS of the hypotheses: their parents are followed from the last step back. Of sentences that came later
+    only the last rows mean something, so many as they have tokens."""
     slot_BK = torch.arange(beams.score_BK.shape[1], device=beams.score_BK.device).expand_as(beams.score_BK)
-    positions, found = history[-1].weights_BKS.shape[2], []
-    for step in reversed(history[-int(beams.age_B.max()) :]):
+    positions, found = history.steps[-1].weights_BKS.shape[2], []
+    for step in reversed(history.steps[1 - int(beams.age_B.max()) :]):
         row_B1 = step.row_B[beams.sentence_B].unsqueeze(1)
         slot_BK = step.parent_BK[row_B1, slot_BK]
         found.append(step.weights_BKS[row_B1, slot_BK, :positions])
-    return torch.stack(found[::-1], 2).cpu()
+    weights_BKTS = F.pad(torch.stack(found[::-1], 2), (0, 0, 1, 0))
+    rows_B = torch.arange(len(weights_BKTS), device=slot_BK.device)
+    weights_BKTS[rows_B, :, -beams.age_B] = history.first_BS[beams.sentence_B, :positions].unsqueeze(1)
+    return weights_BKTS.cpu()
 
 
-def read_back(beams: Beams, history: list[Step], config: SearchConfig) -> Iterator[tuple[int, list[Hypothesis]]]:
+def read_back(beams: Beams, history: History, config: SearchConfig) -> Iterator[tuple[int, list[Hypothesis]]]:
     """The number of each sentence and its n best hypotheses, in order, fewer where there were fewer distinct ones than
     slots; samples as they were drawn."""
-    weights_BKTS = trace(history, beams) if history else None
+    weights_BKTS = trace(history, beams) if history.steps else None
     ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     if config.sample:
         ranked_BK = torch.zeros_like(ranked_BK)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.beams import Beams, Hypothesis, Live, Step, begin, rank, read_back, record
+from nmt.beams import Beams, History, Hypothesis, Live, begin, rank, read_back, record
 from nmt.config import EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
 from nmt.model.logits import log_probabilities, top
@@ -76,7 +76,7 @@ def cover(beams: Beams, weights: Weights) -> Beams:
     """Add a step's weights to what live hypotheses have covered: sum_s log min(sum_t a_ts, 1) (Wu et al. 2016, eq. 14),
     where no position counts for less than e^-20."""
     assert beams.coverage_BKS is not None
-    step_BKS = weights.dense(beams.coverage_BKS.shape[2]).view(beams.coverage_BKS.shape)
+    step_BKS = weights.dense(beams.coverage_BKS.shape[2]).view(len(beams.coverage_BKS), -1, beams.coverage_BKS.shape[2])
     coverage_BKS = beams.coverage_BKS + step_BKS * ~beams.finished_BK.unsqueeze(2)
     covered_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
     return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
@@ -239,21 +239,27 @@ def stream(
     if config.sample:
         draw_BTK = draws(source_BS, length_B, int(everyone.limit_B.max()), config).to(device, wide(model.dtype))
 
+    history = History(torch.zeros(sentences, positions, dtype=wide(model.dtype), device=device), [])
+
     def encode(first: int, positions: int) -> Live:
+        """The next sentences, and the first token of their hypotheses."""
         rows_B = torch.arange(first, min(first + at_once, sentences), device=device)
         memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
-        rows_N = torch.arange(len(rows_B), device=device).repeat_interleave(config.width)
-        return Live(memory, state.select(rows_N), everyone.of(rows_B).narrow(positions))
+        live = Live(memory, state, everyone.of(rows_B).narrow(positions))
+        live, _, weights = advance(model, live, config, given_BP, draw_BTK)
+        if keep_weights and weights is not None:
+            history.first_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
+        live.beams.finished_BK |= done(live.beams, config).unsqueeze(1)
+        return live
 
     live = waiting = encode(0, positions)
     entered = encoded = at_once  # so many sentences have come into search; so many have a memory
-    history: list[Step] = []
-    steps = 0
+    steps = 1
     while len(live.beams.sentence_B):
         steps += 1
         live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
-            history.append(record(live.beams.sentence_B, parent_BK, weights.dense(positions), sentences))
+            history.steps.append(record(live.beams.sentence_B, parent_BK, weights.dense(positions), sentences))
         if steps < shortest and not live.beams.finished_BK.any():
             continue
         over_B = done(live.beams, config)
@@ -269,7 +275,7 @@ def stream(
                 live = waiting = live.narrow(positions)  # those waiting have all come in: their memory is free
                 waiting = encode(entered, positions)
                 encoded += len(waiting.beams.sentence_B)
-                history = history[-int(live.beams.age_B.max()) :]
+                del history.steps[: -int(live.beams.age_B.max())]
             rows_B = over_B.nonzero().squeeze(1)[: encoded - entered]
             yield from read_back(live.beams.of(rows_B), history, config)
             next_B = torch.arange(entered, entered + len(rows_B), device=device)
@@ -281,21 +287,28 @@ def advance(
     model: Model, live: Live, config: SearchConfig, given_BP: Tensor, draw_BTK: Tensor | None
 ) -> tuple[Live, Tensor | None, Weights | None]:
     """One token more for each hypothesis. Returns which hypothesis of before it continues, None for itself, and where
-    those of before looked."""
+    those of before looked. Before the first token hypotheses are alike: a sentence has one row of `live.state`."""
     memory, state, beams = live
-    features_NTD, weights, state = model.decode(beams.tokens_BKT[:, :, -1:].flatten(0, 1), state, memory)
-    logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (-1, config.width))
+    sentences, slots = beams.score_BK.shape
+    alike = beams.tokens_BKT.shape[2] == 1
+    last_BK1 = beams.tokens_BKT[:, : 1 if alike else slots, -1:]
+    features_NTD, weights, state = model.decode(last_BK1.flatten(0, 1), state, memory)
+    logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
     logp_BKV = forbid(logp_BKV, beams, config, given_BP)
     if config.coverage_penalty:
         assert weights is not None
         beams = cover(beams, weights)
+    parent_BK = None
     if draw_BTK is not None:
         step_B = beams.age_B.clamp(max=draw_BTK.shape[1] - 1)  # older ones are over
-        return Live(memory, state, sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])), None, weights
-    beams, parent_BK = grow(logp_BKV, beams, config)
-    if parent_BK is not None:
-        first_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1) * config.width
-        state = state.select((first_B1 + parent_BK).flatten())
+        beams = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])
+    else:
+        beams, parent_BK = grow(logp_BKV, beams, config)
+    first_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1)
+    if alike:
+        state = state.select(first_B1.expand(-1, slots).flatten())
+    elif parent_BK is not None:
+        state = state.select((first_B1 * slots + parent_BK).flatten())
     return Live(memory, state, beams), parent_BK, weights
 
 

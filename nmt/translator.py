@@ -170,7 +170,7 @@ class Translator:
 
     def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""
-        given = self.tokenizer.target.encode([""] * len(lines) if beginnings is None else list(beginnings))
+        given = [[] for _ in lines] if beginnings is None else self.tokenizer.target.encode(list(beginnings))
         found = []
         for number, (line, ids, beginning) in enumerate(
             zip(lines, self.tokenizer.source.encode(list(lines)), given, strict=True)

@@ -91,6 +91,19 @@ def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
         assert found.score == pytest.approx(wanted.score, rel=0.02)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
+        model = model_of(style, cell=cell).eval()
+        place(model, precision, torch.device("cpu"))
+        assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
+        found = force(model, source_BS, length_B, target_BT)
+        model.inputs_VG = None
+        for own, wanted in zip(found, force(model, source_BS, length_B, target_BT), strict=True):
+            assert own.score == pytest.approx(wanted.score, rel=1e-6)
+
+
 def test_members_of_an_ensemble_may_be_int8() -> None:
     source_BS, length_B, target_BT = ragged_batch()
     models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]

@@ -33,6 +33,7 @@ WORD = re.compile("▁[^▁]*")
 FIRST_BYTE, BYTE_PIECES = len(SPECIALS), 256  # byte pieces follow the specials
 SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sample where there are more
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
+FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
 UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
 
 
@@ -79,7 +80,8 @@ class Side:
         seed: of the sampling; the same lines, sampling and seed give the same ids, anywhere.
         """
         if self.bytes_fall_back and not sampling:
-            return self.processor.encode(lines)
+            few = len(lines) < FEW  # a list goes to several threads, which takes longer to begin with
+            return [self.processor.encode(line) for line in lines] if few else self.processor.encode(lines)
         texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
         if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbours
             return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]

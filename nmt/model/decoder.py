@@ -10,7 +10,8 @@ Where attention feeds the recurrence, steps run in a loop; where it does not, th
 layer and one batched attention. Either serves T target positions (training) and one (search) alike.
 
 Shapes: B sentences, N rows (N = B x K: the K hypotheses of a sentence stand together; K = 1 in training), T target
-positions, Q = K x T queries of a sentence, E embedding size, D decoder size, M memory size, S source positions.
+positions, Q = K x T queries of a sentence, E embedding size, D decoder size, G gates x D of a layer, M memory size, S
+source positions.
 """
 
 from collections.abc import Sequence
@@ -154,12 +155,17 @@ class Decoder(nn.Module):
         return memory, DecoderState(cells, feed_BD, *self.attention.begin(memory))
 
     def forward(
-        self, embedded_NTE: Tensor, state: DecoderState, memory: Memory
+        self, embedded_NTE: Tensor, state: DecoderState, memory: Memory, inputs_NTG: Tensor | None = None
     ) -> tuple[Tensor, Weights | None, DecoderState]:
-        """Returns features_NTD (of the token after each given one), weights_NTW and the state after the last."""
+        """Returns features_NTD (of the token after each given one), weights_NTW and the state after the last. Where
+        attention feeds the recurrence, `inputs_NTG` is what the bottom layer's `project` returns, if that is known."""
         gaze = Gaze(self.attention, memory, state, embedded_NTE.dtype)
-        run = self.steps if self.looping else self.whole
-        features_NTD, cells, feed_ND = run(embedded_NTE, state, gaze)
+        if self.looping:
+            if inputs_NTG is None:
+                inputs_NTG = self.layers[0].project(embedded_NTE)
+            features_NTD, cells, feed_ND = self.steps(embedded_NTE, inputs_NTG, state, gaze)
+        else:
+            features_NTD, cells, feed_ND = self.whole(embedded_NTE, state, gaze)
         return features_NTD, gaze.weights(), DecoderState(cells, feed_ND, gaze.position_N, gaze.coverage_NS)
 
     def read(self, context_NTM: Tensor, state_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
@@ -189,13 +195,12 @@ class Decoder(nn.Module):
         return x_NTD if self.style == "gnmt" else self.read(contexts[0], x_NTD, embedded_NTE), tuple(cells), None
 
     def steps(
-        self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze
+        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, gaze: Gaze
     ) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
         rows, length, embed = embedded_NTE.shape
         dtype = embedded_NTE.dtype
         bottom, *upper = [rnn.bind(dtype, 0 if depth else embed) for depth, rnn in enumerate(self.layers)]
-        inputs_TNG = self.layers[0].project(embedded_NTE).unbind(1)
         masks_TLND: Sequence[Any] = (None,) * length
         if upper:
             ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])
@@ -217,7 +222,7 @@ class Decoder(nn.Module):
 
         cells, feed_ND = list(state.cells), state.feed_ND
         contexts, states = [], []
-        for inputs_NG, masks_LND in zip(inputs_TNG, masks_TLND, strict=True):
+        for inputs_NG, masks_LND in zip(inputs_NTG.unbind(1), masks_TLND, strict=True):
             if self.style == "bahdanau":
                 before_ND = cells[-1][0]
                 contexts.append(attend(before_ND))

@@ -14,12 +14,15 @@ BLOCK = 64  # tokens that `top` looks at as one
 
 def log_probabilities(logits_NV: Tensor) -> Tensor:
     """logp_NV of the next tokens, fp32 at least. `<s>` and padding are struck out: never to be chosen."""
-    logp_NV = torch.empty_like(logits_NV, dtype=wide(logits_NV.dtype))
-    rows = len(logits_NV)
+    dtype, rows = wide(logits_NV.dtype), len(logits_NV)
     if logits_NV.device.type == "cpu":
         rows = max(1, CACHED // logits_NV.shape[1])  # so many, cast, stay in a processor's cache
-    for part_NV, own_NV in zip(logits_NV.split(rows), logp_NV.split(rows), strict=True):
-        torch.log_softmax(part_NV.to(logp_NV.dtype), 1, out=own_NV)
+    if len(logits_NV) <= rows:
+        logp_NV = torch.log_softmax(logits_NV, 1, dtype=dtype)
+    else:
+        logp_NV = torch.empty_like(logits_NV, dtype=dtype)
+        for part_NV, own_NV in zip(logits_NV.split(rows), logp_NV.split(rows), strict=True):
+            torch.log_softmax(part_NV.to(dtype), 1, out=own_NV)
     for token in (PAD, BOS):
         logp_NV[:, token].fill_(float("-inf"))
     return logp_NV

@@ -196,7 +196,7 @@ def _lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
     """h_t and c_t, and what their gradients are made of."""
     size = c_ND.shape[1]
     sigmoids_NG = torch.sigmoid(gates_NG)
-    i, f, _, o = sigmoids_NG.split(size, 1)
+    i, f, _, o = sigmoids_NG.chunk(4, 1)
     g = tanh(gates_NG[:, 2 * size : 3 * size])
     new_c = torch.addcmul(f * c_ND, i, g)
     tanh_c = tanh(new_c)
@@ -227,11 +227,11 @@ class _LSTMCell(torch.autograd.Function):
         return dgates_NG, dc * f
 
 
-def lstm_cell(inputs_NG: Tensor, hidden: Map, state: State) -> State:
+def lstm_cell(inputs_NG: Tensor | None, hidden: Map, state: State) -> State:
     """One LSTM step (Hochreiter and Schmidhuber 1997, with forget gates) from its pre-activations.
 
     i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
-    `inputs_NG` is what comes from the input, `hidden(h_{t-1})` the rest, biases included.
+    `hidden(h_{t-1}, inputs_NG)` is what comes from the input, if it is known, and the rest, biases included.
     """
     gates_NG = hidden(state[0], inputs_NG)
     return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else _lstm(gates_NG, state[1])[:2]
@@ -257,6 +257,7 @@ class RNN(nn.Module):
 
     def __init__(self, cell: str, inputs: int, hidden: int) -> None:
         super().__init__()
+        self.cell: Callable[..., State]
         self.cell, gates, self.states = CELLS[cell]
         self.hidden = hidden
         self.frozen: dict[str, Map] = {}  # the maps of `project` and `bind`, once their weights no longer change
@@ -286,15 +287,23 @@ class RNN(nn.Module):
 
     def freeze(self, projected: int, int8: bool) -> None:
         """Fix the weights of `project` and `bind`, to be called with so many projected inputs."""
-        self.frozen["input"] = freeze(self.weight_ih[:, projected:], None if projected else self.bias_ih, int8)
-        self.frozen["hidden"] = freeze(self.weight_hh, self.bias_hh, int8)
+        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(projected).items()}
         if projected:
             self.frozen["project"] = freeze(self.weight_ih[:, :projected], self.bias_ih, int8)
 
-    def project(self, x_BTI: Tensor) -> Tensor:
-        """inputs_BTG: what the first I inputs add to the pre-activations, biases included, for all T steps at once."""
-        weight_GI = self.weight_ih[:, : x_BTI.shape[2]]
-        return by_rows(self.frozen.get("project") or (lambda x: linear(x, weight_GI, self.bias_ih)), x_BTI)
+    def parts(self, projected: int) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Weights and biases of a step's products. The gates of an LSTM are sums: one product makes both halves."""
+        weight_GI, bias_G = self.weight_ih[:, projected:], None if projected else self.bias_ih
+        if self.cell is not lstm_cell:
+            return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, self.bias_hh)}
+        bias_G = self.bias_hh if bias_G is None else self.bias_hh + bias_G
+        return {"both": (torch.cat([weight_GI, self.weight_hh], 1), bias_G)}
+
+    def project(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., G): what the first I inputs add to the pre-activations, biases included, for all T steps at
+        once."""
+        weight_GI = self.weight_ih[:, : x.shape[-1]]
+        return by_rows(self.frozen.get("project") or (lambda x: linear(x, weight_GI, self.bias_ih)), x)
 
     def bind(self, dtype: torch.dtype, projected: int = 0) -> "Step":
         """The layer as a step of a loop. Its first `projected` inputs have gone through `project` outside the loop.
@@ -302,15 +311,14 @@ class RNN(nn.Module):
         Returns step(x_NI, state, inputs_NG) -> state, where x are the other inputs and `inputs_NG` is a step of what
         `project` returned, None if `projected` is 0.
         """
-        if self.frozen:
-            assert bool(projected) == ("project" in self.frozen)
-            input_map, hidden_map = self.frozen["input"], self.frozen["hidden"]
-        else:
-            input_map = bind(self.weight_ih[:, projected:], None if projected else self.bias_ih, dtype)
-            hidden_map = bind(self.weight_hh, self.bias_hh, dtype)
+        assert not self.frozen or bool(projected) == ("project" in self.frozen)
+        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(projected).items()}
+        both = maps.get("both")
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
-            return self.cell(input_map(x_NI, inputs_NG), hidden_map, state)
+            if both is None:
+                return self.cell(maps["input"](x_NI, inputs_NG), maps["hidden"], state)
+            return self.cell(inputs_NG, lambda h_ND, plus: both(torch.cat([x_NI, h_ND], 1), plus), state)
 
         return step
 

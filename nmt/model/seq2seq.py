@@ -1,23 +1,29 @@
 """The whole model: embeddings, encoder, decoder, output layer.
 
 Shapes: B sentences, N rows (sentence-major hypotheses; N = B in training), S source and T target positions, E embedding
-size, D decoder size (of features with maxout half of it), R target tokens without padding, V vocabulary.
+size, D decoder size (of features with maxout half of it), G gates x D of a decoder layer, R target tokens without
+padding, V vocabulary.
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nmt.model.attention import Weights
 from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.model.loss import Loss, cross_entropy
-from nmt.model.recurrence import Dropout, Linear
+from nmt.model.recurrence import RNN, Dropout, Linear
 from nmt.model.windows import Memory
+
+TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most
 
 
 class Seq2Seq(nn.Module):
     """Parameters stay in fp32 (or fp64); `dtype` is what everything between embeddings and loss is computed in."""
+
+    inputs_VG: Tensor | None = None  # what each token adds to the gates of the decoder's loop, once weights are fixed
 
     def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int, pad: int = 0) -> None:
         super().__init__()
@@ -51,8 +57,15 @@ class Seq2Seq(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.freeze(int8)
-        for depth, rnn in enumerate(self.decoder.layers if self.decoder.looping else ()):
-            rnn.freeze(0 if depth else self.target_embedding.embedding_dim, int8)
+        if not self.decoder.looping:
+            return
+        table_VE = self.target_embedding.weight.detach()
+        for depth, rnn in enumerate(self.decoder.layers):
+            rnn.freeze(0 if depth else table_VE.shape[1], int8)
+        bottom = self.decoder.layers[0]
+        assert isinstance(bottom, RNN)
+        if len(table_VE) * len(bottom.bias_ih) <= TABLE:
+            self.inputs_VG = bottom.project(table_VE)
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Encode: memory and the first decoder state, one row a sentence. Sources end with `</s>`."""
@@ -66,7 +79,8 @@ class Seq2Seq(nn.Module):
         """T tokens in, features_NTD of the T tokens after them out, with attention weights_NTW (None where there is no
         attention) and the state after."""
         embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
-        return self.decoder(embedded_NTE, state, memory)
+        inputs_NTG = None if self.inputs_VG is None else F.embedding(tokens_NT, self.inputs_VG)
+        return self.decoder(embedded_NTE, state, memory, inputs_NTG)
 
     def readout(self, features: Tensor) -> Tensor:
         """Features as the output layer wants them."""
