@@ -26,6 +26,7 @@ from nmt.model.attention import Weights
 from nmt.model.logits import log_probabilities, top
 from nmt.model.recurrence import wide
 
+BUCKET = 16  # source positions
 SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies
 
 
@@ -192,12 +193,40 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
     return settled_B | (beams.limit_B <= beams.age_B)
 
 
-def staying(over_B: Tensor) -> Tensor | None:
-    """The rows that go on: those that are not over, filled up to a multiple of `STEP`, none when all are over. None:
-    all of them."""
-    live = int((~over_B).sum())
-    kept = -(-live // STEP) * STEP
-    return None if kept >= len(over_B) else over_B.int().argsort(stable=True)[:kept].sort().values
+def kept(live: int, device: torch.device) -> int:
+    """With how many rows search goes on when so many sentences are live: none, or a multiple of `STEP`; on a GPU a
+    power of two, for each new shape costs it far more than idle rows do."""
+    return 1 << (live - 1).bit_length() if live and device.type == "cuda" else -(-live // STEP) * STEP
+
+
+def bucket(positions: int, device: torch.device) -> int:
+    """How many source positions there are room for: on a GPU a multiple of `BUCKET`, for the same reason."""
+    return -(-positions // BUCKET) * BUCKET if device.type == "cuda" else positions
+
+
+class Tally:
+    """Counts what is True. On a GPU it tells the count of the call before, which is known by now, so that nothing waits
+    for the present one."""
+
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self.counts: list[tuple[Tensor, torch.cuda.Event | None]] = []
+
+    def __call__(self, over_B: Tensor) -> int:
+        if not self.late:
+            return int(over_B.sum())
+        count = over_B.sum().to("cpu", non_blocking=True)
+        self.counts.append((count, torch.cuda.current_stream().record_event() if over_B.is_cuda else None))
+        if len(self.counts) == 1:
+            return 0
+        count, copied = self.counts.pop(0)
+        if copied is not None:
+            copied.synchronize()
+        return int(count)
+
+    def forget(self) -> None:
+        """What was counted has changed."""
+        self.counts.clear()
 
 
 # ----------------------------------------------------------------------------------------------------------- the loop
@@ -229,7 +258,9 @@ def stream(
     a time (None: all), in their order, which had better be by falling length: source positions that no sentence has any
     more are dropped.
     """
-    sentences, positions, device = *source_BS.shape, source_BS.device
+    sentences, device = len(source_BS), source_BS.device
+    positions = bucket(source_BS.shape[1], device)
+    source_BS = F.pad(source_BS, (0, positions - source_BS.shape[1]), value=PAD)
     at_once = min(at_once or sentences, sentences)
     beginnings = [torch.tensor(ids, dtype=torch.int64) for ids in given or [[]] * sentences]
     given_BP = F.pad(pad_sequence(beginnings, batch_first=True, padding_value=PAD), (0, 1), value=PAD).to(device)
@@ -252,6 +283,7 @@ def stream(
         live.beams.finished_BK |= done(live.beams, config).unsqueeze(1)
         return live
 
+    tally = Tally(late=device.type == "cuda")
     live = waiting = encode(0, positions)
     entered = encoded = at_once  # so many sentences have come into search; so many have a memory
     steps = 1
@@ -260,18 +292,21 @@ def stream(
         live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
             history.steps.append(record(live.beams.sentence_B, parent_BK, weights.dense(positions), sentences))
-        if steps < shortest and not live.beams.finished_BK.any():
+        if device.type == "cpu" and steps < shortest and not live.beams.finished_BK.any():
             continue
         over_B = done(live.beams, config)
         live.beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
+        over = tally(over_B)
         if entered == sentences:
-            if (stay_B := staying(over_B)) is not None:
+            if (rows := kept(len(over_B) - over, device)) < len(over_B):
+                stay_B = over_B.int().argsort(stable=True)[:rows].sort().values
                 leaves_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
                 yield from read_back(live.beams.of(leaves_B), history, config)
                 live = live.of(stay_B)
-        elif int(over_B.sum()) >= max(1, at_once // SHARE):
+                tally.forget()
+        elif over >= max(1, at_once // SHARE):
             if entered == encoded:
-                positions = int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max())
+                positions = bucket(int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max()), device)
                 live = waiting = live.narrow(positions)  # those waiting have all come in: their memory is free
                 waiting = encode(entered, positions)
                 encoded += len(waiting.beams.sentence_B)
@@ -281,6 +316,7 @@ def stream(
             next_B = torch.arange(entered, entered + len(rows_B), device=device)
             live = live.put(rows_B, waiting.of(next_B - waiting.beams.sentence_B[0]))
             entered += len(rows_B)
+            tally.forget()
 
 
 def advance(
@@ -304,11 +340,11 @@ def advance(
         beams = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])
     else:
         beams, parent_BK = grow(logp_BKV, beams, config)
-    first_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1)
-    if alike:
-        state = state.select(first_B1.expand(-1, slots).flatten())
+    if alike and slots > 1:
+        state = state.select(torch.arange(sentences, device=logp_BKV.device).repeat_interleave(slots))
     elif parent_BK is not None:
-        state = state.select((first_B1 * slots + parent_BK).flatten())
+        first_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
+        state = state.select((first_B1 + parent_BK).flatten())
     return Live(memory, state, beams), parent_BK, weights
 
 

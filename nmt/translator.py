@@ -22,6 +22,7 @@ from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
+from nmt.model.replay import Replayed
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, stream
 
@@ -111,7 +112,7 @@ def join(parts: list[Translation]) -> Translation:
 class Translator:
     """A model with its tokenizer, and how to search with it."""
 
-    model: Seq2Seq | Ensemble
+    model: Seq2Seq | Ensemble | Replayed
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
@@ -333,7 +334,7 @@ def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, firs
         log.warning(f"{len(cut):,} translations were cut at their maximum length (lines {lines}){remedy}")
 
 
-def warn_of_reach(model: Seq2Seq | Ensemble, lengths: Sequence[int] | np.ndarray, what: str) -> None:
+def warn_of_reach(model: Seq2Seq | Ensemble | Replayed, lengths: Sequence[int] | np.ndarray, what: str) -> None:
     """Say how many sources are longer than attention can reach."""
     beyond = 0 if model.reach is None else int((np.asarray(lengths) > model.reach).sum())
     if beyond:

@@ -6,8 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nmt.data.toy import generate
+
+# With models as small as these, threads wait for each other longer than they work, above all beside other processes.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = (

@@ -220,7 +220,10 @@ def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path
     assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 30
 
 
-def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(corpus: Path, tmp_path: Path) -> None:
+def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     common = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.sampling=0.1", "train.accumulate=2")
     for name in ("one", "two"):
         works("train", f"name={name}", *common, "train.max_steps=40", folder=tmp_path)

@@ -35,6 +35,7 @@ MODEL = {
     "model.loss",
     "model.normalisers",
     "model.recurrence",
+    "model.replay",
     "model.seq2seq",
     "model.windows",
 }
@@ -82,6 +83,7 @@ MAY_IMPORT = {
     "model.decoder": {"model.attention", "model.config", "model.recurrence", "model.windows"},
     "model.seq2seq": MODEL - {"model.seq2seq"},
     "model.ensemble": MODEL,
+    "model.replay": set(),
     "beams": MODEL,
     "search": MODEL | {"beams"},
     "links": set(),

@@ -38,7 +38,7 @@ def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     least = 2 if weight_OI.dtype == torch.float32 else 1
 
     def several(x: Tensor, plus: Tensor | None = None) -> Tensor:
-        if len(x) < least:
+        if x.shape[0] < least:
             return sum_of(F.linear(x, weight_OI, bias_O), plus)
         if plus is None:
             return product(x, blocks, bias_O, "none", [], "")
