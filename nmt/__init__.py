@@ -18,7 +18,7 @@ from nmt.config import SearchConfig, TranslateRun
 from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed
+from nmt.model.replay import fastest
 from nmt.translator import Translation, Translator
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
@@ -106,7 +106,7 @@ def open_translator(paths: list[str], device: str, precision: str, average: int,
                 )
         place(other.model, choose_precision(precision, where), where)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    return Translator(Replayed(model) if where.type == "cuda" else model, tokenizer, search, where)
+    return Translator(fastest(model, where), tokenizer, search, where)
 
 
 def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:

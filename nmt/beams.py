@@ -28,7 +28,7 @@ class Hypothesis:
 class Beams:
     """The hypotheses of the sentences still in search, best first in each sentence (in each group of it)."""
 
-    tokens_BKT: Tensor  # `<s>` and what was written; PAD before it in those that came later
+    tokens_BKT: Tensor  # `<s>`, and then what was written; PAD before it in those that came later
     score_BK: Tensor  # summed log-probability
     length_BK: Tensor  # tokens so far, `</s>` included
     finished_BK: Tensor
@@ -166,7 +166,7 @@ def trace(history: History, beams: Beams) -> Tensor:
     only the last rows mean something, so many as they have tokens."""
     slot_BK = torch.arange(beams.score_BK.shape[1], device=beams.score_BK.device).expand_as(beams.score_BK)
     positions, found = history.steps[-1].weights_BKS.shape[2], []
-    for step in reversed(history.steps[1 - int(beams.age_B.max()) :]):
+    for step in reversed(history.steps[len(history.steps) + 1 - int(beams.age_B.max()) :]):
         row_B1 = step.row_B[beams.sentence_B].unsqueeze(1)
         slot_BK = step.parent_BK[row_B1, slot_BK]
         found.append(step.weights_BKS[row_B1, slot_BK, :positions])

@@ -18,6 +18,7 @@ from nmt.distributed import choose_device, choose_precision, log, log_to_stderr,
 from nmt.errors import UserError
 from nmt.files import finite, write_atomically
 from nmt.metrics import looks_tokenised, scores
+from nmt.model.replay import fastest
 from nmt.plot import heat_map
 from nmt.report import page
 from nmt.translator import Translation, Translator, warn_of_cuts
@@ -61,7 +62,7 @@ def evaluate(command: EvaluateRun) -> float | None:
     results = folder / "eval" / data.split
     results.mkdir(parents=True, exist_ok=True)  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
-    translator = Translator(model, tokenizer, command.search, device)
+    translator = Translator(fastest(model, device), tokenizer, command.search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     warn_of_cuts(found, command.search, 1)

@@ -46,7 +46,7 @@ def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tenso
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
     of `given_BP` is PAD: nothing is given any more."""
     last = given_BP.shape[1] - 1
-    giving = last > 0 and bool((beams.age_B < last).any())
+    giving = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.age_B < last).any()))  # a GPU need not wait
     if not (config.min_length or config.min_ratio or config.no_repeat_ngram or giving):
         return logp_BKV
     allowed_BKV = logp_BKV.clone()
@@ -184,12 +184,12 @@ def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor
 def done(beams: Beams, config: SearchConfig) -> Tensor:
     """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
-    kept = config.width if config.groups > 1 or config.sample else config.n_best
+    returned = config.width if config.groups > 1 or config.sample else config.n_best
     ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     # Scores only fall, length penalties only grow, and coverage may become whole.
     bound_BK = rank(beams.score_BK, limit_B1, None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
-    settled_B = beams.finished_BK[:, :kept].all(1) & (ranked_BK[:, :kept].amin(1) >= bound_B)
+    settled_B = beams.finished_BK[:, :returned].all(1) & (ranked_BK[:, :returned].amin(1) >= bound_B)
     return settled_B | (beams.limit_B <= beams.age_B)
 
 
@@ -216,7 +216,7 @@ class Tally:
         if not self.late:
             return int(over_B.sum())
         count = over_B.sum().to("cpu", non_blocking=True)
-        self.counts.append((count, torch.cuda.current_stream().record_event() if over_B.is_cuda else None))
+        self.counts.append((count, torch.cuda.current_stream(over_B.device).record_event() if over_B.is_cuda else None))
         if len(self.counts) == 1:
             return 0
         count, copied = self.counts.pop(0)

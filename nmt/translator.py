@@ -22,7 +22,7 @@ from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed
+from nmt.model.replay import Replayed, free
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, stream
 
@@ -271,7 +271,7 @@ class Translator:
                 rows = [
                     row for row in order[: queue * size] if batch_size(lengths[row], width, self.config) < 2 * whole
                 ]
-                short = out_of_memory(work)
+                short = out_of_memory(work, self.model)
                 order = [row for row in order if row not in results]
                 if short and len(rows) == 1:
                     remedy = f"; lower search.beam={width}" if width > 1 else ""
@@ -308,8 +308,8 @@ class Translator:
         )
 
 
-def out_of_memory(work: Callable[[], None]) -> bool:
-    """Do this work. Returns whether memory does not suffice for it; what it held is free again then."""
+def out_of_memory(work: Callable[[], None], model: object) -> bool:
+    """Do this work with a model. Returns whether memory does not suffice for it; what both held is free again then."""
     try:
         work()
     except (torch.OutOfMemoryError, MemoryError):
@@ -319,6 +319,7 @@ def out_of_memory(work: Callable[[], None]) -> bool:
             raise
     else:
         return False
+    free(model)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return True

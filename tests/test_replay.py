@@ -7,15 +7,16 @@ import pytest
 import torch
 from test_attention import model_of as attentive
 from test_model import model_of, ragged_batch
-from test_search import sharp
+from test_search import OPTIONS, sharp
 
 from nmt.config import SearchConfig
 from nmt.model import replay
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed, tensors
+from nmt.model.replay import Replayed, free, tensors
 from nmt.search import Tally, bucket, kept, search
+from nmt.translator import out_of_memory
 
-GPU = torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
 MODELS: dict[str, Callable[[], Any]] = {
     "bahdanau": lambda: sharp(model_of("bahdanau", "gru")),
@@ -30,7 +31,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def stand_in(work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+def stand_in(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
     """As `replay.record`: what the work returned, and its repetition in the same place."""
     results = work()
 
@@ -39,34 +40,66 @@ def stand_in(work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
             place.copy_(part)
 
     for place in tensors(results):
-        place.fill_(7)  # what a capture leaves behind is not to be used
+        place.fill_(7)  # what a recording leaves behind is not to be used
     return results, again
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    "options", [{"beam": 4, "n_best": 2}, {"beam": 1}, {"beam": 3, "n_best": 3, "sample": True}], ids=str
-)
-def test_replayed_steps_find_the_same(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, config = MODELS[name](), SearchConfig(**{"max_length": 9} | options)
+def compare(model: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **near: float) -> None:
+    """What search finds with a model, all sentences at once, and with another, some at a time."""
+    given = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     source_BS, length_B, _ = ragged_batch(SENTENCES)
-    wanted = search(model, source_BS, length_B, config, keep_weights=True)
+    wanted = search(model, source_BS, length_B, config, keep_weights=True, given=given)
+    for at_once in (3, 12):
+        found = search(other, source_BS.to(device), length_B.to(device), config, True, given, at_once)
+        for own, expected, length in zip(found, wanted, SENTENCES, strict=True):
+            assert [hypothesis.tokens for hypothesis in own] == [hypothesis.tokens for hypothesis in expected]
+            for one, another in zip(own, expected, strict=True):
+                assert one.score == pytest.approx(another.score, **(near or {"abs": 1e-9}))
+                if one.weights_TS is not None and another.weights_TS is not None:
+                    weights = one.weights_TS[:, :length], another.weights_TS[:, :length]
+                    torch.testing.assert_close(*weights, rtol=0, atol=near.get("abs", 1e-9))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [*OPTIONS, "greedy"])
+def test_replayed_steps_find_the_same(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if options == "coverage" and name == "none":
+        pytest.skip("the penalty is about attention")
+    own = {"beam": 1, "n_best": 1} if options == "greedy" else OPTIONS[options]
+    model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | own)
     monkeypatch.setattr("nmt.model.replay.record", stand_in)
-    monkeypatch.setattr("nmt.search.kept", lambda live, _: kept(live, GPU))
-    monkeypatch.setattr("nmt.search.bucket", lambda positions, _: bucket(positions, GPU))
-    monkeypatch.setattr("nmt.search.Tally", lambda late: Tally(late=True))
     for most in (replay.GRAPHS, 2):
         monkeypatch.setattr("nmt.model.replay.GRAPHS", most)
         replayed = Replayed(model)
-        for at_once in (3, 12):
-            found = search(replayed, source_BS, length_B, config, keep_weights=True, at_once=at_once)
-            assert 0 < len(replayed.graphs) <= most
-            for own, expected, length in zip(found, wanted, SENTENCES, strict=True):
-                assert [hypothesis.tokens for hypothesis in own] == [hypothesis.tokens for hypothesis in expected]
-                for one, other in zip(own, expected, strict=True):
-                    assert one.score == pytest.approx(other.score, abs=1e-9)
-                    if one.weights_TS is not None and other.weights_TS is not None:
-                        torch.testing.assert_close(one.weights_TS[:, :length], other.weights_TS[:, :length])
+        with monkeypatch.context() as late:
+            late.setattr("nmt.search.kept", lambda live, _: kept(live, GPU))
+            late.setattr("nmt.search.bucket", lambda positions, _: bucket(positions, GPU))
+            late.setattr("nmt.search.Tally", lambda late: Tally(late=True))
+            compare(model, replayed, config)
+        assert 0 < len(replayed.graphs) <= most
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_finds_the_same(name: str) -> None:
+    for device in {torch.device("cuda", 0), torch.device("cuda", torch.cuda.device_count() - 1)}:
+        model, other = MODELS[name](), MODELS[name]()
+        for member in getattr(other, "members", [other]):
+            member.to(device)
+        replayed = Replayed(other)
+        compare(model, replayed, SearchConfig(beam=4, n_best=4, max_length=9), device, abs=1e-6)
+        assert replayed.graphs
+
+
+def test_where_memory_is_short_nothing_stays_recorded() -> None:
+    replayed = Replayed(model_of())
+    replayed.graphs[()] = None
+
+    def work() -> None:
+        raise MemoryError
+
+    assert out_of_memory(work, replayed) and not replayed.graphs
+    free(model_of())  # has nothing to give up
 
 
 def test_a_late_count_is_that_of_the_call_before() -> None:

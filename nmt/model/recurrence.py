@@ -289,14 +289,14 @@ class RNN(nn.Module):
 
     def freeze(self, projected: int, int8: bool) -> None:
         """Fix the weights of `project` and `bind`, to be called with so many projected inputs."""
-        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(projected).items()}
+        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(projected, joined=True).items()}
         if projected:
             self.frozen["project"] = freeze(self.weight_ih[:, :projected], self.bias_ih, int8)
 
-    def parts(self, projected: int) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weights and biases of a step's products. The gates of an LSTM are sums: one product makes both halves."""
+    def parts(self, projected: int, joined: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Weights and biases of a step's products. The gates of an LSTM are sums: one product can make both halves."""
         weight_GI, bias_G = self.weight_ih[:, projected:], None if projected else self.bias_ih
-        if self.cell is not lstm_cell:
+        if not joined or self.cell is not lstm_cell:
             return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, self.bias_hh)}
         bias_G = self.bias_hh if bias_G is None else self.bias_hh + bias_G
         return {"both": (torch.cat([weight_GI, self.weight_hh], 1), bias_G)}
@@ -314,7 +314,8 @@ class RNN(nn.Module):
         `project` returned, None if `projected` is 0.
         """
         assert not self.frozen or bool(projected) == ("project" in self.frozen)
-        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(projected).items()}
+        joined = torch.is_grad_enabled()  # in validation a loop has one step, and to join weights would take longer
+        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(projected, joined).items()}
         both = maps.get("both")
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:

@@ -3,26 +3,35 @@
 A step of a decoder is dozens of small kernels; to launch them one by one takes longer than to run them.
 """
 
+import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-GRAPHS = 64  # kept at most: each holds all that its step computes
+GRAPHS = 64  # kept at most
 
 
-def record(work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+@cache
+def beside(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
+    """A stream on which to record, and memory that all graphs of a device share, for none runs beside another."""
+    with torch.cuda.device(device):
+        return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+
+def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
     """The work as a CUDA graph: its results, and what does it again, with the results in the same place."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # libraries set themselves up in their first calls, which cannot be recorded
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(beside)
+    stream, pool = beside(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = work()
+    with torch.cuda.device(device):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries set themselves up in their first calls, which cannot be recorded
+            work()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            results = work()
     return results, graph.replay
 
 
@@ -44,13 +53,16 @@ def tensors(parts: Any) -> list[Tensor]:
 
 
 class Replayed:
-    """What search knows of a model, of one whose weights no longer change."""
+    """What search knows of a model, of one whose weights no longer change. Shapes are recorded when they are met for
+    the second time."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.dtype, self.attends, self.reach = model.dtype, model.attends, model.reach
         self.start, self.logits = model.start, model.logits
+        self.met: set[tuple[torch.Size, ...]] = set()
         self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
+        self.lock = threading.Lock()  # inputs and results have one place for all
 
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> Any:
         """One token in is replayed. A whole target is one call for many tokens, and hardly two are of a length."""
@@ -58,13 +70,28 @@ class Replayed:
             return self.model.decode(tokens_NT, state, memory)
         given = tensors((tokens_NT, state, memory))
         shapes = tuple(part.shape for part in given)
-        if shapes not in self.graphs:
-            if len(self.graphs) == GRAPHS:
-                self.graphs.clear()
-            inputs = mapped(torch.clone, (tokens_NT, state, memory))
-            self.graphs[shapes] = tensors(inputs), *record(lambda: self.model.decode(*inputs))
-        places, results, again = self.graphs[shapes]
-        for place, part in zip(places, given, strict=True):
-            place.copy_(part)
-        again()
-        return mapped(torch.clone, results)  # the next replay overwrites them
+        if shapes not in self.met:
+            self.met.add(shapes)
+            return self.model.decode(tokens_NT, state, memory)
+        with self.lock:
+            if shapes not in self.graphs:
+                if len(self.graphs) == GRAPHS:
+                    del self.graphs[next(iter(self.graphs))]  # the oldest
+                inputs = mapped(torch.clone, (tokens_NT, state, memory))
+                self.graphs[shapes] = tensors(inputs), *record(lambda: self.model.decode(*inputs), tokens_NT.device)
+            places, results, again = self.graphs[shapes]
+            for place, part in zip(places, given, strict=True):
+                place.copy_(part)
+            again()
+            return mapped(torch.clone, results)  # the next replay overwrites them
+
+
+def fastest(model: Any, device: torch.device) -> Any:
+    """A model whose weights no longer change as search should see it on a device."""
+    return Replayed(model) if device.type == "cuda" else model
+
+
+def free(model: Any) -> None:
+    """Give up what was recorded, where memory is short."""
+    if isinstance(model, Replayed):
+        model.graphs.clear()
