@@ -142,8 +142,9 @@ def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, T
     after the other, and a token costs a group `diversity` for each hypothesis of an earlier group that takes it now
     (Vijayakumar et al. 2016, with Hamming diversity)."""
     if config.width == 1:
-        score_B1C, token_B1C, _ = expand(logp_BKV, beams)
-        return append(beams, None, token_B1C[:, :, 0], score_B1C[:, :, 0]), None
+        logp_B1, token_B1 = logp_BKV.max(2)
+        score_B1 = beams.score_BK + logp_B1.masked_fill(beams.finished_BK, 0)
+        return append(beams, None, token_B1.masked_fill(beams.finished_BK, PAD), score_B1), None
     if config.groups == 1:
         return select(*expand(logp_BKV, beams), beams, config)
     size = config.width // config.groups
