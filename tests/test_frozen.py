@@ -12,7 +12,7 @@ import nmt
 from nmt.distributed import choose_precision, place
 from nmt.model.ensemble import Ensemble
 from nmt.model.frozen import freeze
-from nmt.model.recurrence import Linear
+from nmt.model.recurrence import RNN, Linear
 from nmt.search import force
 
 
@@ -28,6 +28,23 @@ def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
             for plus in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
                 rounding = {"rtol": 0.01, "atol": 0.05} if dtype == torch.bfloat16 else {}  # of y, before and after
                 torch.testing.assert_close(frozen(x, plus), y + plus, **rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    for cell, inputs, hidden in (("lstm", 33, 17), ("lstm", 64, 48), ("gru", 33, 17)):
+        rnn = RNN(cell, inputs, hidden).to(dtype)
+        for sentences, steps in ((1, 1), (1, 9), (7, 1), (7, 9)):
+            x_BTI = torch.randn(sentences, steps, inputs).to(dtype)
+            state = torch.randn(sentences, rnn.states * hidden).to(dtype).split(hidden, 1)
+            with torch.no_grad():
+                rnn.frozen_whole = None
+                h_BTD, last = rnn(x_BTI, state)
+                rnn.freeze_whole()
+                frozen_BTD, frozen_last = rnn(x_BTI, state)
+            for part, exact in zip((frozen_BTD, *frozen_last), (h_BTD, *last), strict=True):
+                torch.testing.assert_close(part, exact)
 
 
 def test_filled_rows_change_nothing() -> None:

@@ -1,6 +1,7 @@
-"""Linear maps of a model that is no longer trained: laid out as the processor wants them, or rounded to int8.
+"""Linear maps and LSTM layers of a model that is no longer trained: laid out as the processor wants them; maps also
+rounded to int8.
 
-Shapes: N rows, I input size, O output size.
+Shapes: B sentences, T steps, N rows, I input size, O output size, D state size, G gates x D.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 Map = Callable[..., Tensor]  # (x, plus): x W^T + b, and `plus` if it is given
 LARGEST = 127
+LSTM = 2  # oneDNN's number for it
 PACKED = []  # dtypes that oneDNN takes on this processor
 if torch.backends.mkldnn.is_available():
     PACKED = [torch.float32] + [torch.bfloat16] * torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -67,3 +69,28 @@ def rounding(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
         return sum_of(y_NO.view(*x.shape[:-1], -1), plus)
 
     return product
+
+
+def whole_lstm(
+    weight_ih_GI: Tensor, weight_hh_GD: Tensor, bias_ih_G: Tensor, bias_hh_G: Tensor
+) -> Callable[..., tuple[Tensor, ...]] | None:
+    """(x_BTI, h_BD, c_BD) -> h_BTD and the last h_1BD and c_1BD, as `torch.lstm`, which lays the weights out anew at
+    each call: of a short batch that is most of its time. None where oneDNN does not take them."""
+    if weight_ih_GI.device.type != "cpu" or weight_ih_GI.dtype not in PACKED:
+        return None
+    size = weight_hh_GD.shape[1]
+    weights = weight_ih_GI.detach(), weight_hh_GD.detach()
+    order = torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight
+    blocks = order(*weights, size, reverse=False, has_biases=True, batch_first=False)
+    biases = bias_ih_G.detach(), bias_hh_G.detach()
+
+    def layer(x_BTI: Tensor, h_BD: Tensor, c_BD: Tensor) -> tuple[Tensor, ...]:
+        x_TBI = x_BTI.transpose(0, 1).contiguous()
+        state = h_BD.unsqueeze(0).contiguous(), c_BD.unsqueeze(0).contiguous()  # it does not look at strides
+        h_TBD, h_1BD, c_1BD, _ = torch.ops.aten.mkldnn_rnn_layer(
+            x_TBI, *blocks, *biases, *state, reverse=False, batch_sizes=[], mode=LSTM, hidden_size=size, num_layers=1,
+            has_biases=True, bidirectional=False, batch_first=False, train=False,
+        )  # fmt: skip
+        return h_TBD.transpose(0, 1), h_1BD, c_1BD
+
+    return layer

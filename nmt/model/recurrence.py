@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.frozen import Map, freeze, sum_of
+from nmt.model.frozen import Map, freeze, sum_of, whole_lstm
 
 CACHED = 2**19  # numbers that a processor's own caches hold
 ROWS = 128  # what `filled` fills up to
@@ -262,7 +262,9 @@ class RNN(nn.Module):
         self.cell: Callable[..., State]
         self.cell, gates, self.states = CELLS[cell]
         self.hidden = hidden
-        self.frozen: dict[str, Map] = {}  # the maps of `project` and `bind`, once their weights no longer change
+        # Once weights no longer change, the maps of `project` and `bind`, or the layer as `forward` calls it.
+        self.frozen: dict[str, Map] = {}
+        self.frozen_whole: Callable[..., tuple[Tensor, ...]] | None = None
         self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
@@ -281,11 +283,19 @@ class RNN(nn.Module):
 
     def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
         """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
+        if self.frozen_whole is not None:
+            h_BTD, *final = self.frozen_whole(x_BTI, *state)
+            return h_BTD, tuple(s.squeeze(0) for s in final)
         weights = [w.to(x_BTI.dtype) for w in (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)]
         start = tuple(s.unsqueeze(0).contiguous() for s in state)
         initial = start if self.states == 2 else start[0]
         h_BTD, *final = self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
         return h_BTD, tuple(s.squeeze(0) for s in final)
+
+    def freeze_whole(self) -> None:
+        """Fix the weights of `forward`."""
+        if self.cell is lstm_cell:
+            self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def freeze(self, projected: int, int8: bool) -> None:
         """Fix the weights of `project` and `bind`, to be called with so many projected inputs."""

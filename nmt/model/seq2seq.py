@@ -52,12 +52,15 @@ class Seq2Seq(nn.Module):
         return self.decoder.attention.reach
 
     def freeze(self, int8: bool) -> None:
-        """Fix the weights for translation: those of linear maps and of recurrent layers that run step by step, in int8
-        if asked. Layers that run over a whole sentence stay as they are, and so does all that is pointwise."""
+        """Fix the weights for translation: those of linear maps and of recurrent layers that run step by step in int8
+        if asked. Layers that run over a whole sentence keep their precision, and so does all that is pointwise."""
+        stepping = set(self.decoder.layers) if self.decoder.looping else set()
         for module in self.modules():
             if isinstance(module, Linear):
                 module.freeze(int8)
-        if not self.decoder.looping:
+            elif isinstance(module, RNN) and module not in stepping:
+                module.freeze_whole()
+        if not stepping:
             return
         table_VE = self.target_embedding.weight.detach()
         for depth, rnn in enumerate(self.decoder.layers):
