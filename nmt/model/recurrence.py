@@ -220,13 +220,21 @@ class _LSTMCell(torch.autograd.Function):
         sigmoids_NG, g, c, tanh_c = ctx.saved_tensors
         size = c.shape[1]
         i, f, _, o = sigmoids_NG.split(size, 1)
-        dc = torch.addcmul(dc_next, dh * o, 1 - tanh_c * tanh_c)
-        dgates_NG = sigmoids_NG * (1 - sigmoids_NG)
-        dgates_NG[:, :size].mul_(dc).mul_(g)
-        dgates_NG[:, size : 2 * size].mul_(dc).mul_(c)
-        torch.mul(dc * i, 1 - g * g, out=dgates_NG[:, 2 * size : 3 * size])
-        dgates_NG[:, 3 * size :].mul_(dh).mul_(tanh_c)
-        return dgates_NG, dc * f
+        dgates_NG = torch.empty_like(sigmoids_NG)
+        di_f, dg, do = dgates_NG.split([2 * size, size, size], 1)
+        di, df = di_f.split(size, 1)
+        through_o = torch.mul(dh, o)
+        torch.mul(through_o, tanh_c, out=do)
+        dc = dc_next + torch.addcmul(through_o, do, tanh_c, value=-1)
+        torch.mul(dc, i, out=dg)
+        torch.mul(dg, g, out=di)
+        before = dc * f
+        torch.mul(before, c, out=df)
+        # Each is now a gradient times an activation; what is left is 1 - activation, of g the square.
+        dg.addcmul_(di, g, value=-1)
+        di_f.addcmul_(di_f, sigmoids_NG[:, : 2 * size], value=-1)
+        do.addcmul_(do, o, value=-1)
+        return dgates_NG, before
 
 
 def lstm_cell(inputs_NG: Tensor | None, hidden: Map, state: State) -> State:
