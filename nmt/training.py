@@ -39,7 +39,7 @@ from nmt.metrics import bleu
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.seq2seq import Seq2Seq
-from nmt.optim import learning_rate
+from nmt.optim import clip, learning_rate
 from nmt.translator import Translator, warn_of_reach
 from nmt.validation import evaluate_loss
 
@@ -178,7 +178,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
         (objective(run.train, batch, loss, weights, share) / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), run.optim.clip)
+        clip(state.optimiser, list(model.parameters()), run.optim.clip)
     state.optimiser.step()
     state.optimiser.zero_grad(set_to_none=True)
     progress.step += 1

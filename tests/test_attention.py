@@ -250,6 +250,27 @@ def test_attention_passes_gradcheck(score: str, window: str) -> None:
         assert torch.autograd.gradcheck(run, inputs, fast_mode=True), name(kind)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_additive_scores_by_rows_equal_those_at_once(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their gradients; a batch as large as here is otherwise done at once."""
+    score = attention_of(1, score="additive", heads=heads).score
+    generator = torch.Generator().manual_seed(3)
+    size = score.size // heads
+    query_RHQA, keys_RHWA = (
+        torch.randn(5, heads, count, size, generator=generator, dtype=torch.float64, requires_grad=True)
+        for count in (3, 4)
+    )
+    weights_RHQW = torch.randn(5, heads, 3, 4, generator=generator, dtype=torch.float64)
+
+    def run() -> tuple[Tensor, ...]:
+        scores_RHQW = score(query_RHQA, keys_RHWA, torch.arange(4).unsqueeze(0), None)
+        return scores_RHQW, *torch.autograd.grad(scores_RHQW, (query_RHQA, keys_RHWA, score.v), weights_RHQW)
+
+    at_once = run()
+    monkeypatch.setattr("nmt.model.attention.CACHED", 2 * query_RHQA[0].numel() * 4)
+    torch.testing.assert_close(run(), at_once)
+
+
 # ---------------------------------------------------------------------------------------------------------- decoders
 def in_styles(kinds: list[dict[str, Any]]) -> list[Any]:
     """Each style with each kind of attention, and a number by which other settings vary."""

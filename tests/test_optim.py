@@ -8,7 +8,7 @@ import torch
 from nmt.config import OPTIMISERS as NAMES
 from nmt.config import SCHEDULES as SCHEDULE_NAMES
 from nmt.config import OptimConfig
-from nmt.optim import OPTIMISERS, SCHEDULES, build_optimiser, learning_rate
+from nmt.optim import OPTIMISERS, SCHEDULES, build_optimiser, clip, learning_rate
 
 
 def test_choices_are_those_of_the_configuration() -> None:
@@ -52,3 +52,27 @@ def test_an_update_goes_downhill(name: str) -> None:
     before.backward()
     optimiser.step()
     assert x.square().sum() < before
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("norm", [0.5, 100.0])
+def test_clipping_equals_torchs(name: str, norm: float) -> None:
+    torch.manual_seed(1)
+    starts = [torch.randn(5, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)]
+    gradients = [[torch.randn_like(start) for start in starts] for _ in range(3)]
+
+    def run(ours: bool) -> list[torch.Tensor]:
+        parameters = [torch.nn.Parameter(start.clone()) for start in starts]
+        parameters.append(torch.nn.Parameter(torch.ones(2)))  # has no gradient
+        optimiser = build_optimiser(OptimConfig(name=name, lr=0.1), parameters)
+        for step in gradients:
+            for parameter, gradient in zip(parameters, step, strict=False):
+                parameter.grad = gradient.clone()
+            if ours:
+                clip(optimiser, parameters, norm)
+            else:
+                torch.nn.utils.clip_grad_norm_(parameters, norm)
+            optimiser.step()
+        return [parameter.detach() for parameter in parameters]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-6, atol=0)  # torch adds 1e-6 to the norm

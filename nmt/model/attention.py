@@ -9,9 +9,8 @@ window. H heads: behind an H, a size is a head's share of it. R rows: sets of W 
 (see `windows.py`).
 """
 
-import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +81,45 @@ class Score(nn.Module):
         return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
 
 
+def weighted(inner_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
+    """v . inner, scores_RHQW."""
+    if len(v_HA) == 1:
+        return inner_RHQWA @ v_HA[0]  # faster than the product below
+    return (inner_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
+
+
+def inner(query_RHQA: Tensor, keys_RHWA: Tensor) -> Tensor:
+    """tanh(q + k), inner_RHQWA."""
+    return (query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)).tanh_()
+
+
+class _ByRows(torch.autograd.Function):
+    """v . tanh(q + k) of so many rows at a time that a processor's caches hold the sums. They are made again for the
+    gradient, not kept: of a whole target they are by far the largest tensor of a batch."""
+
+    @staticmethod
+    def forward(ctx: Any, at_once: int, query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor) -> Tensor:
+        ctx.save_for_backward(query_RHQA, keys_RHWA, v_HA)
+        ctx.at_once = at_once
+        parts = zip(query_RHQA.split(at_once), keys_RHWA.split(at_once), strict=True)
+        return torch.cat([weighted(inner(*part), v_HA) for part in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query_RHQA, keys_RHWA, v_HA = ctx.saved_tensors
+        dquery_RHQA, dkeys_RHWA = torch.empty_like(query_RHQA), torch.empty_like(keys_RHWA)
+        dv_HA, one = torch.zeros_like(v_HA), v_HA.new_ones(())
+        tensors = query_RHQA, keys_RHWA, gradients[0], dquery_RHQA, dkeys_RHWA
+        for query, keys, dscores_RHQW, dquery, dkeys in zip(*(t.split(ctx.at_once) for t in tensors), strict=True):
+            inner_RHQWA, dscores_RHQ1W = inner(query, keys), dscores_RHQW.unsqueeze(3)
+            dv_HA += (dscores_RHQ1W @ inner_RHQWA).sum((0, 2, 3))
+            slope_RHQWA = torch.addcmul(one, inner_RHQWA, inner_RHQWA, value=-1, out=inner_RHQWA)  # of tanh
+            dquery.copy_((dscores_RHQ1W @ slope_RHQWA).squeeze(3))
+            torch.sum(slope_RHQWA.mul_(dscores_RHQW.unsqueeze(4)), 2, out=dkeys)
+        v_H1A = v_HA.unsqueeze(1)
+        return None, dquery_RHQA.mul_(v_H1A), dkeys_RHWA.mul_(v_H1A), dv_HA
+
+
 class Additive(Score):
     """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015. With coverage
     v . tanh(W q + U k + w_c c + b), See et al. 2017, eq. 11."""
@@ -96,24 +134,14 @@ class Additive(Score):
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
-        rows, _, queries, size = query_RHQA.shape
-        at_once = max(1, CACHED // (self.heads * queries * keys_RHWA.shape[2] * size))
-        if torch.is_grad_enabled() or query_RHQA.device.type != "cpu" or rows <= at_once:
-            return self.scores(query_RHQA, keys_RHWA, coverage_RQW)
-        covered = itertools.repeat(None) if coverage_RQW is None else coverage_RQW.split(at_once)
-        return torch.cat(list(map(self.scores, query_RHQA.split(at_once), keys_RHWA.split(at_once), covered)))
-
-    def scores(self, query_RHQA: Tensor, keys_RHWA: Tensor, coverage_RQW: Tensor | None) -> Tensor:
-        """scores_RHQW; without gradient of so many rows at a time that a processor's caches hold the sums."""
-        sums_RHQWA = query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)
-        if coverage_RQW is not None:
-            coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(sums_RHQWA.dtype)
-            sums_RHQWA = sums_RHQWA + self.coverage[:, None].to(sums_RHQWA.dtype) * coverage_RHQWA
-        inner_RHQWA = sums_RHQWA.tanh_()
-        v = self.v.to(inner_RHQWA.dtype)
-        if self.heads == 1:
-            return inner_RHQWA @ v  # faster than the product below
-        return (inner_RHQWA @ v.view(self.heads, 1, -1, 1)).squeeze(4)
+        v_HA = self.v.to(keys_RHWA.dtype).view(self.heads, -1)
+        at_once = max(1, CACHED * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
+        if coverage_RQW is None and (query_RHQA.device.type != "cpu" or len(query_RHQA) <= at_once):
+            return weighted(inner(query_RHQA, keys_RHWA), v_HA)
+        if coverage_RQW is None:
+            return _ByRows.apply(at_once, query_RHQA, keys_RHWA, v_HA)
+        coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
+        return weighted((query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2) + coverage_RHQWA).tanh_(), v_HA)
 
 
 class Dot(Score):
