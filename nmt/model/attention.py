@@ -135,10 +135,11 @@ class Additive(Score):
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
         v_HA = self.v.to(keys_RHWA.dtype).view(self.heads, -1)
-        at_once = max(1, CACHED * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
-        if coverage_RQW is None and (query_RHQA.device.type != "cpu" or len(query_RHQA) <= at_once):
-            return weighted(inner(query_RHQA, keys_RHWA), v_HA)
         if coverage_RQW is None:
+            at_once = max(1, CACHED * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
+            kept = torch.is_grad_enabled() and query_RHQA.shape[2] == 1  # in a loop that takes less time
+            if kept or query_RHQA.device.type != "cpu" or len(query_RHQA) <= at_once:
+                return weighted(inner(query_RHQA, keys_RHWA), v_HA)
             return _ByRows.apply(at_once, query_RHQA, keys_RHWA, v_HA)
         coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
         return weighted((query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2) + coverage_RHQWA).tanh_(), v_HA)
