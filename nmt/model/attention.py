@@ -271,7 +271,7 @@ class Attention(nn.Module):
             weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
-            context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
+            context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))
             context_RM = output_map(context_RHQM.transpose(1, 2).reshape(sentences * queries, self.size).to(dtype))
             mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
             weights_BQW = mean_RQW.view(sentences, queries, -1)

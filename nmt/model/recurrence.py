@@ -107,7 +107,8 @@ class _Anchor(torch.autograd.Function):
         gradients, inputs = zip(*ctx.tape, strict=True)
         ctx.tape.clear()
         dy_RO, x_RI = filled(torch.cat(gradients)), filled(torch.cat(inputs))
-        return (dy_RO.t() @ x_RI).to(ctx.dtype), dy_RO.sum(0, dtype=ctx.dtype) if ctx.biased else None, None, None
+        dbias_O = dy_RO.sum(0).to(ctx.dtype) if ctx.biased else None  # summed in fp32 in any case
+        return (dy_RO.t() @ x_RI).to(ctx.dtype), dbias_O, None, None
 
 
 class _Step(torch.autograd.Function):
@@ -138,6 +139,51 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
     tape: Tape = []
     anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
     return lambda x_NI, plus=None: sum_of(_Step.apply(x_NI, *anchors, tape), plus)
+
+
+class _Shared(torch.autograd.Function):
+    """The right-hand side of products in a loop. Its backward runs after that of every step and makes its gradient from
+    what the steps left on the tape, as `_Anchor`'s does."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BHSM: Tensor, tape: Tape) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        return values_BHSM.view_as(values_BHSM)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        if not ctx.tape:
+            return None, None
+        gradients, weights = zip(*ctx.tape, strict=True)
+        ctx.tape.clear()
+        return torch.cat(weights, 2).transpose(2, 3) @ torch.cat(gradients, 2), None
+
+
+class _Read(torch.autograd.Function):
+    """c = w V; backward returns dw at once and leaves (dc, w) on the tape for V."""
+
+    @staticmethod
+    def forward(ctx: Any, weights_BHQS: Tensor, values_BHSM: Tensor, tape: Tape) -> Tensor:
+        ctx.save_for_backward(weights_BHQS, values_BHSM)
+        ctx.tape = tape
+        return weights_BHQS @ values_BHSM
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        weights_BHQS, values_BHSM = ctx.saved_tensors
+        ctx.tape.append((gradients[0], weights_BHQS))
+        return gradients[0] @ values_BHSM.transpose(2, 3), None, None
+
+
+def bind_values(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map weights_BHQS -> weights values, for one step loop: the gradient of the values is one product at the end. As
+    with `bind`, it must not outlive the loop's backward pass."""
+    if not torch.is_grad_enabled():
+        return lambda weights_BHQS: weights_BHQS @ values_BHSM
+    tape: Tape = []
+    anchor = _Shared.apply(values_BHSM, tape)
+    return lambda weights_BHQS: _Read.apply(weights_BHQS, anchor, tape)
 
 
 class _Table(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import Linear, bind_rows, tanh, uniform_, wide
+from nmt.model.recurrence import Linear, bind_rows, bind_values, tanh, uniform_, wide
 
 WHOLE = 1.5  # sources up to so many local windows long are looked at whole
 HIDDEN = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
@@ -46,7 +46,7 @@ class View(NamedTuple):
     """What queries may look at."""
 
     keys_RHWA: Tensor
-    values_RHWM: Tensor
+    read: Callable[[Tensor], Tensor]  # weights_RHQW -> context_RHQM, weighted sums of the values
     position_RW: Tensor  # of the keys in the source; R may be 1
     bias_RHQW: Tensor  # fp32, added to scores: 0, or `HIDDEN` where nothing may be seen; H is 1
     gain_RHQW: Tensor | None = None  # weights are multiplied by it; H is 1
@@ -73,7 +73,7 @@ class Global(nn.Module):
         """Returns look(query_RD, position_BQ) -> View, for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
-        view = View(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
+        view = View(memory.keys_BHSA, bind_values(memory.values_BHSM), position_RW, bias_RHQW)
         return lambda query_RD, position_BQ: view
 
 
@@ -118,12 +118,13 @@ class LocalM(nn.Module):
 
         if positions <= WHOLE * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
+            read = bind_values(memory.values_BHSM)
 
             def look_whole(query_RD: Tensor, position_BQ: Tensor | None) -> View:
                 point_BQ = point(query_RD, position_BQ, length_B1)
                 bias_BQS, gain_BQS = limits(point_BQ, centre(point_BQ), position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
-                return View(memory.keys_BHSA, memory.values_BHSM, position_1S, bias_RHQW, gain_RHQW)
+                return View(memory.keys_BHSA, read, position_1S, bias_RHQW, gain_RHQW)
 
             return look_whole
 
@@ -140,7 +141,8 @@ class LocalM(nn.Module):
             bias_RW, gain_RW = (part.flatten(0, 1) for part in limits(point_BQ, centre_BQ, position_BQW))
             bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
-            return View(keys(index_RHW), values(index_RHW), position_RW, bias_RHQW, gain_RHQW, first_BQ)
+            values_RHWM = values(index_RHW)
+            return View(keys(index_RHW), lambda weights_RHQW: weights_RHQW @ values_RHWM, position_RW, bias_RHQW, gain_RHQW, first_BQ)
 
         return look
 
