@@ -112,24 +112,27 @@ class _Anchor(torch.autograd.Function):
 
 
 class _Step(torch.autograd.Function):
-    """y = x W^T + b; backward returns dx at once and leaves (dy, x) on the tape for the anchor of W and b."""
+    """y = x W^T + b + plus by `product`; backward returns dx at once and leaves (dy, x) on the tape for the anchor of W
+    and b."""
 
     @staticmethod
-    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, tape: Tape) -> Tensor:
+    def forward(
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, plus: Tensor | None, product: Map, tape: Tape
+    ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.tape = tape
-        return F.linear(x_NI, weight_OI, bias_O)
+        return product(x_NI, plus)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x_NI, weight_OI = ctx.saved_tensors
         ctx.tape.append((gradients[0], x_NI))
-        return gradients[0] @ weight_OI, None, None, None
+        return gradients[0] @ weight_OI, None, None, gradients[0] if ctx.needs_input_grad[3] else None, None, None
 
 
 def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
-    """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: cast once, its weights' gradients one product at
-    the end.
+    """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: weights are cast and laid out once, their
+    gradients are one product at the end.
 
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
@@ -137,8 +140,9 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
         weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
         return lambda x_NI, plus=None: sum_of(F.linear(x_NI, weight, bias), plus)
     tape: Tape = []
-    anchors = _Anchor.apply(weight_OI, bias_O, dtype, tape)
-    return lambda x_NI, plus=None: sum_of(_Step.apply(x_NI, *anchors, tape), plus)
+    weight, bias = _Anchor.apply(weight_OI, bias_O, dtype, tape)
+    product = freeze(weight, bias, int8=False)
+    return lambda x_NI, plus=None: _Step.apply(x_NI, weight, bias, plus, product, tape)
 
 
 class _Shared(torch.autograd.Function):
