@@ -3,15 +3,17 @@
 PYTHON ?= python3
 RUN    ?= runs/toy
 ARGS   ?=
+DATA   ?=
+PEERS  ?=
 
 VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help train eval test check format clean
+.PHONY: help train eval test bench check format clean
 
 help:  ## this page (the default)
-	@echo 'usage: make TARGET [RUN=runs/NAME] [ARGS="key=value ..."] [PYTHON=python3]'
+	@echo 'usage: make TARGET [RUN=runs/NAME] [DATA=DIR] [ARGS="key=value ..."] [PYTHON=python3]'
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -24,6 +26,9 @@ eval: $(READY)  ## measure RUN on its test split: scores, translations, alignmen
 
 test: $(READY)  ## run the tests. ARGS: options of pytest, as ARGS="-m 'not slow'"
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
+	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=1) $(ARGS)
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -66,8 +66,8 @@ def prepare_ours(data: Path, source: str, target: str, steps: int, folder: Path)
     return own
 
 
-def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, folder: Path) -> Path:
-    """A model of Eole on the same pieces; the command that runs it."""
+def install_eole(folder: Path) -> Path:
+    """Eole in an environment of its own; its command."""
     eole = folder / "env" / "bin" / "eole"
     if not eole.exists():
         print("installing Eole", flush=True)
@@ -75,6 +75,22 @@ def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, fo
         torch = f"torch=={version('torch').partition('+')[0]}"  # as ours
         packages = torch, "eole==0.6.4", "aiohttp"  # the last it needs without asking for it
         run(eole.parent / "python", "-m", "pip", "install", *packages, log=folder / "install.log")
+    return eole
+
+
+def configure_eole(folder: Path, steps: int, report_every: int) -> Path:
+    """Its settings, for pieces in files of that folder."""
+    config = (HERE / "eole.yaml").read_text(encoding="utf-8").replace("FOLDER", str(folder))
+    path = folder / "eole.yaml"
+    path.write_text(config.replace("STEPS", str(steps)).replace("EVERY", str(report_every)), encoding="utf-8")
+    if not (folder / "vocabulary").exists():
+        run(install_eole(folder), "build_vocab", "-config", path, "-n_sample", "-1", log=folder / "vocabulary.log")
+    return path
+
+
+def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, folder: Path) -> Path:
+    """A model of Eole on the same pieces; the command that runs it."""
+    eole = install_eole(folder)
     if not (folder / "model").exists():
         print(f"training Eole: {steps} steps", flush=True)
         tokenizer = load_tokenizer(own)
@@ -82,11 +98,7 @@ def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, fo
             for name, side, language in (("source", tokenizer.source, source), ("target", tokenizer.target, target)):
                 ids = side.encode(lines(data / f"{split}.{language}"))
                 write(folder / f"{split}.{name}", [" ".join(side.pieces(line)) for line in ids])
-        config = (HERE / "eole.yaml").read_text(encoding="utf-8").replace("FOLDER", str(folder))
-        path = folder / "eole.yaml"
-        path.write_text(config.replace("STEPS", str(steps)), encoding="utf-8")
-        run(eole, "build_vocab", "-config", path, "-n_sample", "-1", log=folder / "vocabulary.log")
-        run(eole, "train", "-config", path, log=folder / "eole.log")
+        run(eole, "train", "-config", configure_eole(folder, steps, 50), log=folder / "eole.log")
     return eole
 
 

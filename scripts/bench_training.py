@@ -1,0 +1,379 @@
+"""Training speed: nmt beside a textbook loop of nn.LSTMCell, and beside Eole 0.6.4, on one machine in one run.
+
+python scripts/bench_training.py                                 on made-up sentences as long as Multi30k's; six minutes
+python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole; 15 minutes
+python scripts/bench_training.py size=gnmt device=cuda           a large model on a GPU
+
+The model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive attention
+and 8,000 joint pieces; 64 sentences an update. Each system is a process of its own. They train in turn, a window of
+some updates each, `windows` times; Eole, installed into an environment of its own, before them and after them, as one
+cannot tell it to pause. Medians of the windows go to docs/benchmarks.md, with what speed costs by size as a picture.
+
+Tokens are target pieces with </s>, without padding. Other settings: source=de target=en windows=7 updates=15
+folder=runs/bench_training.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from bench_search import GNMT
+from bench_translation import configure_eole, install_eole, run, write
+from plain_loop import Plain
+from torch import nn
+
+from nmt.config import OptimConfig, TrainConfig, TrainRun
+from nmt.data.batching import EncodedPairs, EncodedSide, assemble, encode_corpus, epoch_batches, padding_waste
+from nmt.data.config import DataConfig, TokenizerConfig
+from nmt.data.corpus import column, load_pairs
+from nmt.data.tokenizer import SPECIALS, train_tokenizer
+from nmt.distributed import choose_device, choose_precision, place
+from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
+from nmt.model.seq2seq import build_model
+from nmt.optim import build_optimiser
+from nmt.plot import canvas
+from nmt.train import log_to_stderr
+from nmt.training import Progress, TrainState, train_step
+
+DOCS = Path("docs")
+BEGIN, END = "<!-- training: written by scripts/bench_training.py -->", "<!-- end of training -->"
+KIB = 1 if sys.platform == "darwin" else 1024  # bytes that ru_maxrss counts by
+SMALL = ModelConfig(style="luong", embed=256, hidden=512, dropout=0.3, attention=AttentionConfig(score="additive"))
+OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1)
+
+
+@dataclass(frozen=True)
+class Size:
+    model: ModelConfig
+    vocabulary: int
+    length: float  # mean, of the sentences that are made up
+    sentences: tuple[int, ...]  # of an update
+
+
+SIZES = {"small": Size(SMALL, 8000, 14.5, (64,)), "gnmt": Size(GNMT, 32000, 28.0, (128, 384))}
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """What is measured."""
+
+    name: str
+    model: ModelConfig
+    precision: str
+    sentences: int
+    plain: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------------- work
+def random_pairs(source: Any, target: Any, vocabulary: int) -> EncodedPairs:
+    """Random pieces, so many in each sentence of a side."""
+    rng = np.random.default_rng(1)
+    sides = []
+    for lengths in (source, target):
+        offsets = np.concatenate([[0], np.cumsum(lengths.astype(np.int64))])
+        sides.append(EncodedSide(rng.integers(len(SPECIALS), vocabulary, offsets[-1], dtype=np.int32), offsets))
+    nothing: Any = None
+    return EncodedPairs("random", nothing, nothing, *sides, np.arange(len(source)), 10**4, 0.0, False)  # type: ignore[arg-type, call-arg]
+
+
+def made_up(size: Size, pairs: int) -> EncodedPairs:
+    """Random sentences, the two of a pair of similar length."""
+    rng = np.random.default_rng(1)
+    lengths = np.clip(rng.gamma(8, size.length / 8, pairs), 3, 80)
+    return random_pairs(lengths, np.clip(lengths * rng.normal(1, 0.12, pairs), 3, 80), size.vocabulary)
+
+
+def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], int]:
+    """A function that makes one update from the indices of some pairs and returns the number of target tokens."""
+    torch.manual_seed(1)
+    if not system.plain:
+        run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
+        model = build_model(system.model, size.vocabulary, size.vocabulary)
+        place(model, system.precision, device, training=True)
+        nothing: Any = None
+        optimiser = build_optimiser(run.optim, model.parameters())
+        progress = Progress(encoded.key)
+        state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
+        return lambda indices: train_step(state, indices, 10**6)[2]
+
+    plain = Plain(system.model, size.vocabulary, OPTIM.label_smoothing).to(device)
+    adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)
+
+    def update(indices: Any) -> int:
+        batch = assemble(encoded, indices).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=system.precision == "bf16"):
+            loss = plain(batch)
+        loss.backward()
+        assert OPTIM.clip is not None
+        nn.utils.clip_grad_norm_(plain.parameters(), OPTIM.clip)
+        adam.step()
+        adam.zero_grad()
+        return int(batch.target_length_B.sum())
+
+    return update
+
+
+def serve(connection: Connection, system: System, size: Size, encoded: EncodedPairs, device: str) -> None:
+    """A process of its own: for each number of updates asked for, their tokens and seconds, and its peak memory."""
+    there = torch.device(device)
+    batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
+    update, done = updates(system, size, encoded, there), 0
+    while count := connection.recv():
+        started, tokens = time.perf_counter(), 0
+        for _ in range(count):
+            tokens += update(batches[done % len(batches)])
+            done += 1
+        if there.type == "cuda":
+            torch.cuda.synchronize(there)
+        seconds = time.perf_counter() - started
+        on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
+        peak = on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+        connection.send((tokens, seconds, peak))
+
+
+def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:
+    """Of products, forward and backward, padding apart, for each target token."""
+    model = build_model(system.model, size.vocabulary, size.vocabulary)
+    per_source = per_target = 0
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "embedding" not in name:
+            on_source = name.startswith(("encoder", "decoder.attention.score.key", "decoder.bridge"))
+            per_source += on_source * parameter.numel()
+            per_target += (not on_source) * parameter.numel()
+    source, target = encoded.source_lengths, encoded.target_lengths
+    attention = (system.model.hidden + system.model.memory) * (source * target).sum()
+    return float(6 * (per_source * source.sum() + per_target * target.sum() + attention) / target.sum())
+
+
+def product_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of one large product."""
+    size = 2048 if device.type == "cpu" else 8192
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    times = []
+    for _ in range(6):
+        started = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / median(times[1:])
+
+
+# ------------------------------------------------------------------------------------------------------------- Eole
+def eole_windows(encoded: EncodedPairs, size: Size, count: int, folder: Path) -> list[float]:
+    """Target tokens/s of `count` windows of 20 updates, after 40 that do not count."""
+    eole = install_eole(folder)
+    if not (folder / "train.target").exists():
+        for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
+            ids = getattr(encoded, name)
+            text = [" ".join(side.pieces(ids[row].tolist())) for row in encoded.rows]
+            write(folder / f"valid.{name}", text[:10])
+            write(folder / f"train.{name}", text)
+    config = configure_eole(folder, 40 + 20 * count, report_every=20)
+    run(eole, "train", "-config", config, log=folder / "eole.log")
+    found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
+    return [float(speed) for speed in found[2:]]
+
+
+# ---------------------------------------------------------------------------------------------------------- reports
+def systems_of(size: Size, device: torch.device) -> list[System]:
+    best = choose_precision("auto", device)
+    precisions = ["fp32", best] if best != "fp32" else ["fp32"]
+    found = []
+    for sentences in size.sentences:
+        for precision in precisions:
+            if size.model.style == "luong":
+                for plain in (True, False):
+                    for feeding in (True, False):
+                        model = dataclasses.replace(size.model, input_feeding=feeding)
+                        name = ("plain loop" if plain else "nmt, luong") + (", input feeding" if feeding else "")
+                        found.append(System(name, model, precision, sentences, plain))
+            else:
+                found.append(System("nmt, gnmt", size.model, precision, sentences))
+            model = dataclasses.replace(size.model, style="bahdanau")
+            found.append(System("nmt, bahdanau", model, precision, sentences))
+        if size.model.style == "luong":
+            model = dataclasses.replace(size.model, style="gnmt", decoder_layers=2)
+            found.append(System("nmt, gnmt, two layers", model, best, sentences))
+    return found
+
+
+def measure(
+    systems: list[System], size: Size, encoded: EncodedPairs, device: torch.device, windows: int, count: int
+) -> tuple[dict[System, list[float]], dict[System, int], dict[str, float]]:
+    """Tokens/s of each window of each system, which take turns; peak memory; FLOP/s of a product."""
+    spawn = multiprocessing.get_context("spawn")
+    ends: dict[System, Connection] = {}
+    for system in systems:
+        ends[system], other = spawn.Pipe()
+        spawn.Process(target=serve, args=(other, system, size, encoded, str(device)), daemon=True).start()
+        other.close()
+    speeds: dict[System, list[float]] = {system: [] for system in systems}
+    peaks: dict[System, int] = {}
+    rates: dict[str, list[float]] = {system.precision: [] for system in systems}
+    for window in range(windows + 2):  # two that do not count: kernels are compiled
+        for precision in rates:
+            rates[precision].append(product_rate(device, precision))
+        for system, end in ends.items():
+            end.send(count)
+            tokens, seconds, peaks[system] = end.recv()
+            if window > 1:
+                speeds[system].append(tokens / seconds)
+                print(f"window {window - 1}, {system.name}, {system.precision}: {tokens / seconds:,.0f}", flush=True)
+    for end in ends.values():
+        end.send(0)
+    return speeds, peaks, {precision: median(values) for precision, values in rates.items()}
+
+
+def table(
+    speeds: dict[System, list[float]], peaks: dict[System, int], rates: dict[str, float], eole: list[float],
+    size: Size, encoded: EncodedPairs,
+) -> list[str]:  # fmt: skip
+    several = len(size.sentences) > 1
+    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Plain loop", *["Eole"] * bool(eole),
+               "Peak memory", "Share of product rate"]  # fmt: skip
+    found = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    plain = {(s.precision, s.sentences): median(v) for s, v in speeds.items() if s.plain and s.model.input_feeding}
+
+    def row(name: str, precision: str, values: list[float], *others: str) -> str:
+        return (
+            f"| {name} | {precision} | {median(values):,.0f} | {min(values):,.0f} - {max(values):,.0f} | "
+            + " | ".join(others)
+            + " |"
+        )
+
+    if eole:
+        by_plain = [f"{median(eole) / plain['fp32', size.sentences[0]]:.2f}"]
+        found.append(row("Eole 0.6.4, input feeding", "fp32", eole, *by_plain, "1", "", ""))
+    for system, values in speeds.items():
+        speed = median(values)
+        beside = plain.get((system.precision, system.sentences))
+        share = speed * flop_per_token(system, size, encoded) / rates[system.precision]
+        precision = system.precision + (f" | {system.sentences}" if several else "")
+        ratios = [f"{speed / beside:.2f}" if beside else "", *([f"{speed / median(eole):.2f}"] if eole else [])]
+        found.append(row(system.name, precision, values, *ratios, f"{peaks[system] / 1e9:.2f} GB", f"{share:.0%}"))
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- curves
+def speed_of(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
+    """Tokens/s of one batch of sentences of equal length: the median of some updates."""
+    size = Size(system.model, vocabulary, 0, (system.sentences,))
+    rows = np.arange(system.sentences)
+    encoded = random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
+    update = updates(system, size, encoded, device)
+    times = []
+    for _ in range(6):
+        started = time.perf_counter()
+        update(rows)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return system.sentences * target / median(times[2:])
+
+
+def draw_curves(size: Size, device: torch.device, path: Path) -> None:
+    precision = choose_precision("auto", device)
+    whole = dataclasses.replace(size.model, input_feeding=False)
+    first = System("nmt, input feeding", size.model, precision, size.sentences[0])
+    trio = [first, System("nmt, no input feeding", whole, precision, size.sentences[0]),
+            dataclasses.replace(first, name="plain loop", plain=True)]  # fmt: skip
+    length, vocabulary = round(size.length), size.vocabulary
+
+    def sized(system: System, hidden: int) -> System:
+        return dataclasses.replace(system, model=dataclasses.replace(system.model, hidden=hidden))
+
+    def windowed(name: str) -> System:
+        attention = dataclasses.replace(size.model.attention, window=name)
+        return System(name, dataclasses.replace(size.model, attention=attention), precision, 16)
+
+    def many(system: System, sentences: int) -> System:
+        return dataclasses.replace(system, sentences=sentences)
+
+    Point = Callable[[System, int], float]
+    panels: list[tuple[str, tuple[int, ...], list[System], Point]] = [
+        ("sentences of an update", (8, 16, 32, 64, 128, 256), trio,
+         lambda s, x: speed_of(many(s, x), vocabulary, length, length, device)),
+        ("hidden", (128, 256, 512, 1024), trio, lambda s, x: speed_of(sized(s, x), vocabulary, length, length, device)),
+        ("target pieces", (8, 16, 32, 64, 128), trio, lambda s, x: speed_of(s, vocabulary, length, x, device)),
+        ("vocabulary", (2000, 8000, 32000), trio, lambda s, x: speed_of(s, x, length, length, device)),
+        ("source pieces, 16 sentences", (16, 64, 128, 256, 512), list(map(windowed, WINDOWS)),
+         lambda s, x: speed_of(s, vocabulary, x, length, device)),
+    ]  # fmt: skip
+    with canvas(path, (15, 3), 8) as figure:
+        for number, (label, places, systems, point) in enumerate(panels, 1):
+            axes = figure.add_subplot(1, len(panels), number)
+            for system, style in zip(systems, ("o-", "s--", "^:"), strict=True):
+                speeds = [point(system, place) for place in places]
+                print(f"{label}, {system.name}: {', '.join(f'{speed:,.0f}' for speed in speeds)}", flush=True)
+                axes.plot(
+                    places, [speed / 1000 for speed in speeds], style, label=system.name, color="0.15", markersize=4
+                )
+            axes.set(
+                xlabel=label, xscale="log", xticks=places, xticklabels=[str(place) for place in places], ylim=(0, None)
+            )
+            axes.minorticks_off()
+            axes.legend(frameon=False, fontsize=7)
+        figure.axes[0].set_ylabel("thousand target tokens/s")
+        figure.tight_layout()
+
+
+def main() -> None:
+    settings = {"data": "", "source": "de", "target": "en", "peers": "0", "size": "small", "device": "auto",
+                "windows": "7", "updates": "15", "folder": "runs/bench_training"}  # fmt: skip
+    for argument in sys.argv[1:]:
+        key, _, value = argument.partition("=")
+        if key not in settings or key == "size" and value not in SIZES:
+            sys.exit(__doc__)
+        settings[key] = value
+    if settings["peers"] == "1" and not settings["data"]:
+        sys.exit("error: peers=1 needs text: data=DIR with train.de and train.en, or source= and target=")
+    log_to_stderr()
+    size, device = SIZES[settings["size"]], choose_device(settings["device"])
+    windows, folder = int(settings["windows"]), Path(settings["folder"]).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if settings["data"]:
+        data = DataConfig(format="text", path=settings["data"], source=settings["source"], target=settings["target"])
+        given = TokenizerConfig(type="bpe", vocab_size=size.vocabulary, joint=True)
+        pairs = load_pairs(data, "train")
+        tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), given, folder)
+        encoded = encode_corpus(pairs, tokenizer, TrainRun(data=data, tokenizer=given))
+    else:
+        encoded = made_up(size, 20_000)
+    half = -(-windows // 2)
+    eole = eole_windows(encoded, size, half, folder) if settings["peers"] == "1" else []
+    speeds, peaks, rates = measure(systems_of(size, device), size, encoded, device, windows, int(settings["updates"]))
+    eole += eole_windows(encoded, size, half, folder) if settings["peers"] == "1" else []
+    waste = padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_sentences=size.sentences[0]), 1, 0))
+    where = f"{os.cpu_count()} cores" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    lines = [
+        f"{where}, PyTorch {torch.__version__.partition('+')[0]}; medians of {windows} windows of "
+        f"{settings['updates']} updates; a large product runs at "
+        + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {precision}" for precision, rate in rates.items())
+        + f"; padding of nmt's batches {waste:.1%}.",
+        "",
+        *table(speeds, peaks, rates, eole, size, encoded),
+    ]
+    print("\n" + "\n".join(lines))
+    picture = DOCS / f"training_{settings['size']}_{device.type}.png"
+    draw_curves(size, device, picture)
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[-1]
+    text = "\n".join([BEGIN, *lines, "", f"![Tokens per second by size]({picture.name})", END])
+    (DOCS / "benchmarks.md").write_text(before + text + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
