@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.config import BOS, PAD, SearchConfig
-from nmt.model.recurrence import wide
+from nmt.model.maps import wide
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
             function(torch.ones(1, dtype=dtype))
     # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits
     # into fewer, and an epoch has more shapes than any cache would hold. Read at the first product.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128" if training else "256")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512" if training else "256")
     if precision == "int8" and not multiplies_int8():
         raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])

@@ -24,7 +24,7 @@ from nmt.beams import Beams, History, Hypothesis, Live, begin, rank, read_back, 
 from nmt.config import EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
 from nmt.model.logits import log_probabilities, top
-from nmt.model.recurrence import wide
+from nmt.model.maps import wide
 
 BUCKET = 16  # source positions
 SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies

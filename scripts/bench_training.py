@@ -1,7 +1,7 @@
 """Training speed: nmt beside a textbook loop of nn.LSTMCell, and beside Eole 0.6.4, on one machine in one run.
 
 python scripts/bench_training.py                                 on made-up sentences as long as Multi30k's; six minutes
-python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole; 15 minutes
+python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole: longer
 python scripts/bench_training.py size=gnmt device=cuda           a large model on a GPU
 
 The model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive attention

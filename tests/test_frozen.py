@@ -12,7 +12,8 @@ import nmt
 from nmt.distributed import choose_precision, place
 from nmt.model.ensemble import Ensemble
 from nmt.model.frozen import freeze
-from nmt.model.recurrence import RNN, Linear
+from nmt.model.maps import Linear
+from nmt.model.recurrence import RNN
 from nmt.search import force
 
 

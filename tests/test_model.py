@@ -12,7 +12,8 @@ from nmt.model.attention import SCORES
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import reverse
 from nmt.model.loss import cross_entropy
-from nmt.model.recurrence import CELLS, RNN, Dropout, bind
+from nmt.model.maps import Dropout, bind
+from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 VOCABULARY = 13

@@ -15,7 +15,7 @@ from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
 from nmt.model.logits import log_probabilities, top
-from nmt.model.recurrence import wide
+from nmt.model.maps import wide
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, search
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
 from nmt.model.frozen import Map
+from nmt.model.maps import CACHED, Linear, tanh_dtype, uniform_, wide
 from nmt.model.normalisers import NORMALISERS
-from nmt.model.recurrence import CACHED, Linear, tanh_dtype, uniform_, wide
 from nmt.model.windows import WINDOWS, Memory, memory_of
 
 
@@ -245,7 +245,7 @@ class Attention(nn.Module):
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
         """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear
-        maps are bound (see `recurrence.bind`).
+        maps are bound (see `maps.bind`).
 
         c = sum_s a_s v_s with a = normalise(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
         after which weights are not normalised again (Luong et al. 2015, eq. 10). `position_BQ` is the place of the

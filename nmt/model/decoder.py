@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from nmt.model.attention import Attention, NoAttention, Weights, build_attention
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import RNN, Dropout, Linear, State, tanh
+from nmt.model.maps import Dropout, Linear, tanh
+from nmt.model.recurrence import RNN, State
 from nmt.model.windows import Memory
 
 QUERIES = 16  # target positions that attend at once where no gradient is wanted

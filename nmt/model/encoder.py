@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import RNN, Dropout, Linear
+from nmt.model.maps import Dropout, Linear
+from nmt.model.recurrence import RNN
 
 
 def reverse(x_BSE: Tensor, length_B: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.model.frozen import Map
-from nmt.model.recurrence import CACHED, filled, wide
+from nmt.model.maps import CACHED, filled, wide
 
 AT_ONCE = {"cpu": CACHED // 2, "cuda": 2**26}  # logits whose fp32 values are alive at a time
 SLAB = 256  # rows of a product with the vocabulary inside: as one product it takes a processor 1.6 times as long

@@ -14,7 +14,8 @@ from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
 from nmt.model.loss import Loss, cross_entropy
-from nmt.model.recurrence import RNN, Dropout, Linear
+from nmt.model.maps import Dropout, Linear
+from nmt.model.recurrence import RNN
 from nmt.model.windows import Memory
 
 TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most

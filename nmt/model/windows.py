@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
-from nmt.model.recurrence import Linear, bind_rows, bind_values, tanh, uniform_, wide
+from nmt.model.maps import Linear, bind_rows, bind_values, tanh, uniform_, wide
 
 WHOLE = 1.5  # sources up to so many local windows long are looked at whole
 HIDDEN = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
@@ -142,7 +142,14 @@ class LocalM(nn.Module):
             bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
             values_RHWM = values(index_RHW)
-            return View(keys(index_RHW), lambda weights_RHQW: weights_RHQW @ values_RHWM, position_RW, bias_RHQW, gain_RHQW, first_BQ)
+            return View(
+                keys(index_RHW),
+                lambda weights_RHQW: weights_RHQW @ values_RHWM,
+                position_RW,
+                bias_RHQW,
+                gain_RHQW,
+                first_BQ,
+            )
 
         return look
 

@@ -1,0 +1,247 @@
+"""Linear maps, also for step loops: what can leave a loop is done once, outside it.
+
+In training parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its
+weights to it, once for a whole loop. For translation maps are frozen (`frozen.py`) in the dtype in which they compute.
+
+Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
+memory size.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmt.model.frozen import Map, freeze, sum_of
+
+CACHED = 2**19  # numbers that a processor's own caches hold
+ROWS = 128  # what `filled` fills up to
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums and normalises is fp32 at least, whatever the precision around it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """`torch.tanh`. A processor takes seven times as long for it in bf16 as in fp32: there it goes by way of fp32."""
+    dtype = tanh_dtype(x)
+    return torch.tanh(x) if dtype == x.dtype else torch.tanh(x.to(dtype)).to(x.dtype)
+
+
+def tanh_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which the device of `x` computes tanh fastest, with at least the precision of `x`."""
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if narrow and x.device.type == "cpu" else x.dtype
+
+
+def uniform_(weight: Tensor, fan: int) -> None:
+    """U(-1/sqrt(fan), 1/sqrt(fan)), torch's own default for linear maps, for parameters that stand alone."""
+    nn.init.uniform_(weight, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
+
+    frozen: Map | None = None  # the map itself, once its weights no longer change
+
+    def freeze(self, int8: bool) -> None:
+        self.frozen = freeze(self.weight, self.bias, int8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_rows(self.frozen or (lambda x: linear(x, self.weight, self.bias)), x)
+
+    def bind(self, dtype: torch.dtype) -> Map:
+        """The same map for use inside a step loop, see `bind`."""
+        return self.frozen or bind(self.weight, self.bias, dtype)
+
+
+def filled(x_RI: Tensor) -> Tensor:
+    """In bf16 on a processor with zero rows up to a multiple of `ROWS`: for each new shape of a product a kernel is
+    compiled, which takes longer than the product."""
+    if x_RI.dtype != torch.bfloat16 or x_RI.device.type != "cpu":
+        return x_RI
+    return F.pad(x_RI, (0, 0, 0, -len(x_RI) % ROWS))
+
+
+def by_rows(product: Map, x: Tensor) -> Tensor:
+    """A map of the last dimension; rows of x_NTI are `filled` where T > 1."""
+    if x.dim() != 3 or x.shape[1] == 1:
+        return product(x)
+    x_RI = x.flatten(0, 1)
+    return product(filled(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x W^T + b in the dtype of x."""
+    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+
+
+class Dropout(nn.Module):
+    """Zero a share of the values in training and scale the others up by 1 / (1 - share) (Srivastava et al. 2014).
+
+    As `nn.Dropout`, but a processor draws 64 random bits for four values: several times faster, with the share rounded
+    to a multiple of 2^-16.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask(x.shape, x) if self.training and self.share else x
+
+    def mask(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Factors 0 or 1 / (1 - share), of the dtype and device of `like`."""
+        count = math.prod(shape)
+        bits = torch.empty(count // 4 + 1, dtype=torch.int64, device=like.device).random_(-(2**63), None)
+        kept = bits.view(torch.int16)[:count] >= round(self.share * 2**16) - 2**15
+        return kept.to(like.dtype).mul_(1 / (1 - self.share)).view(shape)
+
+
+# ----------------------------------------------------------------------------------------- deferred weight gradients
+Tape = list[tuple[Tensor, Tensor]]  # (dy_NO, x_NI) of each step
+
+
+class _Anchor(torch.autograd.Function):
+    """Casts a map's weights before a loop. Its backward runs after that of every step and makes the weights' gradients
+    from what the steps left on the tape: one product over all T x N rows instead of one, and one addition, a step."""
+
+    @staticmethod
+    def forward(ctx: Any, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, tape: Tape) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.dtype, ctx.biased = tape, weight_OI.dtype, bias_O is not None
+        return weight_OI.to(dtype, copy=True), None if bias_O is None else bias_O.to(dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        if not ctx.tape:
+            return None, None, None, None
+        gradients, inputs = zip(*ctx.tape, strict=True)
+        ctx.tape.clear()
+        dy_RO, x_RI = filled(torch.cat(gradients)), filled(torch.cat(inputs))
+        dbias_O = dy_RO.sum(0).to(ctx.dtype) if ctx.biased else None  # summed in fp32 in any case
+        return (dy_RO.t() @ x_RI).to(ctx.dtype), dbias_O, None, None
+
+
+class _Step(torch.autograd.Function):
+    """y = x W^T + b + plus by `product`; backward returns dx at once and leaves (dy, x) on the tape for the anchor of W
+    and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, plus: Tensor | None, product: Map, tape: Tape
+    ) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.tape = tape
+        return product(x_NI, plus)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x_NI, weight_OI = ctx.saved_tensors
+        ctx.tape.append((gradients[0], x_NI))
+        return gradients[0] @ weight_OI, None, None, gradients[0] if ctx.needs_input_grad[3] else None, None, None
+
+
+def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
+    """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: weights are cast and laid out once, their
+    gradients are one product at the end.
+
+    It must not outlive the loop's backward pass: bind again for the next loop.
+    """
+    if not torch.is_grad_enabled():
+        weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
+        return lambda x_NI, plus=None: sum_of(F.linear(x_NI, weight, bias), plus)
+    tape: Tape = []
+    weight, bias = _Anchor.apply(weight_OI, bias_O, dtype, tape)
+    product = freeze(weight, bias, int8=False)
+    return lambda x_NI, plus=None: _Step.apply(x_NI, weight, bias, plus, product, tape)
+
+
+class _Shared(torch.autograd.Function):
+    """The right-hand side of products in a loop. Its backward runs after that of every step and makes its gradient from
+    what the steps left on the tape, as `_Anchor`'s does."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BHSM: Tensor, tape: Tape) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        return values_BHSM.view_as(values_BHSM)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        if not ctx.tape:
+            return None, None
+        gradients, weights = zip(*ctx.tape, strict=True)
+        ctx.tape.clear()
+        return torch.cat(weights, 2).transpose(2, 3) @ torch.cat(gradients, 2), None
+
+
+class _Read(torch.autograd.Function):
+    """c = w V; backward returns dw at once and leaves (dc, w) on the tape for V."""
+
+    @staticmethod
+    def forward(ctx: Any, weights_BHQS: Tensor, values_BHSM: Tensor, tape: Tape) -> Tensor:
+        ctx.save_for_backward(weights_BHQS, values_BHSM)
+        ctx.tape = tape
+        return weights_BHQS @ values_BHSM
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        weights_BHQS, values_BHSM = ctx.saved_tensors
+        ctx.tape.append((gradients[0], weights_BHQS))
+        return gradients[0] @ values_BHSM.transpose(2, 3), None, None
+
+
+def bind_values(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map weights_BHQS -> weights values, for one step loop: the gradient of the values is one product at the end. As
+    with `bind`, it must not outlive the loop's backward pass."""
+    if not torch.is_grad_enabled():
+        return lambda weights_BHQS: weights_BHQS @ values_BHSM
+    tape: Tape = []
+    anchor = _Shared.apply(values_BHSM, tape)
+    return lambda weights_BHQS: _Read.apply(weights_BHQS, anchor, tape)
+
+
+class _Table(torch.autograd.Function):
+    """A table whose rows are taken in a loop. Its backward runs after that of every step and returns the one gradient
+    in which the steps have added up theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, table_RA: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.total, ctx.dtype = total, table_RA.dtype
+        return table_RA.view_as(table_RA)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.total.pop().to(ctx.dtype) if ctx.total else None, None
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table; the backward pass adds to as many rows of `total`, not to a new gradient of the whole table."""
+
+    @staticmethod
+    def forward(ctx: Any, table_RA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.total = table_RA.shape, total
+        return table_RA.index_select(0, index.flatten()).view(*index.shape, table_RA.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not ctx.total:
+            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide(gradients[0].dtype)))
+        index = ctx.saved_tensors[0].flatten()
+        ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]).to(ctx.total[0].dtype))
+        return None, None, None
+
+
+def bind_rows(table_RA: Tensor) -> Callable[[Tensor], Tensor]:
+    """A map index -> rows of a table, shaped (*index, A), for one step loop: what a step costs, there and back, does
+    not depend on the length of the table. As with `bind`, it must not outlive the loop's backward pass."""
+    total: list[Tensor] = []
+    anchor = _Table.apply(table_RA, total)
+    return lambda index: _Rows.apply(anchor, index, total)
