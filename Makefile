@@ -28,7 +28,7 @@ test: $(READY)  ## run the tests. ARGS: options of pytest, as ARGS="-m 'not slow
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
-	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=1) $(ARGS)
+	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

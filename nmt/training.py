@@ -178,7 +178,7 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
         (objective(run.train, batch, loss, weights, share) / tokens).backward()
         sums.append(Sums(*(part.detach() for part in loss)))
     if run.optim.clip is not None:
-        clip(state.optimiser, list(model.parameters()), run.optim.clip)
+        clip(state.optimiser, model.parameters(), run.optim.clip)
     state.optimiser.step()
     state.optimiser.zero_grad(set_to_none=True)
     progress.step += 1

@@ -9,8 +9,8 @@ and 8,000 joint pieces; 64 sentences an update. Each system is a process of its 
 some updates each, `windows` times; Eole, installed into an environment of its own, before them and after them, as one
 cannot tell it to pause. Medians of the windows go to docs/benchmarks.md, with what speed costs by size as a picture.
 
-Tokens are target pieces with </s>, without padding. Other settings: source=de target=en windows=7 updates=15
-folder=runs/bench_training.
+Tokens are target pieces with </s>, without padding; a column counts those of both sides. Other settings: source=de
+target=en windows=7 updates=15 folder=runs/bench_training.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import os
 import re
 import resource
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,16 +40,15 @@ from nmt.data.batching import EncodedPairs, EncodedSide, assemble, encode_corpus
 from nmt.data.config import DataConfig, TokenizerConfig
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import SPECIALS, train_tokenizer
-from nmt.distributed import choose_device, choose_precision, place
+from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
-from nmt.train import log_to_stderr
 from nmt.training import Progress, TrainState, train_step
 
 DOCS = Path("docs")
-BEGIN, END = "<!-- training: written by scripts/bench_training.py -->", "<!-- end of training -->"
+END = "<!-- end of what scripts/bench_training.py writes -->"
 KIB = 1 if sys.platform == "darwin" else 1024  # bytes that ru_maxrss counts by
 SMALL = ModelConfig(style="luong", embed=256, hidden=512, dropout=0.3, attention=AttentionConfig(score="additive"))
 OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1)
@@ -60,9 +60,13 @@ class Size:
     vocabulary: int
     length: float  # mean, of the sentences that are made up
     sentences: tuple[int, ...]  # of an update
+    precisions: tuple[str, ...]
 
 
-SIZES = {"small": Size(SMALL, 8000, 14.5, (64,)), "gnmt": Size(GNMT, 32000, 28.0, (128, 384))}
+SIZES = {
+    "small": Size(SMALL, 8000, 14.5, (64,), ("fp32", "auto")),
+    "gnmt": Size(GNMT, 32000, 28.0, (128, 384), ("auto",)),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +142,7 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
         if there.type == "cuda":
             torch.cuda.synchronize(there)
         seconds = time.perf_counter() - started
+        torch.cuda.empty_cache()  # for the others; nothing without a GPU
         on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
         peak = on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         connection.send((tokens, seconds, peak))
@@ -172,15 +177,14 @@ def product_rate(device: torch.device, precision: str) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------- Eole
-def eole_windows(encoded: EncodedPairs, size: Size, count: int, folder: Path) -> list[float]:
+def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]:
     """Target tokens/s of `count` windows of 20 updates, after 100 that do not count: it grows faster for so long."""
     eole = install_eole(folder)
-    if not (folder / "train.target").exists():
-        for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
-            ids = getattr(encoded, name)
-            text = [" ".join(side.pieces(ids[row].tolist())) for row in encoded.rows]
-            write(folder / f"valid.{name}", text[:10])
-            write(folder / f"train.{name}", text)
+    for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
+        ids = getattr(encoded, name)
+        text = [" ".join(side.pieces(ids[row].tolist())) for row in encoded.rows]
+        write(folder / f"valid.{name}", text[:10])
+        write(folder / f"train.{name}", text)
     config = configure_eole(folder, 100 + 20 * count, report_every=20)
     run(eole, "train", "-config", config, log=folder / "eole.log")
     found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
@@ -189,24 +193,20 @@ def eole_windows(encoded: EncodedPairs, size: Size, count: int, folder: Path) ->
 
 # ---------------------------------------------------------------------------------------------------------- reports
 def systems_of(size: Size, device: torch.device) -> list[System]:
-    best = choose_precision("auto", device)
-    precisions = ["fp32", best] if best != "fp32" else ["fp32"]
+    precisions = dict.fromkeys(choose_precision(name, device) for name in size.precisions)
     found = []
     for sentences in size.sentences:
         for precision in precisions:
-            if size.model.style == "luong":
-                for plain in (True, False):
-                    for feeding in (True, False):
-                        model = dataclasses.replace(size.model, input_feeding=feeding)
-                        name = ("plain loop" if plain else "nmt, luong") + (", input feeding" if feeding else "")
-                        found.append(System(name, model, precision, sentences, plain))
-            else:
-                found.append(System("nmt, gnmt", size.model, precision, sentences))
+            for plain in (True, False):
+                for feeding in (True, False):
+                    model = dataclasses.replace(size.model, style="luong", input_feeding=feeding)
+                    name = ("plain loop" if plain else "nmt, luong") + (", input feeding" if feeding else "")
+                    found.append(System(name, model, precision, sentences, plain))
             model = dataclasses.replace(size.model, style="bahdanau")
             found.append(System("nmt, bahdanau", model, precision, sentences))
-        if size.model.style == "luong":
-            model = dataclasses.replace(size.model, style="gnmt", decoder_layers=2)
-            found.append(System("nmt, gnmt, two layers", model, best, sentences))
+            layers = max(2, size.model.decoder_layers)
+            model = dataclasses.replace(size.model, style="gnmt", decoder_layers=layers)
+            found.append(System(f"nmt, gnmt, {layers} layers", model, precision, sentences))
     return found
 
 
@@ -242,16 +242,16 @@ def table(
     size: Size, encoded: EncodedPairs,
 ) -> list[str]:  # fmt: skip
     several = len(size.sentences) > 1
-    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Plain loop", *["Eole"] * bool(eole),
-               "Peak memory", "Share of product rate"]  # fmt: skip
+    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Source too", "Plain loop",
+               *["Eole"] * bool(eole), "Peak memory", "Share of product rate"]  # fmt: skip
     found = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    both = 1 + encoded.source_lengths.sum() / encoded.target_lengths.sum()
     plain = {(s.precision, s.sentences): median(v) for s, v in speeds.items() if s.plain and s.model.input_feeding}
 
     def row(name: str, precision: str, values: list[float], *others: str) -> str:
         return (
             f"| {name} | {precision} | {median(values):,.0f} | {min(values):,.0f} - {max(values):,.0f} | "
-            + " | ".join(others)
-            + " |"
+            f"{median(values) * both:,.0f} | " + " | ".join(others) + " |"
         )
 
     if eole:
@@ -270,7 +270,7 @@ def table(
 # ----------------------------------------------------------------------------------------------------------- curves
 def speed_of(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
     """Tokens/s of one batch of sentences of equal length: the median of some updates."""
-    size = Size(system.model, vocabulary, 0, (system.sentences,))
+    size = Size(system.model, vocabulary, 0, (system.sentences,), ())
     rows = np.arange(system.sentences)
     encoded = random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
     update = updates(system, size, encoded, device)
@@ -338,8 +338,8 @@ def main() -> None:
         if key not in settings or key == "size" and value not in SIZES:
             sys.exit(__doc__)
         settings[key] = value
-    if settings["peers"] == "1" and not settings["data"]:
-        sys.exit("error: peers=1 needs text: data=DIR with train.de and train.en, or source= and target=")
+    if settings["peers"] == "1" and not (settings["data"] and settings["size"] == "small"):
+        sys.exit("error: peers=1 is for size=small and needs text: data=DIR with train.de and train.en")
     log_to_stderr()
     size, device = SIZES[settings["size"]], choose_device(settings["device"])
     windows, folder = int(settings["windows"]), Path(settings["folder"]).resolve()
@@ -353,26 +353,26 @@ def main() -> None:
     else:
         encoded = made_up(size, 20_000)
     half = -(-windows // 2)
-    eole = eole_windows(encoded, size, half, folder) if settings["peers"] == "1" else []
+    eole = eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
     speeds, peaks, rates = measure(systems_of(size, device), size, encoded, device, windows, int(settings["updates"]))
-    eole += eole_windows(encoded, size, half, folder) if settings["peers"] == "1" else []
+    eole += eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
     waste = padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_sentences=size.sentences[0]), 1, 0))
     where = f"{os.cpu_count()} cores" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    lines = [
+    setting = (
         f"{where}, PyTorch {torch.__version__.partition('+')[0]}; medians of {windows} windows of "
         f"{settings['updates']} updates; a large product runs at "
         + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {precision}" for precision, rate in rates.items())
-        + f"; padding of nmt's batches {waste:.1%}.",
-        "",
-        *table(speeds, peaks, rates, eole, size, encoded),
-    ]
+        + f"; padding of nmt's batches {waste:.1%}."
+    )
+    lines = [textwrap.fill(setting, 120), "", *table(speeds, peaks, rates, eole, size, encoded)]
     print("\n" + "\n".join(lines))
     picture = DOCS / f"training_{settings['size']}_{device.type}.png"
     draw_curves(size, device, picture)
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    before, after = page.split(BEGIN)[0], page.split(END)[-1]
-    text = "\n".join([BEGIN, *lines, "", f"![Tokens per second by size]({picture.name})", END])
-    (DOCS / "benchmarks.md").write_text(before + text + after, encoding="utf-8")
+    begin = f"<!-- size={settings['size']} device={device.type} -->\n"
+    before, _, rest = page.partition(begin)
+    text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END])
+    (DOCS / "benchmarks.md").write_text(before + begin + text + rest.partition(END)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,15 +13,17 @@ from nmt.model.config import ModelConfig
 
 
 class Plain(nn.Module):
-    """Style `luong` with additive attention, with input feeding or without. `forward` returns the mean loss."""
+    """Style `luong` with additive attention, any number of layers, with input feeding or without. `forward` returns the
+    mean loss."""
 
     def __init__(self, config: ModelConfig, vocabulary: int, smoothing: float) -> None:
         super().__init__()
         embed, hidden, memory = config.embed, config.hidden, config.memory
         self.feeds, self.smoothing = config.input_feeding, smoothing
         self.source, self.target = nn.Embedding(vocabulary, embed), nn.Embedding(vocabulary, embed)
-        self.encoder = nn.LSTM(embed, memory // 2, batch_first=True, bidirectional=True)
-        self.cell = nn.LSTMCell(embed + self.feeds * hidden, hidden)
+        self.encoder = nn.LSTM(embed, memory // 2, config.encoder_layers, batch_first=True, bidirectional=True)
+        inputs = [embed + self.feeds * hidden] + [hidden] * (config.decoder_layers - 1)
+        self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in inputs)
         self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(memory, hidden)
         self.v = nn.Linear(hidden, 1, bias=False)
         self.readout, self.output = nn.Linear(memory + hidden, hidden, bias=False), nn.Linear(hidden, vocabulary)
@@ -30,10 +32,13 @@ class Plain(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         values_BSM, _ = self.encoder(self.dropout(self.source(batch.source_BS)))
         keys_BSA, hidden_BS = self.key(values_BSM), batch.source_BS == PAD
-        h = c = feed = values_BSM.new_zeros(len(values_BSM), self.cell.hidden_size)
+        feed = values_BSM.new_zeros(len(values_BSM), self.query.in_features)
+        states = [(feed, feed)] * len(self.cells)
         features = []
         for x in self.dropout(self.target(batch.target_BT[:, :-1])).unbind(1):
-            h, c = self.cell(torch.cat([x, feed], 1) if self.feeds else x, (h, c))
+            h = torch.cat([x, feed], 1) if self.feeds else x
+            for depth, cell in enumerate(self.cells):
+                h, c = states[depth] = cell(self.dropout(h) if depth else h, states[depth])
             scores_BS = self.v(torch.tanh(self.query(h).unsqueeze(1) + keys_BSA)).squeeze(2)
             weights_BS = torch.softmax(scores_BS.float().masked_fill(hidden_BS, float("-inf")), 1)
             context = (weights_BS.to(values_BSM.dtype).unsqueeze(1) @ values_BSM).squeeze(1)

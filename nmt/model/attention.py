@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.config import ModelConfig
-from nmt.model.frozen import Map
-from nmt.model.maps import CACHED, Linear, tanh_dtype, uniform_, wide
+from nmt.model.frozen import Map, sum_of
+from nmt.model.maps import CACHED, Linear, step_dtype, uniform_, wide
 from nmt.model.normalisers import NORMALISERS
 from nmt.model.windows import WINDOWS, Memory, memory_of
 
@@ -88,9 +88,9 @@ def weighted(inner_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
     return (inner_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
 
 
-def inner(query_RHQA: Tensor, keys_RHWA: Tensor) -> Tensor:
-    """tanh(q + k), inner_RHQWA."""
-    return (query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)).tanh_()
+def inner(query_RHQA: Tensor, keys_RHWA: Tensor, plus_RHQWA: Tensor | None = None) -> Tensor:
+    """tanh(q + k + plus), inner_RHQWA."""
+    return sum_of(query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2), plus_RHQWA).tanh_()
 
 
 class _ByRows(torch.autograd.Function):
@@ -108,14 +108,16 @@ class _ByRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         query_RHQA, keys_RHWA, v_HA = ctx.saved_tensors
         dquery_RHQA, dkeys_RHWA = torch.empty_like(query_RHQA), torch.empty_like(keys_RHWA)
-        dv_HA, one = torch.zeros_like(v_HA), v_HA.new_ones(())
+        dv_HA = torch.zeros_like(v_HA)
         tensors = query_RHQA, keys_RHWA, gradients[0], dquery_RHQA, dkeys_RHWA
         for query, keys, dscores_RHQW, dquery, dkeys in zip(*(t.split(ctx.at_once) for t in tensors), strict=True):
-            inner_RHQWA, dscores_RHQ1W = inner(query, keys), dscores_RHQW.unsqueeze(3)
-            dv_HA += (dscores_RHQ1W @ inner_RHQWA).sum((0, 2, 3))
-            slope_RHQWA = torch.addcmul(one, inner_RHQWA, inner_RHQWA, value=-1, out=inner_RHQWA)  # of tanh
-            dquery.copy_((dscores_RHQ1W @ slope_RHQWA).squeeze(3))
-            torch.sum(slope_RHQWA.mul_(dscores_RHQW.unsqueeze(4)), 2, out=dkeys)
+            inner_RHQWA = inner(query, keys)
+            dv_HA += (dscores_RHQW.unsqueeze(3) @ inner_RHQWA).sum((0, 2, 3))
+            through = torch.ops.aten.tanh_backward.grad_input(  # without v, which comes last
+                dscores_RHQW.unsqueeze(4), inner_RHQWA, grad_input=inner_RHQWA
+            )
+            dquery.copy_(through.sum(3))
+            dkeys.copy_(through.sum(2))
         v_H1A = v_HA.unsqueeze(1)
         return None, dquery_RHQA.mul_(v_H1A), dkeys_RHWA.mul_(v_H1A), dv_HA
 
@@ -142,7 +144,7 @@ class Additive(Score):
                 return weighted(inner(query_RHQA, keys_RHWA), v_HA)
             return _ByRows.apply(at_once, query_RHQA, keys_RHWA, v_HA)
         coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
-        return weighted((query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2) + coverage_RHQWA).tanh_(), v_HA)
+        return weighted(inner(query_RHQA, keys_RHWA, coverage_RHQWA), v_HA)
 
 
 class Dot(Score):
@@ -222,7 +224,7 @@ class Attention(nn.Module):
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project keys and values of each sentence, once. What a step does with them, tanh and products with a single
         query, a processor does faster in fp32 than in bf16."""
-        dtype = tanh_dtype(values_BSM)
+        dtype = step_dtype(values_BSM)
         values_BHSM, keys_BHSA = (
             self.share(part.to(dtype)) for part in (self.value(values_BSM), self.score.keys(values_BSM))
         )

@@ -1,5 +1,5 @@
-"""Linear maps and LSTM layers of a model that is no longer trained: laid out as the processor wants them; maps also
-rounded to int8.
+"""Linear maps and LSTM layers whose weights do not change, in translation or within one loop in training: laid out as
+the processor wants them; maps also rounded to int8.
 
 Shapes: B sentences, T steps, N rows, I input size, O output size, D state size, G gates x D.
 """
@@ -25,6 +25,11 @@ def freeze(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Map:
         return rounding(weight_OI, bias_O)
     if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKED:
         return packed(weight_OI, bias_O)
+    return plain(weight_OI, bias_O)
+
+
+def plain(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+    """With weights as they are."""
     return lambda x, plus=None: sum_of(F.linear(x, weight_OI, bias_O), plus)
 
 

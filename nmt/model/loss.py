@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from nmt.model.frozen import Map
+from nmt.model.frozen import Map, freeze
 from nmt.model.maps import CACHED, filled, wide
 
 AT_ONCE = {"cpu": CACHED // 2, "cuda": 2**26}  # logits whose fp32 values are alive at a time
@@ -35,11 +34,10 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         training: bool, product: Map | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
-        x_RD = filled(x_RD)
         if product is None:
-            logits_RV = F.linear(x_RD, weight, None if bias_V is None else bias_V.to(x_RD.dtype))
-        else:
-            logits_RV = product(x_RD)
+            product = freeze(weight, None if bias_V is None else bias_V.to(weight.dtype), int8=False)
+        x_RD = filled(x_RD)
+        logits_RV = product(x_RD)
         logits_RV[rows:] = 0  # has no loss; below, no gradient
         exact, vocabulary = wide(x_RD.dtype), logits_RV.shape[1]
         target_R1 = target_R.unsqueeze(1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.frozen import Map, freeze, sum_of
+from nmt.model.frozen import Map, freeze, plain
 
 CACHED = 2**19  # numbers that a processor's own caches hold
 ROWS = 128  # what `filled` fills up to
@@ -28,12 +28,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def tanh(x: Tensor) -> Tensor:
     """`torch.tanh`. A processor takes seven times as long for it in bf16 as in fp32: there it goes by way of fp32."""
-    dtype = tanh_dtype(x)
+    dtype = step_dtype(x)
     return torch.tanh(x) if dtype == x.dtype else torch.tanh(x.to(dtype)).to(x.dtype)
 
 
-def tanh_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which the device of `x` computes tanh fastest, with at least the precision of `x`."""
+def step_dtype(x: Tensor) -> torch.dtype:
+    """The dtype, with at least the precision of `x`, in which its device is fastest at what a step does besides
+    products with weights: tanh, and products with a single query."""
     narrow = x.dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if narrow and x.device.type == "cpu" else x.dtype
 
@@ -103,7 +104,7 @@ class Dropout(nn.Module):
 
 
 # ----------------------------------------------------------------------------------------- deferred weight gradients
-Tape = list[tuple[Tensor, Tensor]]  # (dy_NO, x_NI) of each step
+Tape = list[tuple[Tensor, Tensor]]  # of each step (dy_NO, x_NI) of a map, (dc_BHQM, w_BHQS) of weighted sums
 
 
 class _Anchor(torch.autograd.Function):
@@ -153,8 +154,7 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
     if not torch.is_grad_enabled():
-        weight, bias = weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
-        return lambda x_NI, plus=None: sum_of(F.linear(x_NI, weight, bias), plus)
+        return plain(weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype))  # for one step, not laid out
     tape: Tape = []
     weight, bias = _Anchor.apply(weight_OI, bias_O, dtype, tape)
     product = freeze(weight, bias, int8=False)

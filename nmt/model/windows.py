@@ -8,6 +8,7 @@ all its queries (R = B, W = S); in a local window of a long source every query h
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -141,15 +142,8 @@ class LocalM(nn.Module):
             bias_RW, gain_RW = (part.flatten(0, 1) for part in limits(point_BQ, centre_BQ, position_BQW))
             bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
-            values_RHWM = values(index_RHW)
-            return View(
-                keys(index_RHW),
-                lambda weights_RHQW: weights_RHQW @ values_RHWM,
-                position_RW,
-                bias_RHQW,
-                gain_RHQW,
-                first_BQ,
-            )
+            read = partial(torch.matmul, other=values(index_RHW))
+            return View(keys(index_RHW), read, position_RW, bias_RHQW, gain_RHQW, first_BQ)
 
         return look
 

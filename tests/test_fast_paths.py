@@ -1,0 +1,150 @@
+"""Every fast path of training against the plain one: PyTorch's own operations, one after the other, by autograd."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
+from nmt.data.batching import EncodedPairs, EncodedSide, assemble, epoch_batches
+from nmt.model.loss import AT_ONCE, Loss
+from nmt.model.recurrence import RNN, State
+from nmt.model.seq2seq import build_model
+from nmt.training import Progress, TrainState, train_step
+
+VOCABULARY = 19
+MODELS: dict[str, dict[str, Any]] = {
+    "bahdanau": {},
+    "bahdanau, two layers": {"decoder_layers": 2, "residual": True, "readout": "maxout"},
+    "luong, input feeding": {"style": "luong", "decoder_layers": 2},
+    "luong": {"style": "luong", "input_feeding": False, "tie": "three"},
+    "gnmt": {"style": "gnmt", "encoder_layers": 2, "decoder_layers": 3, "residual": True},
+    "local_m": {"attention": {"window": "local_m", "half_width": 1, "heads": 2}},
+    "local_p": {"style": "luong", "attention": {"window": "local_p", "half_width": 1, "score": "general"}},
+    "coverage": {"style": "luong", "input_feeding": False, "attention": {"coverage": True}},
+}
+
+
+# -------------------------------------------------------------------------------------------------------- plain paths
+def plain_bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[..., Tensor]:
+    bias = None if bias_O is None else bias_O.to(dtype)
+    return lambda x_NI, plus=0: F.linear(x_NI, weight_OI.to(dtype), bias) + (0 if plus is None else plus)
+
+
+def plain_lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates_NG.chunk(4, 1)
+    c = torch.sigmoid(f) * c_ND + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def plain_gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> Tensor:
+    (r_i, z_i, n_i), (r_h, z_h, n_h) = inputs_NG.chunk(3, 1), hidden_NG.chunk(3, 1)
+    z = torch.sigmoid(z_i + z_h)
+    return (1 - z) * torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h) + z * h_ND
+
+
+def plain_layer(self: RNN, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
+    outputs = []
+    for x_BI in x_BTI.unbind(1):
+        inputs, hidden = F.linear(x_BI, self.weight_ih, self.bias_ih), F.linear(state[0], self.weight_hh, self.bias_hh)
+        state = plain_lstm(inputs + hidden, state[1]) if self.states == 2 else (plain_gru(inputs, hidden, state[0]),)
+        outputs.append(state[0])
+    return torch.stack(outputs, 1), state
+
+
+def plain_loss(x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, smoothing: float, product: None) -> Loss:
+    logits = F.linear(x, weight, bias)
+    smoothed = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction="sum")
+    return Loss(smoothed, F.cross_entropy(logits, target, reduction="sum"), (logits.argmax(1) == target).sum())
+
+
+def plain_clip(_: Any, parameters: Iterable[nn.Parameter], norm: float) -> None:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    for gradient in gradients:
+        gradient.div_(np.float32(max(1.0, length / norm)))  # fused optimisers take the factor in fp32 whatever the rest
+
+
+def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("nmt.model.maps.bind", plain_bind)
+    patch.setattr("nmt.model.recurrence.bind", plain_bind)
+    patch.setattr("nmt.model.recurrence._LSTMCell", SimpleNamespace(apply=plain_lstm))
+    patch.setattr("nmt.model.recurrence._GRUCell", SimpleNamespace(apply=plain_gru))
+    patch.setattr(RNN, "forward", plain_layer)
+    patch.setattr("nmt.model.windows.bind_values", lambda values: lambda weights: weights @ values)
+    patch.setattr("nmt.model.windows.bind_rows", lambda table: lambda index: table[index])
+    patch.setattr("nmt.model.attention.CACHED", 2**40)  # all at once
+    patch.setattr("nmt.model.seq2seq.cross_entropy", plain_loss)
+    patch.setattr("nmt.training.clip", plain_clip)
+
+
+def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
+    """As they are, but in several parts where this small model would have one."""
+    patch.setattr("nmt.model.attention.CACHED", 200)
+    patch.setitem(AT_ONCE, "cpu", 100)
+    patch.setattr("nmt.model.loss.SLAB", 7)
+
+
+# -------------------------------------------------------------------------------------------------------------- tests
+def begin(name: str, cell: str, dtype: torch.dtype) -> TrainState:
+    """A training of a small model on random pairs."""
+    changes = dict(MODELS[name])
+    attention = AttentionConfig(**changes.pop("attention", {}))
+    sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
+    run = TrainRun(
+        model=ModelConfig(**sizes | changes),
+        optim=OptimConfig(lr=0.02, schedule="constant", warmup=0, clip=1.0, label_smoothing=0.1),
+        train=TrainConfig(batch_sentences=8, accumulate=2),
+    )
+    rng = np.random.default_rng(1)
+
+    def side() -> EncodedSide:
+        offsets = np.concatenate([[0], rng.integers(1, 9, 40).cumsum()])
+        return EncodedSide(rng.integers(4, VOCABULARY, offsets[-1], dtype=np.int32), offsets)
+
+    nothing: Any = None
+    pairs = EncodedPairs("random", nothing, nothing, side(), side(), np.arange(40), 99, 0.0, False)
+    torch.manual_seed(1)
+    model = build_model(run.model, VOCABULARY, VOCABULARY).to(dtype)
+    model.dtype = dtype
+    for parameter in model.parameters():
+        nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too
+    adam = torch.optim.Adam(model.parameters(), fused=True)
+    return TrainState(run, Path(), torch.device("cpu"), model, nothing, adam, pairs, nothing, Progress("random"))
+
+
+def gradients(state: TrainState) -> dict[str, Tensor]:
+    batch = assemble(state.train, np.arange(12))
+    torch.manual_seed(1)
+    loss, weights = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, 0.1)
+    (loss.smoothed + weights.weights_BQW.square().sum()).backward()
+    found = {name: parameter.grad for name, parameter in state.model.named_parameters()}
+    return found | {"smoothed": loss.smoothed.detach(), "nats": loss.nats, "correct": loss.correct}
+
+
+def curve(state: TrainState) -> list[float]:
+    batches = epoch_batches(state.train, state.run.train, 1, 0)
+    return [train_step(state, batches[step % len(batches)], 100)[0].smoothed.item() for step in range(20)]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("name", MODELS)
+def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell: str) -> None:
+    for dtype, near in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        found = []
+        for take in (take_fast_paths, take_plain_paths):
+            with pytest.MonkeyPatch.context() as patch:
+                take(patch)
+                found.append((gradients(begin(name, cell, dtype)), curve(begin(name, cell, dtype))))
+        (fast, fast_curve), (plain, plain_curve) = found
+        for key, expected in plain.items():
+            torch.testing.assert_close(fast[key], expected, rtol=near, atol=near * expected.abs().max().item())
+        if dtype == torch.float64:
+            assert fast_curve == pytest.approx(plain_curve, rel=near)
+            assert sum(fast_curve[-5:]) < 0.95 * sum(fast_curve[:5])  # the last epoch and the first
