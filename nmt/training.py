@@ -10,8 +10,9 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -28,17 +29,17 @@ from nmt.checkpoint import (
     save_checkpoint,
     verify,
 )
-from nmt.config import PAD, SearchConfig, TrainConfig, TrainRun
-from nmt.data.batching import Batch, EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
+from nmt.config import SearchConfig, TrainConfig, TrainRun
+from nmt.data.batching import EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import deferred_signals, log, release_memory
 from nmt.errors import UserError
 from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
-from nmt.model.attention import Weights
-from nmt.model.loss import Loss, coverage_loss, guidance_loss
+from nmt.model.loss import Loss
 from nmt.model.seq2seq import Seq2Seq
+from nmt.objective import Gradients, gradients, replayed
 from nmt.optim import clip, learning_rate
 from nmt.translator import Translator, warn_of_reach
 from nmt.validation import evaluate_loss
@@ -75,14 +76,11 @@ class TrainState:
     valid: Dataset
     progress: Progress
     board: Any = None  # TensorBoard's writer, where its extra is installed
+    gradients: Gradients = field(init=False)
 
-
-class Sums(NamedTuple):
-    """Sums over target tokens since the last report."""
-
-    smoothed: torch.Tensor
-    nats: torch.Tensor
-    correct: torch.Tensor
+    def __post_init__(self) -> None:
+        on_gpu = self.device.type == "cuda"
+        self.gradients = replayed(self.run, self.model) if on_gpu else partial(gradients, self.run, self.model)
 
 
 def seed_of(*numbers: int) -> int:
@@ -157,7 +155,7 @@ def finished(state: TrainState, last_step: int) -> bool:
     return progress.step >= last_step or config.patience is not None and progress.waiting >= config.patience
 
 
-def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, int, int]:
+def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Loss, int, int]:
     """One update: the gradient of the mean loss over all target tokens of all micro-batches. Returns the sums of the
     loss, and the number of source and of target tokens."""
     run, model, progress = state.run, state.model, state.progress
@@ -165,38 +163,29 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Sums, i
     batches = [assemble(state.train, part, seed_of(run.seed, progress.step, i)) for i, part in enumerate(parts)]
     tokens = sum(int(batch.target_length_B.sum()) for batch in batches)
     rate = learning_rate(run.optim, progress.step + 1, last_step, progress.decays)
-    share = (progress.step + 1) / last_step
     for group in state.optimiser.param_groups:
         group["lr"] = rate
+    scale_2 = torch.tensor([tokens, (progress.step + 1) / last_step], device=state.device)
 
     model.train()
     sums = []
+    totals: list[Any] = [None for _ in model.parameters()]
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
-        batch = batch.to(state.device)
-        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
-        (objective(run.train, batch, loss, weights, share) / tokens).backward()
-        sums.append(Sums(*(part.detach() for part in loss)))
+        if state.device.type == "cuda":
+            batch = batch.filled()
+        loss, found = state.gradients(batch.to(state.device), scale_2)
+        sums.append(loss)
+        totals = [new if total is None else total + new for total, new in zip(totals, found, strict=True)]
+    for parameter, total in zip(model.parameters(), totals, strict=True):
+        parameter.grad = total
     if run.optim.clip is not None:
         clip(state.optimiser, model.parameters(), run.optim.clip)
     state.optimiser.step()
     state.optimiser.zero_grad(set_to_none=True)
     progress.step += 1
     source_tokens = sum(int(batch.source_length_B.sum()) for batch in batches)
-    return Sums(*(sum(parts) for parts in zip(*sums, strict=True))), source_tokens, tokens
-
-
-def objective(config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None, share: float) -> torch.Tensor:
-    """What training minimises: smoothed cross-entropy, and what is asked of attention. Gold links weigh as much as the
-    `share` of training that is done: asked for from the first, they cost translation quality."""
-    total = loss.smoothed
-    if config.coverage_loss and weights is not None:
-        inside_BT = batch.target_BT[:, 1:] != PAD
-        total = total + config.coverage_loss * coverage_loss(weights.dense(batch.source_BS.shape[1]), inside_BT)
-    if config.guided_alignment and weights is not None:
-        dense_BTS = weights.dense(batch.source_BS.shape[1])
-        total = total + config.guided_alignment * share * guidance_loss(dense_BTS, batch.guide_BTS)
-    return total
+    return Loss(*(sum(parts) for parts in zip(*sums, strict=True))), source_tokens, tokens
 
 
 # -------------------------------------------------------------------------------------------------------- validation
@@ -254,11 +243,11 @@ class Window:
 
     def restart(self) -> None:
         """Begin anew, leaving out the time that went to something else than training."""
-        self.sums: list[Sums] = []
+        self.sums: list[Loss] = []
         self.source = self.target = 0
         self.started = time.perf_counter()
 
-    def add(self, sums: Sums, source: int, target: int) -> None:
+    def add(self, sums: Loss, source: int, target: int) -> None:
         self.sums.append(sums)
         self.source, self.target = self.source + source, self.target + target
 

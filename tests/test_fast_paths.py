@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_replay import stand_in
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
 from nmt.data.batching import EncodedPairs, EncodedSide, assemble, epoch_batches
-from nmt.model.loss import AT_ONCE, Loss
+from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
+from nmt.objective import replayed
 from nmt.training import Progress, TrainState, train_step
 
 VOCABULARY = 19
@@ -58,10 +60,13 @@ def plain_layer(self: RNN, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
     return torch.stack(outputs, 1), state
 
 
-def plain_loss(x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, smoothing: float, product: None) -> Loss:
+def plain_loss(
+    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, smoothing: float, product: None, pad: int
+) -> Loss:
     logits = F.linear(x, weight, bias)
-    smoothed = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction="sum")
-    return Loss(smoothed, F.cross_entropy(logits, target, reduction="sum"), (logits.argmax(1) == target).sum())
+    smoothed = F.cross_entropy(logits, target, label_smoothing=smoothing, ignore_index=pad, reduction="sum")
+    nats = F.cross_entropy(logits, target, ignore_index=pad, reduction="sum")
+    return Loss(smoothed, nats, (logits.argmax(1) == target)[target != pad].sum())
 
 
 def plain_clip(_: Any, parameters: Iterable[nn.Parameter], norm: float) -> None:
@@ -92,11 +97,11 @@ def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- tests
-def begin(name: str, cell: str, dtype: torch.dtype) -> TrainState:
+def begin(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2) -> TrainState:
     """A training of a small model on random pairs."""
     changes = dict(MODELS[name])
     attention = AttentionConfig(**changes.pop("attention", {}))
-    sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
+    sizes = dict(cell=cell, embed=6, hidden=8, dropout=dropout, attention=attention)
     run = TrainRun(
         model=ModelConfig(**sizes | changes),
         optim=OptimConfig(lr=0.02, schedule="constant", warmup=0, clip=1.0, label_smoothing=0.1),
@@ -115,8 +120,8 @@ def begin(name: str, cell: str, dtype: torch.dtype) -> TrainState:
     model.dtype = dtype
     for parameter in model.parameters():
         nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too
-    adam = torch.optim.Adam(model.parameters(), fused=True)
-    return TrainState(run, Path(), torch.device("cpu"), model, nothing, adam, pairs, nothing, Progress("random"))
+    adam = torch.optim.Adam(model.to(device).parameters(), fused=True)
+    return TrainState(run, Path(), torch.device(device), model, nothing, adam, pairs, nothing, Progress("random"))
 
 
 def gradients(state: TrainState) -> dict[str, Tensor]:
@@ -129,6 +134,7 @@ def gradients(state: TrainState) -> dict[str, Tensor]:
 
 
 def curve(state: TrainState) -> list[float]:
+    """The loss of each update."""
     batches = epoch_batches(state.train, state.run.train, 1, 0)
     return [train_step(state, batches[step % len(batches)], 100)[0].smoothed.item() for step in range(20)]
 
@@ -148,3 +154,48 @@ def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell
         if dtype == torch.float64:
             assert fast_curve == pytest.approx(plain_curve, rel=near)
             assert sum(fast_curve[-5:]) < 0.95 * sum(fast_curve[:5])  # the last epoch and the first
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
+    records = []
+    monkeypatch.setattr("nmt.model.replay.record", lambda *given: records.append(given) or stand_in(*given))
+    monkeypatch.setattr("nmt.training.assemble", lambda *given: assemble(*given).filled())
+    state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
+    recorded.gradients = replayed(recorded.run, recorded.model)
+    assert curve(recorded) == curve(state)
+    assert 0 < len(records) <= 4  # shapes are few
+
+
+def test_filled_batches_have_the_same_loss() -> None:
+    state = begin("bahdanau", "gru", torch.float64)
+    batch = assemble(state.train, np.arange(12))
+    batch = batch._replace(guide_BTS=torch.ones(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]))
+    filled = batch.filled()
+    assert filled.guide_BTS.shape == (12, 16, 16) and filled.guide_BTS.sum() == batch.guide_BTS.sum()
+    assert filled.target_BT.shape == (12, 17) and filled.source_BS.shape == (12, 16)
+    losses = [state.model.eval().loss(*parts[:3])[0] for parts in (batch, filled)]
+    torch.testing.assert_close(*losses)
+
+
+def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
+    x_RD, weight_VD = torch.randn(9, 4).double(), torch.randn(VOCABULARY, 4).double()
+    target_R, found = torch.tensor([3, 0, 5, 0, 0, 7, 9, 3, 0]), []
+    for rows in (torch.arange(9), target_R.nonzero().squeeze(1)):
+        leaves = [x_RD.clone().requires_grad_(), weight_VD.clone().requires_grad_()]
+        bias_V = torch.zeros(VOCABULARY, dtype=torch.float64, requires_grad=True)
+        loss = cross_entropy(leaves[0][rows], leaves[1], bias_V, target_R[rows], 0.1, pad=0)
+        loss.smoothed.backward()
+        found.append([*loss, *(leaf.grad for leaf in (*leaves, bias_V))])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_has_the_same_curve(name: str) -> None:
+    curves = []
+    for device in ("cpu", "cuda"):
+        state = begin(name, "lstm", torch.float64, device=device, dropout=0.0)
+        curves.append(curve(state))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)

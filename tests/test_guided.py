@@ -18,7 +18,7 @@ from nmt.errors import UserError
 from nmt.links import gold_of
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, guidance_loss
-from nmt.training import objective
+from nmt.objective import objective
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def test_replayed_steps_find_the_same(name: str, options: str, monkeypatch: pyte
             late.setattr("nmt.search.bucket", lambda positions, _: bucket(positions, GPU))
             late.setattr("nmt.search.Tally", lambda late: Tally(late=True))
             compare(model, replayed, config)
-        assert 0 < len(replayed.graphs) <= most
+        assert 0 < len(replayed.step.graphs) <= most
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -88,17 +88,17 @@ def test_a_gpu_finds_the_same(name: str) -> None:
             member.to(device)
         replayed = Replayed(other)
         compare(model, replayed, SearchConfig(beam=4, n_best=4, max_length=9), device, abs=1e-6)
-        assert replayed.graphs
+        assert replayed.step.graphs
 
 
 def test_where_memory_is_short_nothing_stays_recorded() -> None:
     replayed = Replayed(model_of())
-    replayed.graphs[()] = None
+    replayed.step.graphs[()] = None
 
     def work() -> None:
         raise MemoryError
 
-    assert out_of_memory(work, replayed) and not replayed.graphs
+    assert out_of_memory(work, replayed) and not replayed.step.graphs
     free(model_of())  # has nothing to give up
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from datasets import Dataset
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from nmt.alignment import ideal_weights
@@ -47,6 +48,16 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+    def filled(self) -> "Batch":
+        """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
+        source, target = -self.source_BS.shape[1] % STEP, (1 - self.target_BT.shape[1]) % STEP
+        guide_BTS = F.pad(self.guide_BTS, (0, source, 0, target)) if self.guide_BTS.numel() else self.guide_BTS
+        return self._replace(
+            source_BS=F.pad(self.source_BS, (0, source), value=PAD),
+            target_BT=F.pad(self.target_BT, (0, target), value=PAD),
+            guide_BTS=guide_BTS,
+        )
 
 
 def make_batch(sources: Sequence[Ids], targets: Sequence[Ids] | None = None) -> Batch:

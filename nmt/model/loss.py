@@ -31,19 +31,18 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float,
-        training: bool, product: Map | None,
+        training: bool, product: Map | None, pad: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
         if product is None:
             product = freeze(weight, None if bias_V is None else bias_V.to(weight.dtype), int8=False)
         x_RD = filled(x_RD)
         logits_RV = product(x_RD)
-        logits_RV[rows:] = 0  # has no loss; below, no gradient
         exact, vocabulary = wide(x_RD.dtype), logits_RV.shape[1]
         target_R1 = target_R.unsqueeze(1)
         wanted_R1 = logits_RV[:rows].gather(1, target_R1).to(exact)
         most_R1, mean_R1 = torch.empty_like(wanted_R1), torch.zeros_like(wanted_R1)
-        sum_R1 = torch.ones(len(logits_RV), 1, dtype=exact, device=x_RD.device)
+        sum_R1 = wanted_R1.new_full((len(logits_RV), 1), torch.inf)
         at_once = max(1, AT_ONCE.get(x_RD.device.type, logits_RV.numel()) // vocabulary)
         parts = (part.split(at_once) for part in (logits_RV[:rows], most_R1, mean_R1, sum_R1[:rows], target_R1))
         for logits_rV, most_r1, mean_r1, sum_r1, target_r1 in zip(*parts, strict=True):
@@ -57,11 +56,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                     p_rV.sub_(sum_r1 * (smoothing / vocabulary))
                 p_rV.scatter_add_(1, target_r1, sum_r1 * (smoothing - 1))
                 logits_rV.copy_(p_rV)
-        logsum_R1 = most_R1 + sum_R1[:rows].log()
-        nats = (logsum_R1 - wanted_R1).sum()
-        smoothed = (logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1).sum()
-        correct = (wanted_R1 >= most_R1).sum()
+        logsum_R1, inside_R1 = most_R1 + sum_R1[:rows].log(), target_R1 != pad
+        nats = ((logsum_R1 - wanted_R1) * inside_R1).sum()
+        smoothed = ((logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1) * inside_R1).sum()
+        correct = ((wanted_R1 >= most_R1) & inside_R1).sum()
         if training:
+            sum_R1[:rows].masked_fill_(~inside_R1, torch.inf)  # no loss, no gradient
             ctx.save_for_backward(x_RD, weight, logits_RV, sum_R1)
             ctx.rows, ctx.dtype, ctx.biased = rows, weight_VD.dtype, bias_V is not None
         ctx.mark_non_differentiable(nats, correct)
@@ -75,17 +75,17 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         dx_RD = (torch.cat([slab_rV @ weight_VD for slab_rV in slabs]) * factor_R1)[: ctx.rows].to(dtype)
         dweight_VD = (gradient_RV.t() @ (x_RD * factor_R1).to(dtype)).to(ctx.dtype)
         dbias_V = (factor_R1.t().to(dtype) @ gradient_RV)[0].to(ctx.dtype) if ctx.biased else None
-        return dx_RD, dweight_VD, dbias_V, None, None, None, None
+        return dx_RD, dweight_VD, dbias_V, None, None, None, None, None
 
 
 def cross_entropy(
     x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0,
-    product: Map | None = None,
+    product: Map | None = None, pad: int = -1,
 ) -> Loss:  # fmt: skip
-    """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows, with p = softmax(x W^T + b) and e = smoothing
-    (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen."""
+    """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows with y != pad, with p = softmax(x W^T + b) and
+    e = smoothing (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen."""
     training = torch.is_grad_enabled()  # inside a function it never is
-    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training, product))
+    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training, product, pad))
 
 
 def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:

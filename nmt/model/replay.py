@@ -1,6 +1,7 @@
-"""A model whose steps a GPU replays: kernels are recorded once for each shape, and then launched as one CUDA graph.
+"""Work that a GPU replays: kernels are recorded once for each shape, and then launched as one CUDA graph.
 
-A step of a decoder is dozens of small kernels; to launch them one by one takes longer than to run them.
+A step of a decoder is dozens of small kernels, an update hundreds for each target position; to launch them one by one
+takes longer than to run them.
 """
 
 import threading
@@ -52,38 +53,48 @@ def tensors(parts: Any) -> list[Tensor]:
     return found
 
 
+class Recorded:
+    """Work on nested tuples of tensors. Shapes are recorded when they are met for the second time."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.work = work
+        self.met: set[tuple[torch.Size, ...]] = set()
+        self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
+        self.lock = threading.Lock()  # inputs and results have one place for all
+
+    def __call__(self, *given: Any) -> Any:
+        parts = tensors(given)
+        shapes = tuple(part.shape for part in parts)
+        if shapes not in self.met:
+            self.met.add(shapes)
+            return self.work(*given)
+        with self.lock:
+            if shapes not in self.graphs:
+                if len(self.graphs) == GRAPHS:
+                    del self.graphs[next(iter(self.graphs))]  # the oldest
+                inputs, device = mapped(torch.clone, given), parts[0].device
+                with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the replay draws the numbers
+                    self.graphs[shapes] = tensors(inputs), *record(lambda: self.work(*inputs), device)
+            places, results, again = self.graphs[shapes]
+            for place, part in zip(places, parts, strict=True):
+                place.copy_(part)
+            again()
+            return mapped(torch.clone, results)  # the next replay overwrites them
+
+
 class Replayed:
-    """What search knows of a model, of one whose weights no longer change. Shapes are recorded when they are met for
-    the second time."""
+    """What search knows of a model, of one whose weights no longer change."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.dtype, self.attends, self.reach = model.dtype, model.attends, model.reach
         self.start, self.logits = model.start, model.logits
-        self.met: set[tuple[torch.Size, ...]] = set()
-        self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
-        self.lock = threading.Lock()  # inputs and results have one place for all
+        self.step = Recorded(model.decode)
 
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> Any:
         """One token in is replayed. A whole target is one call for many tokens, and hardly two are of a length."""
-        if tokens_NT.shape[1] > 1:
-            return self.model.decode(tokens_NT, state, memory)
-        given = tensors((tokens_NT, state, memory))
-        shapes = tuple(part.shape for part in given)
-        if shapes not in self.met:
-            self.met.add(shapes)
-            return self.model.decode(tokens_NT, state, memory)
-        with self.lock:
-            if shapes not in self.graphs:
-                if len(self.graphs) == GRAPHS:
-                    del self.graphs[next(iter(self.graphs))]  # the oldest
-                inputs = mapped(torch.clone, (tokens_NT, state, memory))
-                self.graphs[shapes] = tensors(inputs), *record(lambda: self.model.decode(*inputs), tokens_NT.device)
-            places, results, again = self.graphs[shapes]
-            for place, part in zip(places, given, strict=True):
-                place.copy_(part)
-            again()
-            return mapped(torch.clone, results)  # the next replay overwrites them
+        decode = self.step if tokens_NT.shape[1] == 1 else self.model.decode
+        return decode(tokens_NT, state, memory)
 
 
 def fastest(model: Any, device: torch.device) -> Any:
@@ -94,4 +105,4 @@ def fastest(model: Any, device: torch.device) -> Any:
 def free(model: Any) -> None:
     """Give up what was recorded, where memory is short."""
     if isinstance(model, Replayed):
-        model.graphs.clear()
+        model.step.graphs.clear()

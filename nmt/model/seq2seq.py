@@ -98,16 +98,17 @@ class Seq2Seq(nn.Module):
     def loss(
         self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
     ) -> tuple[Loss, Weights | None]:
-        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which never reaches the output layer.
-        Returns the loss and the attention weights_BTW."""
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which a processor drops before the output
+        layer; a GPU would have to wait until it knows how much is left. Returns the loss and the attention
+        weights_BTW."""
         memory, state = self.start(source_BS, length_B)
         features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
-        wanted_BT = target_BT[:, 1:]
-        inside_R = (wanted_BT != self.pad).flatten().nonzero().squeeze(1)
-        x_RD = self.readout(features_BTD.flatten(0, 1).index_select(0, inside_R))
-        wanted_R = wanted_BT.flatten()[inside_R]
-        output = self.output
-        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen), weights
+        features_RD, wanted_R = features_BTD.flatten(0, 1), target_BT[:, 1:].flatten()
+        if wanted_R.device.type == "cpu":
+            inside_R = (wanted_R != self.pad).nonzero().squeeze(1)
+            features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
+        x_RD, output = self.readout(features_RD), self.output
+        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen, self.pad), weights
 
 
 def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:

@@ -1,0 +1,61 @@
+"""What training minimises, and its gradient for one batch.
+
+Shapes: B sentences, T target and S source positions.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from nmt.config import PAD, TrainConfig, TrainRun
+from nmt.data.batching import Batch
+from nmt.model.attention import Weights
+from nmt.model.loss import Loss, coverage_loss, guidance_loss
+from nmt.model.replay import Recorded
+from nmt.model.seq2seq import Seq2Seq
+
+Gradients = Callable[[Batch, torch.Tensor], tuple[Loss, list[torch.Tensor | None]]]
+
+
+def gradients(
+    run: TrainRun, model: Seq2Seq, batch: Batch, scale_2: torch.Tensor
+) -> tuple[Loss, list[torch.Tensor | None]]:
+    """The loss of a batch, and the gradient of each parameter. `scale_2`: the target tokens of the update that
+    the batch is part of, and the share of training that is done."""
+    tokens, share = scale_2.unbind()
+    loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+    (objective(run.train, batch, loss, weights, share) / tokens).backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    return Loss(*(part.detach() for part in loss)), found
+
+
+def replayed(run: TrainRun, model: Seq2Seq) -> Gradients:
+    """`gradients` that a GPU replays (see `model/replay.py`). Graphs share the memory of all that does not leave them;
+    so that gradients need no more, all leave by way of one place."""
+    places = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+    def work(batch: Batch, scale_2: torch.Tensor) -> Loss:
+        loss, found = gradients(run, model, batch, scale_2)
+        for place, gradient in zip(places, found, strict=True):
+            if gradient is not None:
+                place.copy_(gradient)
+        return loss
+
+    replay = Recorded(work)
+    return lambda batch, scale_2: (replay(batch, scale_2), [place.clone() for place in places])
+
+
+def objective(
+    config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None, share: torch.Tensor
+) -> torch.Tensor:
+    """What training minimises: smoothed cross-entropy, and what is asked of attention. Gold links weigh as much as the
+    `share` of training that is done: asked for from the first, they cost translation quality."""
+    total = loss.smoothed
+    if config.coverage_loss and weights is not None:
+        inside_BT = batch.target_BT[:, 1:] != PAD
+        total = total + config.coverage_loss * coverage_loss(weights.dense(batch.source_BS.shape[1]), inside_BT)
+    if config.guided_alignment and weights is not None:
+        dense_BTS = weights.dense(batch.source_BS.shape[1])
+        total = total + config.guided_alignment * share * guidance_loss(dense_BTS, batch.guide_BTS)
+    return total
