@@ -30,7 +30,7 @@ from nmt.checkpoint import (
     verify,
 )
 from nmt.config import SearchConfig, TrainConfig, TrainRun
-from nmt.data.batching import EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste
+from nmt.data.batching import EncodedPairs, assemble, epoch_batches, micro_batches, padding_waste, sent
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import deferred_signals, log, release_memory
@@ -38,8 +38,9 @@ from nmt.errors import UserError
 from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
 from nmt.model.loss import Loss
+from nmt.model.maps import wide
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objective import Gradients, gradients, replayed
+from nmt.objective import Differentiate, differentiate, replayed
 from nmt.optim import clip, learning_rate
 from nmt.translator import Translator, warn_of_reach
 from nmt.validation import evaluate_loss
@@ -76,11 +77,13 @@ class TrainState:
     valid: Dataset
     progress: Progress
     board: Any = None  # TensorBoard's writer, where its extra is installed
-    gradients: Gradients = field(init=False)
+    differentiate: Differentiate = field(init=False)  # of this run and this model
 
     def __post_init__(self) -> None:
-        on_gpu = self.device.type == "cuda"
-        self.gradients = replayed(self.run, self.model) if on_gpu else partial(gradients, self.run, self.model)
+        if self.device.type == "cuda":
+            self.differentiate = replayed(self.run, self.model)
+        else:
+            self.differentiate = partial(differentiate, self.run, self.model)
 
 
 def seed_of(*numbers: int) -> int:
@@ -165,18 +168,17 @@ def train_step(state: TrainState, indices: Any, last_step: int) -> tuple[Loss, i
     rate = learning_rate(run.optim, progress.step + 1, last_step, progress.decays)
     for group in state.optimiser.param_groups:
         group["lr"] = rate
-    scale_2 = torch.tensor([tokens, (progress.step + 1) / last_step], device=state.device)
+    scale = torch.tensor([tokens, (progress.step + 1) / last_step], dtype=wide(model.dtype))
+    scale_2 = sent(scale, state.device)
 
     model.train()
     sums = []
     totals: list[Any] = [None for _ in model.parameters()]
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, progress.step, i))
-        if state.device.type == "cuda":
-            batch = batch.filled()
-        loss, found = state.gradients(batch.to(state.device), scale_2)
+        loss, found = state.differentiate(batch.to(state.device), scale_2)
         sums.append(loss)
-        totals = [new if total is None else total + new for total, new in zip(totals, found, strict=True)]
+        totals = [new if total is None else total.add_(new) for total, new in zip(totals, found, strict=True)]
     for parameter, total in zip(model.parameters(), totals, strict=True):
         parameter.grad = total
     if run.optim.clip is not None:

@@ -4,10 +4,11 @@ python scripts/bench_training.py                                 on made-up sent
 python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole: longer
 python scripts/bench_training.py size=gnmt device=cuda           a large model on a GPU
 
-The model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive attention
-and 8,000 joint pieces; 64 sentences an update. Each system is a process of its own. They train in turn, a window of
-some updates each, `windows` times; Eole, installed into an environment of its own, before them and after them, as one
-cannot tell it to pause. Medians of the windows go to docs/benchmarks.md, with what speed costs by size as a picture.
+The small model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive
+attention and 8,000 joint pieces; 64 sentences an update. Each system is a process of its own. They train in turn, a
+window of some updates each, `windows` times (on a GPU one after the other, with the same batches in each window); Eole,
+installed into an environment of its own, before them and after them, as one cannot tell it to pause. Medians of the
+windows go to docs/benchmarks.md, with what speed costs by size as a picture.
 
 Tokens are target pieces with </s>, without padding; a column counts those of both sides. Other settings: source=de
 target=en windows=7 updates=15 folder=runs/bench_training.
@@ -135,6 +136,8 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
     batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
     update, done = updates(system, size, encoded, there), 0
     while count := connection.recv():
+        if there.type == "cuda":
+            done = 0  # the same batches in each window: in the first two their shapes are met and recorded
         started, tokens = time.perf_counter(), 0
         for _ in range(count):
             tokens += update(batches[done % len(batches)])
@@ -142,7 +145,6 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
         if there.type == "cuda":
             torch.cuda.synchronize(there)
         seconds = time.perf_counter() - started
-        torch.cuda.empty_cache()  # for the others; nothing without a GPU
         on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
         peak = on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         connection.send((tokens, seconds, peak))
@@ -215,25 +217,28 @@ def measure(
 ) -> tuple[dict[System, list[float]], dict[System, int], dict[str, float]]:
     """Tokens/s of each window of each system, which take turns; peak memory; FLOP/s of a product."""
     spawn = multiprocessing.get_context("spawn")
-    ends: dict[System, Connection] = {}
-    for system in systems:
-        ends[system], other = spawn.Pipe()
-        spawn.Process(target=serve, args=(other, system, size, encoded, str(device)), daemon=True).start()
-        other.close()
     speeds: dict[System, list[float]] = {system: [] for system in systems}
     peaks: dict[System, int] = {}
     rates: dict[str, list[float]] = {system.precision: [] for system in systems}
-    for window in range(windows + 2):  # two that do not count: kernels are compiled
-        for precision in rates:
-            rates[precision].append(product_rate(device, precision))
-        for system, end in ends.items():
-            end.send(count)
-            tokens, seconds, peaks[system] = end.recv()
-            if window > 1:
-                speeds[system].append(tokens / seconds)
-                print(f"window {window - 1}, {system.name}, {system.precision}: {tokens / seconds:,.0f}", flush=True)
-    for end in ends.values():
-        end.send(0)
+    for group in [systems] if device.type == "cpu" else [[system] for system in systems]:  # what a GPU has room for
+        ends: dict[System, Connection] = {}
+        for system in group:
+            ends[system], other = spawn.Pipe()
+            spawn.Process(target=serve, args=(other, system, size, encoded, str(device)), daemon=True).start()
+            other.close()
+        for window in range(windows + 2):  # two that do not count: kernels are compiled, graphs recorded
+            for precision in {system.precision for system in group}:
+                rates[precision].append(product_rate(device, precision))
+            for system, end in ends.items():
+                end.send(count)
+                tokens, seconds, peaks[system] = end.recv()
+                if window > 1:
+                    speeds[system].append(tokens / seconds)
+                    print(
+                        f"window {window - 1}, {system.name}, {system.precision}: {tokens / seconds:,.0f}", flush=True
+                    )
+        for end in ends.values():
+            end.send(0)
     return speeds, peaks, {precision: median(values) for precision, values in rates.items()}
 
 
@@ -242,7 +247,7 @@ def table(
     size: Size, encoded: EncodedPairs,
 ) -> list[str]:  # fmt: skip
     several = len(size.sentences) > 1
-    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Source too", "Plain loop",
+    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Both sides", "Plain loop",
                *["Eole"] * bool(eole), "Peak memory", "Share of product rate"]  # fmt: skip
     found = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     both = 1 + encoded.source_lengths.sum() / encoded.target_lengths.sum()
@@ -286,8 +291,9 @@ def speed_of(system: System, vocabulary: int, source: int, target: int, device: 
 
 def draw_curves(size: Size, device: torch.device, path: Path) -> None:
     precision = choose_precision("auto", device)
-    whole = dataclasses.replace(size.model, input_feeding=False)
-    first = System("nmt, input feeding", size.model, precision, size.sentences[0])
+    fed = dataclasses.replace(size.model, style="luong", input_feeding=True)
+    whole = dataclasses.replace(fed, input_feeding=False)
+    first = System("nmt, input feeding", fed, precision, size.sentences[0])
     trio = [first, System("nmt, no input feeding", whole, precision, size.sentences[0]),
             dataclasses.replace(first, name="plain loop", plain=True)]  # fmt: skip
     length, vocabulary = round(size.length), size.vocabulary
@@ -297,7 +303,7 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
 
     def windowed(name: str) -> System:
         attention = dataclasses.replace(size.model.attention, window=name)
-        return System(name, dataclasses.replace(size.model, attention=attention), precision, 16)
+        return System(name, dataclasses.replace(fed, attention=attention), precision, 16)
 
     def many(system: System, sentences: int) -> System:
         return dataclasses.replace(system, sentences=sentences)
@@ -335,7 +341,7 @@ def main() -> None:
                 "windows": "7", "updates": "15", "folder": "runs/bench_training"}  # fmt: skip
     for argument in sys.argv[1:]:
         key, _, value = argument.partition("=")
-        if key not in settings or key == "size" and value not in SIZES:
+        if key not in settings or value not in {"size": SIZES, "peers": ("0", "1")}.get(key, (value,)):
             sys.exit(__doc__)
         settings[key] = value
     if settings["peers"] == "1" and not (settings["data"] and settings["size"] == "small"):
@@ -370,7 +376,9 @@ def main() -> None:
     draw_curves(size, device, picture)
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     begin = f"<!-- size={settings['size']} device={device.type} -->\n"
-    before, _, rest = page.partition(begin)
+    before, found, rest = page.partition(begin)
+    if not found:
+        sys.exit(f"docs/benchmarks.md has no place for this table, a line {begin.strip()}")
     text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END])
     (DOCS / "benchmarks.md").write_text(before + begin + text + rest.partition(END)[2], encoding="utf-8")
 

@@ -13,15 +13,17 @@ from nmt.model.config import ModelConfig
 
 
 class Plain(nn.Module):
-    """Style `luong` with additive attention, any number of layers, with input feeding or without. `forward` returns the
-    mean loss."""
+    """Style `luong` with additive attention, any number of layers (without residual sums, from a state of zeros), with
+    input feeding or without. `forward` returns the mean loss."""
 
     def __init__(self, config: ModelConfig, vocabulary: int, smoothing: float) -> None:
         super().__init__()
         embed, hidden, memory = config.embed, config.hidden, config.memory
         self.feeds, self.smoothing = config.input_feeding, smoothing
         self.source, self.target = nn.Embedding(vocabulary, embed), nn.Embedding(vocabulary, embed)
-        self.encoder = nn.LSTM(embed, memory // 2, config.encoder_layers, batch_first=True, bidirectional=True)
+        among = config.dropout if config.encoder_layers > 1 else 0.0
+        layers = config.encoder_layers
+        self.encoder = nn.LSTM(embed, memory // 2, layers, batch_first=True, dropout=among, bidirectional=True)
         inputs = [embed + self.feeds * hidden] + [hidden] * (config.decoder_layers - 1)
         self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in inputs)
         self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(memory, hidden)

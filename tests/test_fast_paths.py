@@ -1,6 +1,8 @@
 """Every fast path of training against the plain one: PyTorch's own operations, one after the other, by autograd."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from nmt.data.batching import EncodedPairs, EncodedSide, assemble, epoch_batches
 from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
-from nmt.objective import replayed
+from nmt.objective import differentiate, replayed
 from nmt.training import Progress, TrainState, train_step
 
 VOCABULARY = 19
@@ -161,9 +163,10 @@ def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.Monk
     """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
     records = []
     monkeypatch.setattr("nmt.model.replay.record", lambda *given: records.append(given) or stand_in(*given))
-    monkeypatch.setattr("nmt.training.assemble", lambda *given: assemble(*given).filled())
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
-    recorded.gradients = replayed(recorded.run, recorded.model)
+    recorded.differentiate = replayed(recorded.run, recorded.model)
+    run = state.differentiate
+    state.differentiate = lambda batch, scale_2: run(batch.filled(), scale_2)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
 
@@ -191,11 +194,38 @@ def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filled and with padding masked, against a batch as it is with padding dropped."""
+    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    state = begin("coverage", "lstm", torch.float64, dropout=0.0)
+    run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
+    batch = assemble(state.train, np.arange(12))
+    batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
+    again = replayed(run, state.model)
+    for share in (0.1, 0.5, 0.9):
+        scale_2 = torch.tensor([50, share], dtype=torch.float64)
+        expected = differentiate(run, state.model, batch, scale_2)
+        with monkeypatch.context() as patch:
+            patch.setattr("nmt.model.seq2seq.DROPPING", ())
+            torch.testing.assert_close(again(batch, scale_2), expected)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", MODELS)
-def test_a_gpu_has_the_same_curve(name: str) -> None:
-    curves = []
-    for device in ("cpu", "cuda"):
-        state = begin(name, "lstm", torch.float64, device=device, dropout=0.0)
-        curves.append(curve(state))
+def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
+    curves = [curve(begin(name, "lstm", torch.float64, device, dropout=0.0)) for device in ("cpu", "cuda")]
     assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+    state = begin(name, "lstm", torch.float32, "cuda")
+    state.model.dtype = torch.bfloat16
+    batch, found = assemble(state.train, np.arange(8)).filled().to(state.device), []
+    scale_2 = torch.tensor([50, 0.5], device=state.device)
+    for again in (partial(differentiate, state.run, state.model), *[state.differentiate] * 3):
+        torch.manual_seed(1)
+        found.append(again(batch, scale_2))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train_step(state, np.arange(8), 100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

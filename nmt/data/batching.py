@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     guide_BTS: torch.Tensor  # fp32: where each predicted piece should look; of shape (B, 0, 0) where nothing says so
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        return Batch(*(sent(tensor, device) for tensor in self))
 
     def filled(self) -> "Batch":
         """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
@@ -58,6 +58,11 @@ class Batch(NamedTuple):
             target_BT=F.pad(self.target_BT, (0, target), value=PAD),
             guide_BTS=guide_BTS,
         )
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device. To a GPU it goes from memory that does not move, so that nobody waits for it."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def make_batch(sources: Sequence[Ids], targets: Sequence[Ids] | None = None) -> Batch:

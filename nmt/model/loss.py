@@ -1,7 +1,7 @@
 """Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits; losses on attention.
 
-Shapes: B sentences, T target and S source positions, R target tokens (no padding among them), D feature size, V
-vocabulary.
+Shapes: B sentences, T target and S source positions, R target tokens (and padding, where it is not dropped), D feature
+size, V vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -56,12 +56,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                     p_rV.sub_(sum_r1 * (smoothing / vocabulary))
                 p_rV.scatter_add_(1, target_r1, sum_r1 * (smoothing - 1))
                 logits_rV.copy_(p_rV)
-        logsum_R1, inside_R1 = most_R1 + sum_R1[:rows].log(), target_R1 != pad
-        nats = ((logsum_R1 - wanted_R1) * inside_R1).sum()
-        smoothed = ((logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1) * inside_R1).sum()
-        correct = ((wanted_R1 >= most_R1) & inside_R1).sum()
+        logsum_R1, padding_R1 = most_R1 + sum_R1[:rows].log(), target_R1 == pad
+        nats = (logsum_R1 - wanted_R1).masked_fill_(padding_R1, 0).sum()
+        smoothed_R1 = logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1
+        smoothed = smoothed_R1.masked_fill_(padding_R1, 0).sum()
+        correct = ((wanted_R1 >= most_R1) & ~padding_R1).sum()
         if training:
-            sum_R1[:rows].masked_fill_(~inside_R1, torch.inf)  # no loss, no gradient
+            sum_R1[:rows].masked_fill_(padding_R1, torch.inf)  # no loss, no gradient
             ctx.save_for_backward(x_RD, weight, logits_RV, sum_R1)
             ctx.rows, ctx.dtype, ctx.biased = rows, weight_VD.dtype, bias_V is not None
         ctx.mark_non_differentiable(nats, correct)

@@ -1,7 +1,7 @@
 """Work that a GPU replays: kernels are recorded once for each shape, and then launched as one CUDA graph.
 
-A step of a decoder is dozens of small kernels, an update hundreds for each target position; to launch them one by one
-takes longer than to run them.
+A step of a decoder is dozens of small kernels, and as many on the way back; to launch them one by one takes longer than
+to run them.
 """
 
 import threading
@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 GRAPHS = 64  # kept at most
+
+
+@cache
+def lock_of(device: torch.device) -> threading.Lock:
+    """For a device one at a time: a graph's inputs and results have one place for all, and what lies between shares its
+    memory with other graphs."""
+    return threading.Lock()
 
 
 @cache
@@ -54,25 +61,23 @@ def tensors(parts: Any) -> list[Tensor]:
 
 
 class Recorded:
-    """Work on nested tuples of tensors. Shapes are recorded when they are met for the second time."""
+    """Work on nested tuples of tensors. The first `GRAPHS` shapes that are met a second time are recorded; others run
+    as they are, since to record takes longer than to run."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self.work = work
         self.met: set[tuple[torch.Size, ...]] = set()
         self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
-        self.lock = threading.Lock()  # inputs and results have one place for all
 
     def __call__(self, *given: Any) -> Any:
         parts = tensors(given)
-        shapes = tuple(part.shape for part in parts)
-        if shapes not in self.met:
+        shapes, device = tuple(part.shape for part in parts), parts[0].device
+        if shapes not in self.graphs and (shapes not in self.met or len(self.graphs) >= GRAPHS):
             self.met.add(shapes)
             return self.work(*given)
-        with self.lock:
+        with lock_of(device):
             if shapes not in self.graphs:
-                if len(self.graphs) == GRAPHS:
-                    del self.graphs[next(iter(self.graphs))]  # the oldest
-                inputs, device = mapped(torch.clone, given), parts[0].device
+                inputs = mapped(torch.clone, given)
                 with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the replay draws the numbers
                     self.graphs[shapes] = tensors(inputs), *record(lambda: self.work(*inputs), device)
             places, results, again = self.graphs[shapes]

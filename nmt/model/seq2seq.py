@@ -1,8 +1,8 @@
 """The whole model: embeddings, encoder, decoder, output layer.
 
 Shapes: B sentences, N rows (sentence-major hypotheses; N = B in training), S source and T target positions, E embedding
-size, D decoder size (of features with maxout half of it), G gates x D of a decoder layer, R target tokens without
-padding, V vocabulary.
+size, D decoder size (of features with maxout half of it), G gates x D of a decoder layer, R target tokens (without
+padding where it is dropped), V vocabulary.
 """
 
 import torch
@@ -18,6 +18,7 @@ from nmt.model.maps import Dropout, Linear
 from nmt.model.recurrence import RNN
 from nmt.model.windows import Memory
 
+DROPPING = ("cpu",)  # devices that drop padding before the output layer; others would wait to learn what is left
 TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most
 
 
@@ -98,13 +99,12 @@ class Seq2Seq(nn.Module):
     def loss(
         self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
     ) -> tuple[Loss, Weights | None]:
-        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which a processor drops before the output
-        layer; a GPU would have to wait until it knows how much is left. Returns the loss and the attention
-        weights_BTW."""
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which has no loss. Returns the loss and
+        the attention weights_BTW."""
         memory, state = self.start(source_BS, length_B)
         features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         features_RD, wanted_R = features_BTD.flatten(0, 1), target_BT[:, 1:].flatten()
-        if wanted_R.device.type == "cpu":
+        if wanted_R.device.type in DROPPING:
             inside_R = (wanted_R != self.pad).nonzero().squeeze(1)
             features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
         x_RD, output = self.readout(features_RD), self.output
