@@ -280,13 +280,13 @@ def speed_of(system: System, vocabulary: int, source: int, target: int, device: 
     encoded = random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
     update = updates(system, size, encoded, device)
     times = []
-    for _ in range(6):
+    for _ in range(10):
         started = time.perf_counter()
         update(rows)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - started)
-    return system.sentences * target / median(times[2:])
+    return system.sentences * target / median(times[3:])
 
 
 def draw_curves(size: Size, device: torch.device, path: Path) -> None:
