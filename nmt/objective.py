@@ -54,10 +54,11 @@ def objective(
     """What training minimises: smoothed cross-entropy, and what is asked of attention. Gold links weigh as much as the
     `share` of training that is done: asked for from the first, they cost translation quality."""
     total = loss.smoothed
-    if config.coverage_loss and weights is not None:
-        inside_BT = batch.target_BT[:, 1:] != PAD
-        total = total + config.coverage_loss * coverage_loss(weights.dense(batch.source_BS.shape[1]), inside_BT)
-    if config.guided_alignment and weights is not None:
-        dense_BTS = weights.dense(batch.source_BS.shape[1])
+    if weights is None or not (config.coverage_loss or config.guided_alignment):
+        return total
+    dense_BTS = weights.dense(batch.source_BS.shape[1])
+    if config.coverage_loss:
+        total = total + config.coverage_loss * coverage_loss(dense_BTS, batch.target_BT[:, 1:] != PAD)
+    if config.guided_alignment:
         total = total + config.guided_alignment * share * guidance_loss(dense_BTS, batch.guide_BTS)
     return total

@@ -1,7 +1,7 @@
 """Training speed: nmt beside a textbook loop of nn.LSTMCell, and beside Eole 0.6.4, on one machine in one run.
 
-python scripts/bench_training.py                                 on made-up sentences as long as Multi30k's; six minutes
-python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole: longer
+python scripts/bench_training.py                                 on made-up sentences as long as Multi30k's
+python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole
 python scripts/bench_training.py size=gnmt device=cuda           a large model on a GPU
 
 The small model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive
@@ -348,6 +348,9 @@ def main() -> None:
         sys.exit("error: peers=1 is for size=small and needs text: data=DIR with train.de and train.en")
     log_to_stderr()
     size, device = SIZES[settings["size"]], choose_device(settings["device"])
+    page, begin = DOCS / "benchmarks.md", f"<!-- size={settings['size']} device={device.type} -->\n"
+    if begin not in page.read_text(encoding="utf-8"):
+        sys.exit(f"error: {page} has no place for this table, a line {begin.strip()}")
     windows, folder = int(settings["windows"]), Path(settings["folder"]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if settings["data"]:
@@ -374,13 +377,9 @@ def main() -> None:
     print("\n" + "\n".join(lines))
     picture = DOCS / f"training_{settings['size']}_{device.type}.png"
     draw_curves(size, device, picture)
-    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    begin = f"<!-- size={settings['size']} device={device.type} -->\n"
-    before, found, rest = page.partition(begin)
-    if not found:
-        sys.exit(f"docs/benchmarks.md has no place for this table, a line {begin.strip()}")
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END])
-    (DOCS / "benchmarks.md").write_text(before + begin + text + rest.partition(END)[2], encoding="utf-8")
+    page.write_text(before + begin + text + rest.partition(END)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 # -------------------------------------------------------------------------------------------------------- plain paths
 def plain_bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Callable[..., Tensor]:
     bias = None if bias_O is None else bias_O.to(dtype)
-    return lambda x_NI, plus=0: F.linear(x_NI, weight_OI.to(dtype), bias) + (0 if plus is None else plus)
+    return lambda x_NI, plus=None: F.linear(x_NI, weight_OI.to(dtype), bias) + (0 if plus is None else plus)
 
 
 def plain_lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, Tensor]:
