@@ -5,78 +5,79 @@
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
-Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML.
+A manifest has the digests of the files beside it, and of the settings and the tokenizer that the model goes with.
+Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML. Nor does it take more memory than
+what is in the files: sizes are compared before anything is made.
 """
 
 import hashlib
 import json
-import os
+import logging
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from omegaconf import OmegaConf
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.config import TrainRun
+from nmt.config import TrainRun, lasting
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
-from nmt.files import unfinished, write_atomically
+from nmt.files import digest, plain, replacing, sync, write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
 
+log = logging.getLogger("nmt")
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-STEP_FOLDER = re.compile(r"step_\d+|\.step_\d+\.(new|old)")  # whole; or half written, or on its way out
+CONFIG = "config.yaml"
+STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}\.(new|old)")  # whole; or half written, or on its way out
+DEEP = 9  # levels of a run's settings at most
+FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def seal(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
+    """Write the manifest of a folder's files, and wait until all are on the disk."""
+    paths = sorted(folder.iterdir())
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in paths}
+    manifest = {"settings": settings_key(asdict(config), tokenizer), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in (*paths, folder / MANIFEST, folder):
+        sync(path)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+def settings_key(settings: dict[str, Any], tokenizer: Tokenizer) -> str:
+    """A digest of the settings that last as long as a run, and of its tokenizer."""
+    text = json.dumps(lasting(settings), sort_keys=True) + tokenizer.fingerprint
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def save_checkpoint(run: Path, model: Seq2Seq, optimiser: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
-    """Write `checkpoints/step_N` for N = progress["step"] and point `last` to it. Returns the folder."""
-    checkpoints = run / "checkpoints"
-    folder = checkpoints / f"step_{progress['step']:06d}"
-    temporary = checkpoints / f".{folder.name}.new"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        save_file(unshared(model), temporary / MODEL)
-        save_file(flatten(optimiser), temporary / OPTIMISER)
-    except SafetensorError as error:  # a full disk, for one
-        raise UserError(f"{temporary} cannot be written: {error}; the last checkpoint is as it was") from None
-    (temporary / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
-    seal(temporary, (MODEL, OPTIMISER, STATE))
-    former = checkpoints / f".{folder.name}.old"
-    if folder.exists():  # the same step once more
-        folder.rename(former)
-    temporary.rename(folder)
-    shutil.rmtree(former, ignore_errors=True)
-    sync(checkpoints)
-    write_atomically(checkpoints / "last", [folder.name + "\n"])
+def write_model(model: Seq2Seq, path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in unshared(model).items()}, path)
+
+
+def save_checkpoint(
+    run: Path, model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, optimiser: torch.optim.Optimizer,
+    progress: dict[str, Any],
+) -> Path:  # fmt: skip
+    """Write `checkpoints/step_N` for N = progress["step"] and point `last` to it. Returns the folder.
+
+    Raises:
+        UserError: it cannot be written; the last one is as it was.
+    """
+    folder = run / "checkpoints" / f"step_{progress['step']:06d}"
+    with replacing(folder) as new:
+        write_model(model, new / MODEL)
+        save_file(flatten(optimiser), new / OPTIMISER)
+        (new / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
+        seal(new, config, tokenizer)
+    write_atomically(folder.parent / "last", [folder.name + "\n"])
     return folder
-
-
-def seal(folder: Path, names: Sequence[str]) -> None:
-    """Write the manifest of these files, and wait until all are on the disk."""
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest(folder / name)} for name in names}
-    (folder / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-    for name in (*names, MANIFEST):
-        sync(folder / name)
 
 
 def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path) -> None:
@@ -87,44 +88,22 @@ def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path)
     """
     if folder.exists():
         raise UserError(f"{folder} is there already; give the name of a new folder")
-    temporary = unfinished(folder)
-    try:
-        tokenizer.save(temporary)
-        save_config(temporary, config)
-        save_file(unshared(model), temporary / MODEL)
-        seal(temporary, sorted(path.name for path in temporary.iterdir()))
-        temporary.rename(folder)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be written: {error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing(folder) as new:
+        tokenizer.save(new)
+        save_config(new, config)
+        write_model(model, new / MODEL)
+        seal(new, config, tokenizer)
 
 
 def unshared(model: Seq2Seq) -> dict[str, Tensor]:
-    """The model's tensors, each once: tied parameters go by their first name."""
-    seen: dict[int, str] = {}
-    return {
-        name: tensor.contiguous()
-        for name, tensor in model.state_dict().items()
-        if seen.setdefault(tensor.data_ptr(), name) == name
-    }
+    """The model's parameters, each once: tied ones go by their first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def flatten(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimiser's state as tensors named `parameter number.what`."""
+    """An optimiser's own state, by `parameter number.what`."""
     state = optimiser.state_dict()["state"]
-    return {f"{i}.{key}": value.contiguous() for i, slots in state.items() for key, value in slots.items()
-            if value is not None}  # fmt: skip
-
-
-def restore(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `flatten`."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, key = name.split(".")
-        state.setdefault(int(number), {})[key] = tensor
-    groups = optimiser.state_dict()["param_groups"]
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    return {f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items() if value is not None}
 
 
 def delete_all_but(run: Path, names: set[str]) -> None:
@@ -140,14 +119,18 @@ def pointer(run: Path, name: str) -> Path | None:
     path = run / "checkpoints" / name
     if not path.is_file():
         return None
-    folder = path.parent / Path(path.read_text(encoding="utf-8", errors="replace").strip()).name
-    return folder if (folder / MODEL).is_file() else None
+    target = path.read_bytes()[:99].decode(errors="replace").strip()
+    return next((folder for folder in step_folders(run) if folder.name == target), None)
 
 
 def step_folders(run: Path) -> list[Path]:
-    """The whole checkpoints of a run, the first step first."""
-    folders = [path.parent for path in (run / "checkpoints").glob(f"step_*/{MODEL}")]
-    return sorted((f for f in folders if STEP_FOLDER.fullmatch(f.name)), key=lambda folder: int(folder.name[5:]))
+    """The checkpoints of a run, the first step first; among them one that was to be replaced by another of its step,
+    where the process died in between."""
+    found: dict[int, Path] = {}
+    for path in sorted((run / "checkpoints").glob(f"*step_*/{MODEL}")):  # .step_N.old before step_N
+        if STEP_FOLDER.fullmatch(path.parent.name) and path.parent.suffix != ".new":
+            found[int(re.sub(r"\D", "", path.parent.name))] = path.parent
+    return [found[step] for step in sorted(found)]
 
 
 def last_checkpoint(run: Path) -> Path | None:
@@ -155,8 +138,27 @@ def last_checkpoint(run: Path) -> Path | None:
     return pointer(run, "last") or next(reversed(step_folders(run)), None)
 
 
+def last_whole(run: Path) -> Path:
+    """The last checkpoint of a run that is not damaged; damaged ones after it are named in a warning.
+
+    Raises:
+        UserError: all are.
+    """
+    last = last_checkpoint(run)
+    assert last is not None
+    others = [folder for folder in reversed(step_folders(run)) if folder != last]
+    for folder in (last, *others):
+        try:
+            verify(folder)
+        except UserError as error:
+            log.warning(f"{error}; going back to the checkpoint before it")
+        else:
+            return folder
+    raise UserError(f"{run} has no checkpoint that is whole; overwrite=true starts anew, name=ANOTHER beside it")
+
+
 def find_checkpoint(path: str) -> tuple[Path, Path]:
-    """The run and the step folder meant by `checkpoint=path`: a run (its best, else its last), a step folder, or an
+    """The run and the checkpoint meant by `checkpoint=path`: a run (its best, else its last), a step folder, or an
     exported model, which is both.
 
     Raises:
@@ -166,65 +168,131 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
-        if (folder / "config.yaml").is_file():
+        place = folder.resolve()
+        if place.parent.name != "checkpoints":
             return folder, folder
-        return (folder.parents[1] if len(folder.parts) > 2 else folder.resolve().parents[1]), folder
-    step = pointer(folder, "best") or last_checkpoint(folder)
-    if step is None:
+        return (folder.parents[1] if len(folder.parts) > 2 else place.parents[1]), folder
+    last, best = last_checkpoint(folder), pointer(folder, "best")
+    if last is None:
         raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")
-    return folder, step
+    if best is None and (named := folder / "checkpoints" / "best").exists():
+        raise UserError(f"{named} is damaged, for it names no checkpoint; give one of them: checkpoint={last}")
+    return folder, best or last
 
 
-def verify(folder: Path) -> None:
-    """Compare a checkpoint's files with its manifest.
+def verify(folder: Path) -> str:
+    """Compare a checkpoint's files with its manifest. Returns the key of the settings that it goes with.
 
     Raises:
         UserError: naming the file that is missing or damaged.
     """
+    remedy = "use another checkpoint of the run"
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        entries = [(name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder / MANIFEST} is missing or damaged; use another checkpoint of the run") from None
+        manifest = json.loads(plain(folder / MANIFEST))
+        entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
+        key = str(manifest["settings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{folder / MANIFEST} is missing or damaged; {remedy}") from None
+    if MODEL not in (name for name, *_ in entries):
+        raise UserError(f"{folder / MANIFEST} does not list {MODEL}; {remedy}")
     for name, size, sha256 in entries:
         path = folder / Path(name).name
-        if not path.is_file() or path.stat().st_size != size or digest(path) != sha256:
-            raise UserError(f"{path} is missing or damaged (see {MANIFEST}); use another checkpoint of the run")
+        if path.name != name or not path.is_file() or path.stat().st_size != size or digest(path) != sha256:
+            raise UserError(f"{path} is missing or damaged (see {MANIFEST}); {remedy}")
+    return key
 
 
-def load_config(run: Path) -> TrainRun:
-    """The settings that a run was trained with.
+def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
+    """The settings and the tokenizer that a checkpoint goes with.
+
+    Raises:
+        UserError: naming what is missing or damaged.
+    """
+    config, tokenizer = load_config(run), load_tokenizer(run)
+    if verify(folder) != settings_key(read_settings(run), tokenizer):
+        raise UserError(
+            f"{run / CONFIG} or the tokenizer beside it is not what {folder} was trained with, but damaged, or changed "
+            "by hand; bring back the former one"
+        )
+    return config, tokenizer
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What config.yaml says, as it stands.
+
+    Raises:
+        UserError: it is missing, or no plain YAML.
+    """
+    path = folder / CONFIG
+    try:
+        text = plain(path)
+        check_simple(text)
+        settings = OmegaConf.to_container(OmegaConf.create(text))
+        if "${" in text or not isinstance(settings, dict):
+            raise UserError("a run's settings are keys and values, and no interpolations (${...})")
+        return settings  # type: ignore[return-value]
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there, so {folder} is not a run; give checkpoint=runs/NAME") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except Exception as error:  # YAML's and OmegaConf's own errors have no common base
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"{path} is damaged: {reason}") from None
+
+
+def check_simple(text: str) -> None:
+    """Refuse YAML that would unfold to much more than it is, or take long to read.
+
+    Raises:
+        UserError: it has aliases, or is nested deeply.
+    """
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > DEEP:
+            raise UserError(f"a run's settings hold no aliases (*name), and no more than {DEEP} levels")
+
+
+def load_config(folder: Path) -> TrainRun:
+    """The settings that a model was trained with.
 
     Raises:
         UserError: config.yaml is missing or does not fit this version.
     """
-    path = run / "config.yaml"
+    settings = read_settings(folder)
     try:
-        if "${" in path.read_text(encoding="utf-8"):
-            raise UserError("a run's settings hold no interpolations (${...})")
-        merged = OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.load(path))
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except FileNotFoundError:
-        raise UserError(f"{path} is not there, so {run} is not a run; give checkpoint=runs/NAME") from None
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), settings))  # type: ignore[return-value]
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except Exception as error:  # YAML's and OmegaConf's own errors have no common base
-        raise UserError(f"{path} is damaged or from another version: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{folder / CONFIG}: {error}") from None
+    except Exception as error:  # OmegaConf's own errors have no common base
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"{folder / CONFIG} is damaged or from another version: {reason}") from None
 
 
-def save_config(run: Path, config: TrainRun) -> None:
-    write_atomically(run / "config.yaml", [OmegaConf.to_yaml(OmegaConf.create(asdict(config)))])
+def save_config(folder: Path, config: TrainRun) -> None:
+    write_atomically(folder / CONFIG, [OmegaConf.to_yaml(OmegaConf.create(asdict(config)))])
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
+def compare(path: Path, wanted: dict[str, Tensor], what: str) -> None:
+    """See that a file has tensors of these names and shapes; none is read.
+
+    Raises:
+        UserError: it is no file of safetensors, or others are in it.
+    """
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            shapes = {name: tuple(part.get_shape()) for name, part in parts.items() if part.get_dtype() in FLOATS}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {error}") from None
+    wrong = [name for name in sorted(parts.keys() | wanted.keys())
+             if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)]  # fmt: skip
+    if wrong:
+        raise UserError(f"{path} does not fit {what}: {', '.join(name[:80] for name in wrong[:5])}")
 
 
 def load_weights(model: Seq2Seq, *folders: Path) -> None:
-    """Fill a model from a step folder, or with the mean of several.
+    """Fill a model from a checkpoint, or with the mean of several.
 
     Raises:
         UserError: the tensors are not those of this model.
@@ -232,16 +300,24 @@ def load_weights(model: Seq2Seq, *folders: Path) -> None:
     wanted = unshared(model)
     total: dict[str, Tensor] = {}
     for folder in folders:
-        tensors = load_tensors(folder / MODEL)
-        wrong = [name for name in sorted(tensors.keys() | wanted.keys())
-                 if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape]  # fmt: skip
-        if wrong:
-            raise UserError(f"{folder / MODEL} does not fit the model's settings: {', '.join(wrong[:5])}")
-        for name, tensor in tensors.items():
+        compare(folder / MODEL, wanted, "the model's settings")
+        for name, tensor in load_file(folder / MODEL).items():
             total[name] = tensor if len(folders) == 1 else total.get(name, 0) + tensor.double()
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(total[name] / len(folders))
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    """Fill an optimiser's state from a checkpoint.
+
+    Raises:
+        UserError: the tensors are not those of this optimiser.
+    """
+    wanted = flatten(optimiser)
+    compare(folder / OPTIMISER, wanted, "the optimiser")
+    for name, tensor in load_file(folder / OPTIMISER).items():
+        wanted[name].copy_(tensor)
 
 
 class Loaded(NamedTuple):
@@ -256,7 +332,7 @@ class Loaded(NamedTuple):
 
 def load_model(path: str, average: int = 1) -> Loaded:
     """Rebuild a model from a run's own settings; with `average` its weights are the mean of the last so many of the
-    checkpoints that the run keeps: `train.keep` best ones, and the last.
+    checkpoints that a run keeps: `train.keep` best ones, and the last two.
 
     Raises:
         UserError: `path` is no checkpoint, or a damaged one, or the run has not so many of them.
@@ -269,10 +345,13 @@ def load_model(path: str, average: int = 1) -> Loaded:
             raise UserError(f"average={average} is of the checkpoints of a run; {path} is only one")
         if len(steps) < average:
             raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
-    config = load_config(run)
-    tokenizer = load_tokenizer(run)
     for folder in steps:
-        verify(folder)
-    model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+        config, tokenizer = verified(run, folder)
+    sizes = config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size
+    with torch.device("meta"):  # settings may ask for more memory than there is
+        imagined = build_model(*sizes)
+    for folder in steps:
+        compare(folder / MODEL, unshared(imagined), "the model's settings")
+    model = build_model(*sizes)
     load_weights(model, *steps)
     return Loaded(model.eval(), tokenizer, config, run, steps)

@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -181,6 +182,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
             warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
             try:
                 check_command_line(sys.argv[1:], keys(schema), groups(command))
                 with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():

@@ -19,8 +19,17 @@ from nmt.model.config import ModelConfig
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = ("bleu", "loss", "ppl", "accuracy")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
+# What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
+LASTING = {  # sections and keys
+    *("data", "tokenizer", "model", "init_from", "seed", "precision"),
+    *("optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor"),
+}
+FREE = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
+    *("name", "resume", "overwrite", "data.path", "data.cache", "data.split"),
+    *("train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped"),
+}
 PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
 
 
@@ -56,13 +65,15 @@ class TrainConfig:
     batch_sentences: int | None = None  # a number of sentences instead
     accumulate: int = 1  # micro-batches that an update's batch is divided into
     validate_every: int | None = None  # steps; null: each epoch
-    save_every: int | None = None  # steps; null: at each validation
+    save_every: int | None = None  # steps; null: at each validation, and by the clock
+    save_minutes: float | None = 10.0  # ... when so many have passed since the last checkpoint; null: never
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
     coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
     guided_alignment: float = 0.0  # a loss on how far attention is from gold links (data.alignments): its last weight
     patience: int | None = None  # validations without a better one before training stops; null: never
-    keep: int = 1  # best checkpoints kept beside the last
+    keep: int = 1  # best checkpoints kept beside the last two
+    max_skipped: int = 20  # updates in a row whose loss or gradient is not finite, before training stops
 
     def __post_init__(self) -> None:
         check_choice("train.monitor", self.monitor, MONITORS)
@@ -70,7 +81,8 @@ class TrainConfig:
         check_at_least(1, train__batch_tokens=self.batch_tokens, train__batch_sentences=self.batch_sentences)
         check_at_least(1, train__accumulate=self.accumulate, train__log_every=self.log_every)
         check_at_least(1, train__validate_every=self.validate_every, train__save_every=self.save_every)
-        check_at_least(1, train__patience=self.patience)
+        check_at_least(1, train__patience=self.patience, train__max_skipped=self.max_skipped)
+        check_above_zero(train__save_minutes=self.save_minutes)
         check_at_least(0, train__coverage_loss=self.coverage_loss)
         check_at_least(0, train__guided_alignment=self.guided_alignment)
         if self.max_steps is None and self.max_epochs is None:
@@ -155,6 +167,19 @@ class LinksConfig:
             raise UserError(f"links.threshold={self.threshold} must be greater than 0 and at most 1")
 
 
+def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """A nested dict as (dotted key, value) pairs."""
+    pairs = []
+    for key, value in tree.items():
+        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs
+
+
+def lasting(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of a run's settings, by dotted key, that stay as long as the run goes on."""
+    return {key: value for key, value in flat(settings) if {key, key.split(".")[0]} & LASTING and key not in FREE}
+
+
 def check_hardware(device: str, precision: str) -> None:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
         raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
@@ -174,7 +199,7 @@ class TrainRun:
     name: str = "run"  # the run's folder is runs/<name>
     seed: int = 1  # of initial weights, dropout and the order of the data
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64
+    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64
     resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
     overwrite: bool = False  # ... or throw it away and start anew, whatever resume=auto would do
     init_from: str | None = None  # start from the weights and the tokenizer of another run
@@ -187,7 +212,7 @@ class TrainRun:
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
         if self.precision == "int8":
-            raise UserError("precision=int8 is for translating with a trained model; train in auto, fp32, bf16 or fp64")
+            raise UserError("precision=int8 is for translating with a trained model; train in another")
         check_at_least(0, seed=self.seed)
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
@@ -212,7 +237,7 @@ class EvaluateRun:
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
@@ -237,7 +262,7 @@ class TranslateRun:
     format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -289,7 +314,7 @@ class AlignRun:
     max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
     batch_tokens: int = 8000  # pieces of the longer side in one batch
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 

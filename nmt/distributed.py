@@ -17,7 +17,10 @@ from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "int8": torch.float32}
+DTYPES = {
+    **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
+    "int8": torch.float32,  # but for the weights
+}
 
 
 def check_alone() -> None:
@@ -85,9 +88,11 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
     for function in (torch.exp, torch.log, torch.tanh):
         for dtype in (torch.float32, torch.float64):
             function(torch.ones(1, dtype=dtype))
-    # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; by default 1,024. What is repeated fits
-    # into fewer, and an epoch has more shapes than any cache would hold. Read at the first product.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "512" if training else "256")
+    # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; PyTorch as many again of its own; by
+    # default 1,024. What is repeated fits into fewer, and an epoch has more shapes than any cache would hold. Read at
+    # the first product.
+    for kernels in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(kernels, "512" if training else "256")
     if precision == "int8" and not multiplies_int8():
         raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
@@ -120,7 +125,15 @@ class _Lines(logging.Handler):
     """Lines to standard error that do not break a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody reads any more: that ends no training
+            tqdm.write(self.format(record), file=sys.stderr)
+
+
+class _File(logging.FileHandler):
+    """Lines to a file that must not be lost: a full disk is an error, and not the complaint that logging prints."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  its name in the library
+        raise  # noqa: PLE0704  it is called where the exception is handled
 
 
 def log_to_stderr() -> None:
@@ -137,7 +150,7 @@ def log_to_stderr() -> None:
 @contextlib.contextmanager
 def log_to_file(path: Path) -> Iterator[logging.Handler]:
     """Append all reports to a file too, with the time."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _File(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     try:

@@ -1,28 +1,90 @@
 """Reading and writing for commands: whole files or none, and nothing in them that their format does not have."""
 
+import hashlib
 import itertools
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
+from safetensors import SafetensorError
+
 from nmt.data.lines import read_lines
 from nmt.errors import UserError
 
 T = TypeVar("T")
+PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
 
 
 def write_atomically(path: Path, parts: Iterable[str]) -> None:
     """Replace a file in one step by these texts, one after the other."""
     temporary = unfinished(path)
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which becomes `folder` when it is whole, in the place of an earlier one; if that cannot be,
+    nothing has changed.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    new, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        yield new
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)  # a process that dies here leaves it to be found under this name
+        new.rename(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{folder} cannot be written: {reason}") from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def plain(path: Path) -> str:
+    """The text of a JSON or YAML file.
+
+    Raises:
+        ValueError: it is not UTF-8, or larger than any of ours.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        content = file.read(PLAIN + 1)
+    if len(content) > PLAIN:
+        raise ValueError(f"it has more than {PLAIN:,} bytes")
+    return content.decode()
 
 
 def unfinished(path: Path) -> Path:

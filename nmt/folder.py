@@ -8,13 +8,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nmt.checkpoint import MODEL, last_checkpoint, load_config
-from nmt.config import TrainRun
+from nmt.config import FREE, TrainRun, flat, lasting
+from nmt.distributed import log
 from nmt.errors import UserError
 
-CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "train.log")
-KEPT = ("data", "tokenizer", "model", "init_from", "seed", "precision")  # sections and keys that stay in a resumed run
-COUNTED = ("train.batch_tokens", "train.batch_sentences", "train.monitor")  # they count a place in the data, and rank
-FREE = ("data.cache", "data.split", "data.path")  # the same text may have moved; its content is compared
+CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "skipped.jsonl", "train.log")
 
 
 def check_folder(folder: Path, run: TrainRun) -> bool:
@@ -78,30 +76,31 @@ def clear(folder: Path) -> None:
 
 
 def check_same(run: TrainRun, before: TrainRun) -> None:
-    """What a run was begun with cannot change while it is resumed: its data, tokenizer, model and seed.
+    """What a run was begun with cannot change while it is resumed: its data, tokenizer, model and seed, for example.
+    Changes that are possible are named in the log, as a warning where other numbers come of them.
 
     Raises:
-        UserError: naming each key that differs.
+        UserError: naming each key that differs and must not.
     """
-    changed = [
-        f"{key}={new} (was {old})"
-        for key, new, old in differences(run, before)
-        if (key.split(".")[0] in KEPT or key in COUNTED) and key not in FREE
-    ]
-    if changed:
-        raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(changed)}; "
+    changed = {key: f"{key}={new} (was {old})" for key, new, old in differences(run, before)}
+    if refused := [text for key, text in changed.items() if key in lasting(dataclasses.asdict(run))]:
+        raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
+    harmless = {*FREE, *unused(run)}
+    if free := [text for key, text in changed.items() if key in harmless]:
+        log.info(f"changed since this run began: {', '.join(free)}")
+    if other := [text for key, text in changed.items() if key not in harmless]:
+        log.warning(f"changed since this run began, which changes its numbers: {', '.join(other)}")
+
+
+def unused(run: TrainRun) -> tuple[str, ...]:
+    """Keys on which no number depends in this run: when it ends, and when it is validated."""
+    share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
+    judged = run.optim.schedule == "plateau" or run.train.patience
+    return ("train.max_steps", "train.max_epochs") * (not share) + ("train.validate_every",) * (not judged)
 
 
 def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
     """(dotted key, value, other value) wherever two sets of settings of one kind differ."""
     new, old = (dict(flat(dataclasses.asdict(config))) for config in (one, other))
     return [(key, new[key], old[key]) for key in new if new[key] != old[key]]
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """A nested dict as (dotted key, value) pairs."""
-    pairs = []
-    for key, value in tree.items():
-        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return pairs

@@ -14,17 +14,17 @@ from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.replay import Recorded
 from nmt.model.seq2seq import Seq2Seq
 
-Differentiate = Callable[[Batch, torch.Tensor], tuple[Loss, list[torch.Tensor | None]]]
+Differentiate = Callable[[Batch, torch.Tensor, torch.Tensor], tuple[Loss, list[torch.Tensor | None]]]
 
 
 def differentiate(
-    run: TrainRun, model: Seq2Seq, batch: Batch, scale_2: torch.Tensor
+    run: TrainRun, model: Seq2Seq, batch: Batch, scale_2: torch.Tensor, factor: torch.Tensor
 ) -> tuple[Loss, list[torch.Tensor | None]]:
-    """The loss of a batch, and what it adds to the gradient of each parameter. `scale_2`: the target tokens of the
-    update that the batch is part of, and the share of training that is done."""
+    """The loss of a batch, and `factor` times what it adds to the gradient of each parameter. `scale_2`: the target
+    tokens of the update that the batch is part of, and the share of training that is done."""
     tokens, share = scale_2.unbind()
     loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
-    (objective(run.train, batch, loss, weights, share) / tokens).backward()
+    (objective(run.train, batch, loss, weights, share) / (tokens / factor)).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     return Loss(*(part.detach() for part in loss)), gradients
@@ -35,8 +35,8 @@ def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:
     memory of all that does not leave them; so that gradients need no more, all leave by way of one place."""
     places = [torch.zeros_like(parameter) for parameter in model.parameters()]
 
-    def work(batch: Batch, scale_2: torch.Tensor) -> Loss:
-        loss, gradients = differentiate(run, model, batch, scale_2)
+    def work(batch: Batch, scale_2: torch.Tensor, factor: torch.Tensor) -> Loss:
+        loss, gradients = differentiate(run, model, batch, scale_2, factor)
         for place, gradient in zip(places, gradients, strict=True):
             if gradient is None:
                 place.zero_()
@@ -45,7 +45,10 @@ def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:
         return loss
 
     replay = Recorded(work)
-    return lambda batch, scale_2: (replay(batch.filled(), scale_2), [place.clone() for place in places])
+    return lambda batch, scale_2, factor: (
+        replay(batch.filled(), scale_2, factor),
+        [place.clone() for place in places],
+    )
 
 
 def objective(

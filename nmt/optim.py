@@ -1,25 +1,64 @@
-"""Optimisers by name, and the learning rate as a pure function of the step."""
+"""Optimisers by name, a step that nothing but numbers passes, and the learning rate as a pure function of the step."""
 
 import math
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nmt.config import OptimConfig
 
+STEADY = 2000  # updates after which a larger loss scale is tried
+
+
+class LossScale:
+    """What the loss is multiplied by, so that small gradients do not vanish in fp16: halved after an update that
+    failed, doubled after `STEADY` that did not (Micikevicius et al. 2018, section 3.2). In other precisions it stays 1.
+
+    Both are tensors, so that nobody waits for what came of an update.
+    """
+
+    def __init__(self, adapts: bool, factor: float, steady: int, device: torch.device) -> None:
+        self.adapts = adapts
+        self.factor = torch.tensor(factor, device=device)
+        self.steady = torch.tensor(steady, device=device)  # updates since it last changed
+
+    def adapt(self, failed: Tensor) -> None:
+        if self.adapts:
+            self.steady = torch.where(failed, 0, (self.steady + 1) % STEADY)
+            grown = torch.where(self.steady == 0, 2 * self.factor, self.factor)
+            self.factor = torch.where(failed, self.factor / 2, grown)
+
 
 def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters."""
-    return OPTIMISERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    """Adam with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole state from
+    the first, so that every checkpoint has the same tensors."""
+    optimiser = OPTIMISERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    own = optimiser.param_groups[0]["params"]
+    for parameter in own:
+        parameter.grad = torch.zeros_like(parameter)
+    one, failed = (torch.tensor(value, device=own[0].device) for value in (1.0, math.nan))
+    guarded_step(optimiser, None, one, failed)
+    optimiser.zero_grad(set_to_none=True)
+    return optimiser
 
 
-def clip(optimiser: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], norm: float) -> None:
-    """Shorten the whole gradient to the norm, if it is longer (Pascanu et al. 2013). A fused optimiser divides by
-    `grad_scale` as it reads: that saves a pass over all gradients."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    scale = (nn.utils.get_total_norm(gradients) / norm).clamp(min=1)
-    optimiser.grad_scale = scale.float()  # type: ignore[attr-defined]  # which it wants of all dtypes
+def guarded_step(optimiser: torch.optim.Optimizer, norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
+    """One step with gradients that are `scale` times too large, shortened to a norm if they are longer (Pascanu et al.
+    2013). Returns whether it failed: if the loss or the gradient is not finite, nothing changes.
+
+    A fused optimiser divides by `grad_scale` as it reads, which saves passes over all gradients, and does nothing where
+    `found_inf` is 1. All is decided on the device; nobody waits for it.
+    """
+    parameters = (parameter for group in optimiser.param_groups for parameter in group["params"])
+    total = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    failed = ~torch.isfinite(total + loss.detach())
+    divisor = scale if norm is None else torch.maximum(scale, total / norm)
+    optimiser.grad_scale = divisor.float()  # type: ignore[attr-defined]  # it wants both in fp32, whatever the gradient
+    optimiser.found_inf = failed.float()  # type: ignore[attr-defined]
+    optimiser.step()
+    optimiser.grad_scale = optimiser.found_inf = None  # type: ignore[attr-defined]
+    return failed
 
 
 def learning_rate(config: OptimConfig, step: int, last_step: int, decays: int) -> float:

@@ -8,7 +8,6 @@ python -m nmt.train --help
 import dataclasses
 import logging
 import resource
-import shutil
 import sys
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -16,20 +15,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
 
-from nmt.checkpoint import find_checkpoint, load_config, load_weights, save_config, verify
+from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, load_weights, save_config, verified
 from nmt.config import TrainRun, main
 from nmt.data.batching import content_key, encode_corpus
 from nmt.data.corpus import column, load_pairs
-from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from nmt.data.tokenizer import train_tokenizer
 from nmt.distributed import check_alone, choose_device, choose_precision, log, log_to_file, log_to_stderr, place
 from nmt.errors import UserError
 from nmt.folder import check_folder, check_same, clear, differences, lock
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
-from nmt.training import Progress, TrainState, fit, resume, seed_of
+from nmt.state import Progress, TrainState, resume, seed_of
+from nmt.training import fit
 
 KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 
@@ -42,16 +41,6 @@ def adopt(run: TrainRun, parent: TrainRun) -> TrainRun:
     if taken := [f"{key}={new} (not {old})" for key, new, old in differences(adopted, run)]:
         log.info(f"as in init_from={run.init_from}: {', '.join(taken)}")
     return adopted
-
-
-def make_tokenizer(run: TrainRun, pairs: Dataset, folder: Path) -> Tokenizer:
-    """The tokenizer of `init_from`, or a new one trained on the training text; written to `folder`."""
-    if run.init_from is None:
-        log.info(f"training a {run.tokenizer.type} tokenizer of {run.tokenizer.vocab_size:,} pieces")
-        return train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, folder)
-    for path in find_checkpoint(run.init_from)[0].glob("tokenizer*.model"):
-        shutil.copy(path, folder)
-    return load_tokenizer(folder)
 
 
 def tensorboard(folder: Path, step: int) -> Any:
@@ -71,49 +60,50 @@ def train(run: TrainRun) -> float:
     folder = Path(HydraConfig.get().runtime.output_dir)
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     device = choose_device(run.device)
-    resuming = check_folder(folder, run)
+    resuming, last = check_folder(folder, run), last_checkpoint(folder)
     early = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # what is said before the run has a log
     log.addHandler(early)
-    before = load_config(folder) if resuming else None
-    precision = before.precision if before and run.precision == "auto" else choose_precision(run.precision, device)
+    origin = (folder, last_whole(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
+    settings, tokenizer = verified(*origin) if origin else (None, None)
+    precision = choose_precision(run.precision, device)
+    if settings and resuming and run.precision == "auto":
+        precision = settings.precision
     run = dataclasses.replace(run, precision=precision)
-    if run.init_from:
-        run = adopt(run, before or load_config(find_checkpoint(run.init_from)[0]))
-    if before:
-        check_same(run, before)
+    if settings and run.init_from:
+        run = adopt(run, settings)
+    if settings and resuming:
+        check_same(run, settings)
 
     for setting in run.model.idle:
         log.warning(f"{setting} means nothing to this model")
     pairs, valid = load_pairs(run.data, "train"), load_pairs(run.data, "valid")
-    with TemporaryDirectory() as temporary:
-        tokenizer = load_tokenizer(folder) if before else make_tokenizer(run, pairs, Path(temporary))
-        encoded = encode_corpus(pairs, tokenizer, run)
-        corpus = f"{encoded.key} {content_key(valid, tokenizer)}"
-        torch.manual_seed(seed_of(run.seed))
-        model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-        place(model, precision, device, training=True)
-        optimiser = build_optimiser(run.optim, model.parameters())
-        state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress(corpus))
-        if run.init_from and not before:
-            step = find_checkpoint(run.init_from)[1]
-            verify(step)
-            load_weights(model, step)
-        held = lock(folder)
-        if check_folder(folder, run) != resuming:
-            raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
-        if before:
-            resume(state)
-        else:
-            clear(folder)
-        save_config(folder, run)  # first of all: by it a folder is known to be a run
-        for path in Path(temporary).glob("tokenizer*.model"):
-            shutil.copy(path, folder)
+    if tokenizer is None:
+        log.info(f"training a {run.tokenizer.type} tokenizer of {run.tokenizer.vocab_size:,} pieces")
+        with TemporaryDirectory() as temporary:  # the run's folder is not ours yet
+            texts = column(pairs, "source"), column(pairs, "target")
+            tokenizer = train_tokenizer(*texts, run.tokenizer, Path(temporary), run.data.max_length)
+    encoded = encode_corpus(pairs, tokenizer, run)
+    corpus = f"{encoded.key} {content_key(valid, tokenizer)}"
+    torch.manual_seed(seed_of(run.seed))
+    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    place(model, precision, device, training=True)
+    optimiser = build_optimiser(run.optim, model.parameters())
+    state = TrainState(run, folder, device, model, tokenizer, optimiser, encoded, valid, Progress(corpus))
+    if origin and not resuming:
+        load_weights(model, origin[1])
+    held = lock(folder)
+    if (check_folder(folder, run), last_checkpoint(folder)) != (resuming, last):
+        raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
+    if origin and resuming:
+        resume(state, origin[1])
+    else:
+        clear(folder)
+    save_config(folder, run)  # first of all: by it a folder is known to be a run
+    tokenizer.save(folder)
     log.removeHandler(early)
     with held, log_to_file(folder / "train.log") as handler:
         early.setTarget(handler)
         early.flush()
-        if before and (changed := [f"{key}={new} (was {old})" for key, new, old in differences(run, before)]):
-            log.info(f"changed since this run began: {', '.join(changed)}")
         parameters = sum(parameter.numel() for parameter in model.parameters())
         log.info(f"{folder}: {parameters:,} parameters, {device}, {precision}, {torch.get_num_threads()} threads")
         state.board = tensorboard(folder, state.progress.step)

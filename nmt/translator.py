@@ -4,7 +4,6 @@ Lines are sorted by length and batched inside; what one line becomes does not de
 becomes an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -22,12 +21,13 @@ from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed, free
+from nmt.model.replay import Replayed, within_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, stream
 
 R = TypeVar("R")
 QUEUE = 8  # batches that are searched as one, where the next sentence takes the place of one that is done
+BREAKS = str.maketrans("\n\r", "  ")
 SENTENCE_END = tuple(".!?;:。！？；…")
 
 
@@ -259,10 +259,11 @@ class Translator:
 
         with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
 
-            def work() -> None:
+            def work() -> bool:
                 for row, result in run(rows, size):
                     results[row] = result
                     bar.update()
+                return True
 
             while order:
                 whole = batch_size(lengths[order[0]], width, self.config)
@@ -271,7 +272,7 @@ class Translator:
                 rows = [
                     row for row in order[: queue * size] if batch_size(lengths[row], width, self.config) < 2 * whole
                 ]
-                short = out_of_memory(work, self.model)
+                short = within_memory(work) is None
                 order = [row for row in order if row not in results]
                 if short and len(rows) == 1:
                     remedy = f"; lower search.beam={width}" if width > 1 else ""
@@ -302,27 +303,11 @@ class Translator:
             return decode(ids)
         assert hypothesis.weights_TS is not None
         found = [source_words[i] for i in hypothesis.weights_TS[: len(ids), : len(source_words)].argmax(1).tolist()]
-        return " ".join(
+        text = " ".join(
             self.dictionary.get(word, word) if token == UNK else decode([token])
             for token, word in zip(ids, found, strict=True)
         )
-
-
-def out_of_memory(work: Callable[[], None], model: object) -> bool:
-    """Do this work with a model. Returns whether memory does not suffice for it; what both held is free again then."""
-    try:
-        work()
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:  # not all allocators have a class of their own for it
-        if not re.search("allocate memory|out of memory|ALLOC_FAILED", str(error)):
-            raise
-    else:
-        return False
-    free(model)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return True
+        return text.translate(BREAKS)  # a word of the source may have a lone \r in it
 
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:

@@ -46,7 +46,8 @@ from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
-from nmt.training import Progress, TrainState, train_step
+from nmt.state import Progress, TrainState
+from nmt.update import train_step
 
 DOCS = Path("docs")
 END = "<!-- end of what scripts/bench_training.py writes -->"
@@ -111,7 +112,7 @@ def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.dev
         optimiser = build_optimiser(run.optim, model.parameters())
         progress = Progress(encoded.key)
         state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
-        return lambda indices: train_step(state, indices, 10**6)[2]
+        return lambda indices: train_step(state, indices, 10**6).sums.target
 
     plain = Plain(system.model, size.vocabulary, OPTIM.label_smoothing).to(device)
     adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)

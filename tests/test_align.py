@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from conftest import ROOT, nmt, works
 
 from nmt.align import align as program
-from nmt.checkpoint import load_model, save_checkpoint, save_config
+from nmt.checkpoint import export, load_model, save_checkpoint, save_config
+from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.toy import Pair, generate
 from nmt.distributed import place as put
@@ -54,17 +56,11 @@ def place(home: Path, corpus: Path, pairs: list[Pair], tmp_path_factory: pytest.
     """A folder with a model, the same as if it were one of the other direction or of the built-in corpus, text to
     align, and gold links of it, from 0 and from 1."""
     folder = tmp_path_factory.mktemp("place")
-    corpora = {
-        "mine": f"format: text\n  path: {corpus}\n  source: de\n  target: en",
-        "back": f"format: text\n  path: {corpus}\n  source: en\n  target: de",
-        "toy": "format: toy\n  path: null\n  source: de\n  target: en",
-    }
-    for name, data in corpora.items():
-        shutil.copytree(home / "runs" / "mine", folder / "runs" / name, ignore=shutil.ignore_patterns("eval"))
-        config = folder / "runs" / name / "config.yaml"
-        before, rest = config.read_text().split("data:\n")
-        kept = rest[rest.index("tokenizer:\n") :]
-        config.write_text(f"{before}data:\n  {data}\n{kept}")
+    shutil.copytree(home / "runs" / "mine", folder / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
+    loaded = load_model(str(folder / "runs" / "mine"))
+    text = loaded.config.data
+    for name, data in {"back": replace(text, source="en", target="de"), "toy": DataConfig()}.items():
+        export(loaded.model, loaded.tokenizer, replace(loaded.config, data=data), folder / "runs" / name)
     for side in ("de", "en"):
         shutil.copy(corpus / f"test.{side}", folder)
     for base in (0, 1):
@@ -160,7 +156,7 @@ def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> 
     tokenizer.save(none)
     save_config(none, run)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    save_checkpoint(none, model, torch.optim.SGD(model.parameters()), {"step": 1})
+    save_checkpoint(none, model, tokenizer, run, torch.optim.SGD(model.parameters()), {"step": 1})
     _, message = align("checkpoint=runs/without", *FILES, "output=new", code=1)
     assert "model.attention.score=none" in message and not list(place.glob("new*"))
 

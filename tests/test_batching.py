@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from nmt.data.batching import (
     padding_waste,
 )
 from nmt.data.corpus import load_pairs
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Side, Tokenizer, train_tokenizer
 from nmt.errors import UserError
 
 MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
@@ -114,6 +115,13 @@ def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pyt
     encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
     assert encoded.rows.tolist() == [0, 4, 7]
     assert "train: 8 pairs, dropped 3 with an empty side, 2 longer than data.max_length=10 pieces" in caplog.text
+    for message in (
+        "left out 2 pairs of the built-in corpus, de: empty, or nothing but white space (first: 2, 4)",
+        "left out 1 pair of the built-in corpus, en: empty, or nothing but white space (first: 3)",
+        "left out 1 pair of the built-in corpus, de: longer than data.max_length=10 pieces (first: 6)",
+        "left out 1 pair of the built-in corpus, en: longer than data.max_length=10 pieces (first: 7)",
+    ):
+        assert message in caplog.text
     batch = assemble(encoded, np.array([2]))
     assert batch.source_BS.tolist() == [[*tokenizer.source.encode(["cd"])[0], EOS]]
 
@@ -127,14 +135,37 @@ def test_nothing_left_is_an_error(run: Run, tokenizer: Tokenizer, sources: list[
         encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
 
 
+def test_what_is_left_out_has_the_numbers_of_its_lines(
+    run: Run, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Those of the file, though lines before them were left out when it was read; the first five."""
+    caplog.set_level(logging.INFO)
+    lines = [b"\xff", b"ab", b"", b"ab", b"\xff", *[b" "] * 7, b"ab " * 200, b"ab", b"cd"]
+    (tmp_path / "train.de").write_bytes(b"\n".join(lines))
+    (tmp_path / "train.en").write_bytes(b"ab\n" * 13 + b"\t\nef\n")
+    config = run(format="text", path=str(tmp_path), invalid="drop")
+    pairs = load_pairs(config.data, "train")
+    encoded = encode_corpus(pairs, tokenizer, config)
+    assert pairs[encoded.rows.tolist()]["line"] == [2, 4, 15]
+    for message in (
+        "train: 13 pairs, dropped 9 with an empty side, 1 longer than data.max_length=100 pieces",
+        "left out 8 lines of {}/train.de: empty, or nothing but white space (first: 3, 6, 7, 8, 9)",
+        "left out 1 line of {}/train.en: empty, or nothing but white space (first: 14)",
+        "left out 1 line of {}/train.de: longer than data.max_length=100 pieces (first: 13)",
+    ):
+        assert message.format(tmp_path) in caplog.text
+
+
 def test_the_cache_goes_by_content(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
     def folders() -> int:
         return len(list((tmp_path / "ids").iterdir()))
 
     pairs = random_corpus(20)
     first = encode_corpus(pairs, tokenizer, run())
-    again = encode_corpus(corpus(list(pairs["source"]), list(pairs["target"])), tokenizer, run(max_length=5))
-    assert folders() == 1 and first.source.ids.tolist() == again.source.ids.tolist()
+    lines = list(range(7, 27))
+    same = Dataset.from_dict({"source": list(pairs["source"]), "target": list(pairs["target"]), "line": lines})
+    again = encode_corpus(same, tokenizer, run())
+    assert folders() == 1 and first.key == again.key and first.source.ids.tolist() == again.source.ids.tolist()
     moved = (
         corpus(["ab", "cd ef"], ["gh", "x"]),
         corpus(["abc", "d ef"], ["gh", "x"]),
@@ -145,11 +176,13 @@ def test_the_cache_goes_by_content(run: Run, tokenizer: Tokenizer, tmp_path: Pat
         assert folders() == number
     encode_corpus(pairs, Tokenizer(tokenizer.target, tokenizer.source), run())
     assert folders() == 5
+    assert encode_corpus(pairs, tokenizer, run(max_length=5)).key == first.key
+    assert folders() == 6
 
 
 def test_the_second_use_encodes_nothing(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     encode_corpus(random_corpus(20), tokenizer, run())
-    monkeypatch.setattr(batching, "encode_to", None)
+    monkeypatch.setattr(batching, "encode_side", None)
     assert len(encode_corpus(random_corpus(20), tokenizer, run())) == 20
 
 
@@ -174,14 +207,96 @@ def test_a_cache_cut_short_is_not_used(
 def test_two_processes_may_encode_the_same(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, whole = random_corpus(20), batching.encode_side
 
-    def slower(folder: Path, name: str, pairs: Dataset, side: Any) -> None:
+    def slower(*arguments: Any) -> None:
         monkeypatch.setattr(batching, "encode_side", whole)
         encode_corpus(pairs_again, tokenizer, run())
-        whole(folder, name, pairs, side)
+        whole(*arguments)
 
     pairs_again = random_corpus(20)
     monkeypatch.setattr(batching, "encode_side", slower)
     assert len(encode_corpus(pairs, tokenizer, run())) == 20
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize(
+    "name", ["source.ids", "target.ids", "source.offsets", "target.offsets", "digests.json", "another"]
+)
+def test_a_damaged_cache_is_made_anew(
+    run: Run, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
+) -> None:
+    pairs = random_corpus(20)
+    first = encode_corpus(pairs, tokenizer, run())
+    before = [first.source.ids.tolist(), first.target.ids.tolist(), first.rows.tolist()]
+    [folder] = (tmp_path / "ids").iterdir()
+    content = (folder / name).read_bytes() if name != "another" else b"12"
+    (folder / name).unlink(missing_ok=True)
+    if damage != "gone" or name == "another":
+        (folder / name).write_bytes(content[:-1] if damage == "cut" else bytes([content[0] ^ 1]) + content[1:])
+    again = encode_corpus(pairs, tokenizer, run())
+    assert [again.source.ids.tolist(), again.target.ids.tolist(), again.rows.tolist()] == before
+    assert "the cache is damaged" in caplog.text
+    caplog.clear()
+    encode_corpus(pairs, tokenizer, run())
+    assert not caplog.text
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pairs, (soft, hard) = random_corpus(200), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # larger files fail, as on a full disk
+    try:
+        with pytest.raises(
+            UserError, match="^the cache .*ids cannot be written .File too large.; make room .*=FOLDER$"
+        ):
+            encode_corpus(pairs, tokenizer, run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "ids").iterdir())
+    assert len(encode_corpus(pairs, tokenizer, run())) == 200
+
+
+# ------------------------------------------------------------------------------------------------------ endless lines
+@pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
+def side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Side:
+    pairs = random_corpus(300)
+    config = TokenizerConfig(vocab_size=280, normalisation=request.param)
+    return train_tokenizer(pairs["source"], pairs["target"], config, tmp_path_factory.mktemp("side")).source
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(st.sampled_from("abcdefghx \t\u2581\u200b\u0301\ufdfaö"), max_size=80)
+    | st.sampled_from(["abcd " * 20, "abcd" * 20, " " * 80, "\u200b" * 80, "e\u0301" * 40]),
+    limit=st.integers(1, 9),
+)
+def test_what_is_surely_longer_is_longer(side: Side, text: str, limit: int) -> None:
+    if side.surely_longer(text, limit):
+        assert len(side.encode([text])[0]) > limit
+
+
+def test_endless_lines_are_not_tokenised(
+    run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    encode, longest = Side.encode, []
+
+    def watched(side: Side, lines: list[str], *rest: Any) -> list[list[int]]:
+        longest.append(max(map(len, lines)))
+        return encode(side, lines, *rest)
+
+    monkeypatch.setattr(Side, "encode", watched)
+    encoded = encode_corpus(corpus(["ab", "x" * 100_000, "cd"], ["ab", "ef", "ab " * 40_000]), tokenizer, run())
+    assert encoded.rows.tolist() == [0] and max(longest) == 2
+    assert "dropped 0 with an empty side, 2 longer than data.max_length=100 pieces" in caplog.text
+
+
+def test_endless_lines_train_no_tokenizer(tmp_path: Path) -> None:
+    pairs, endless = random_corpus(300), ["zy" * 50_000, "x " * 801]
+    sources, targets = list(pairs["source"]), list(pairs["target"])
+    config = TokenizerConfig(vocab_size=280)
+    with_them = train_tokenizer(sources + endless, endless + targets, config, tmp_path / "a", 100)
+    assert with_them == train_tokenizer(sources, targets, config, tmp_path / "b")
+    with pytest.raises(UserError, match="no text .*all lines are empty, or far longer than data.max_length pieces"):
+        train_tokenizer(endless, endless, config, tmp_path / "c", 100)
 
 
 # -------------------------------------------------------------------------------------------------------------- epoch

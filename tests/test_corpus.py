@@ -1,25 +1,35 @@
 """Sentence pairs from every kind of source, and what is said of bad ones."""
 
+import errno
 import io
+import itertools
 import json
 import logging
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nmt.config import DataConfig
 from nmt.data import corpus, toy
-from nmt.data.corpus import VALID, cache_folder, column, load_pairs
+from nmt.data.cache import DAY, cache_folder
+from nmt.data.corpus import VALID, column, load_pairs, origins
 from nmt.data.lines import raw_lines, read_lines
+from nmt.data.parting import cost, first_gap
+from nmt.data.readers import LINE_READERS, lengths_of
 from nmt.errors import UserError
 
+REAL = Path(__file__).parents[2] / "shared" / "data"
 Read = Any
 
 
@@ -34,7 +44,8 @@ def read(tmp_path: Path) -> Read:
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **others})
         pairs = load_pairs(data, split)
-        assert pairs.column_names == ["source", "target"]
+        assert pairs.column_names in (["source", "target"], ["source", "target", "line"])
+        read.lines = list(pairs["line"]) if "line" in pairs.column_names else None  # type: ignore[attr-defined]
         return list(pairs["source"]), list(pairs["target"])
 
     return read
@@ -106,8 +117,9 @@ def test_limit_is_for_training(read: Read) -> None:
     "files, message",
     [
         ({"train.de": "a\nb\nc\n", "train.en": "a\n"}, r"train.de has 3 lines and .*train.en has 1;"),
-        ({"train.de": "a\n", "train.en": "a\nb\nc"}, r"train.de has 1 lines and .*train.en has 3;"),
-        ({"train.de": "a\n", "train.en": "\n\n\n\n"}, r"train.de has 1 lines and .*train.en has 4;"),
+        ({"train.de": "a\n", "train.en": "a\nb\nc"}, r"train.de has 1 line and .*train.en has 3;"),
+        ({"train.de": "a\n", "train.en": "\n\n\n\n"}, r"train.de has 1 line and .*train.en has 4;"),
+        ({"train.de": "", "train.en": "a\n"}, r"train.de has 0 lines and .*train.en has 1;"),
         ({"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"}, r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); mend"),
         ({"train.de": b"ab\xfc\n", "train.en": b"\xe4\n"}, r"train.de:1: not UTF-8 \(byte 0xFC at position 3\); mend"),
         ({"train.de": "", "train.en": ""}, "train.de has no pair of texts"),
@@ -129,14 +141,89 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
     read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = {"train.de": b"a\n\xff\nc\nd\n", "train.en": b"A\nB\nC\n\xe4\n"}
+    files = {"train.de": b"a\n\xff\nc\nd\n\xff\n\nf", "train.en": b"A\nB\nC\n\xe4\n\xe4\nE\nF"}
     for _ in range(2):
         caplog.clear()
-        assert read(files, invalid="drop") == (["a", "c"], ["A", "C"])
-        assert "left out 2 lines, the first: " in caplog.text and "train.de:2: not UTF-8" in caplog.text
-        assert "train.en:4: not UTF-8" in caplog.text
+        assert read(files, invalid="drop") == (["a", "c", "", "f"], ["A", "C", "E", "F"])
+        assert read.lines == [1, 3, 6, 7]
+        assert "data.invalid=drop: left out 2 lines of " in caplog.text
+        assert "train.de: not UTF-8 (first: 2, 5)" in caplog.text and "train.en: not UTF-8 (first: 4, 5)" in caplog.text
     with pytest.raises(UserError, match="has no pair"):
         read({"train.de": b"\xff", "train.en": b"a"}, invalid="drop")
+
+
+@pytest.mark.parametrize(
+    "format, sides, lines, trouble",
+    [
+        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td\te", b"\xff\tb", b"", b"\t"], {"short of columns": [2, 5]}),
+        ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"short of columns": [2, 4]}),
+        (
+            "jsonl",
+            ("x", "y"),
+            [
+                b'{"x": "a", "y": "b"}',
+                b"",
+                b"{",
+                b"[" * 100_000,
+                b'{"x": 1, "y": "b"}',
+                b"1" * 5_000,
+                b"\xff",
+                b'{"x": "a"}',
+            ],
+            {"not JSON": [3, 4, 6], "without a text under 'x'": [5], "without a text under 'y'": [8], "not UTF-8": [7]},
+        ),
+    ],
+)
+def test_each_kind_of_trouble_has_its_count_and_its_lines(
+    read: Read,
+    caplog: pytest.LogCaptureFixture,
+    format: str,
+    sides: tuple[str, str],
+    lines: list[bytes],
+    trouble: dict[str, list[int]],
+) -> None:
+    """The number of a line is that in its file, after a first line of names, bad lines and empty ones."""
+    end = {"tsv": b"\nn\tm\n", "jsonl": b'\n{"x": "n", "y": "m"}\n'}[format]
+    files = {f"train.{format}": b"\n".join(lines) + end}
+    sources, targets = read(files, format=format, source=sides[0], target=sides[1], invalid="drop")
+    assert (sources[-1], targets[-1], read.lines[-1]) == ("n", "m", len(lines) + 1)
+    for kind, numbers in trouble.items():
+        count = "1 line" if len(numbers) == 1 else f"{len(numbers)} lines"
+        first = ", ".join(map(str, numbers))
+        assert f"left out {count} of " in caplog.text and f"train.{format}: {kind} (first: {first})" in caplog.text
+
+
+@settings(deadline=None, max_examples=25)
+@given(good=st.lists(st.booleans(), min_size=1, max_size=30), block=st.integers(1, 5))
+def test_lines_keep_their_numbers_whatever_is_left_out(
+    tmp_path_factory: pytest.TempPathFactory, good: list[bool], block: int
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    data = DataConfig(format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop")
+    expected = [number for number, fine in enumerate(good, 1) if fine]
+    texts = [str(number).encode() if fine else b"\xff" for number, fine in enumerate(good, 1)]
+    (folder / "train.de").write_bytes(b"\n".join(texts))
+    (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(good)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", block)
+        if not expected:
+            with pytest.raises(UserError, match="has no pair"):
+                load_pairs(data, "train")
+            return
+        pairs = load_pairs(data, "train")
+    assert list(pairs["line"]) == expected and list(map(int, pairs["source"])) == expected
+
+
+def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
+    for name in ("train.de", "train.en", "dev.jsonl"):
+        (tmp_path / name).touch()
+    path = str(tmp_path)
+    text = (f"{path}/train.de", f"{path}/train.en")
+    assert origins(DataConfig(format="text", path=path), "train") == text
+    assert origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
+    assert origins(DataConfig(format="jsonl", path=path), "valid") == (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
+    assert origins(DataConfig(format="hub", path="own/er"), "train") == ("own/er, de", "own/er, en")
+    assert origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")
 
 
 def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Path) -> None:
@@ -151,9 +238,13 @@ def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Pa
     assert list((tmp_path / "cache").rglob("*.arrow")) == before
 
 
-def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, str | bytes] = {"train.de": "a\nb\n", "train.en": "x\ny\n"}
-    whole, calls = corpus.text_pairs, []
+# -------------------------------------------------------------------------------------------------------------- cache
+TEXT: dict[str, str | bytes] = {"train.de": "a\nb\n" * 1_000, "train.en": "x\ny\n" * 1_000}
+PAIRS = (["a", "b"] * 1_000, ["x", "y"] * 1_000)
+
+
+def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole, calls = LINE_READERS["text"], []
 
     def breaks_while_storing(*paths: Path) -> Any:
         calls.append(paths)
@@ -163,11 +254,174 @@ def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         yield from pairs
 
-    monkeypatch.setitem(corpus.LINE_READERS, "text", breaks_while_storing)
+    monkeypatch.setitem(LINE_READERS, "text", breaks_while_storing)
     with pytest.raises(KeyboardInterrupt):
+        read(TEXT)
+    assert not list((tmp_path / "cache" / "text").iterdir())
+    monkeypatch.setitem(LINE_READERS, "text", whole)
+    assert read(TEXT) == PAIRS
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "train.de"), None])
+def test_text_that_goes_or_changes_while_it_is_read_is_no_corpus(
+    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError | None
+) -> None:
+    whole, calls = LINE_READERS["text"], []
+
+    def changes(*paths: Path) -> Any:
+        calls.append(paths)
+        if len(calls) == 2 and error:
+            raise error
+        return itertools.islice(whole(*paths), 10 * len(calls))
+
+    monkeypatch.setitem(LINE_READERS, "text", changes)
+    with pytest.raises(OSError if error else UserError, match="train.de" if error else "changed while it was read"):
+        read(TEXT)
+    assert not list((tmp_path / "cache" / "text").iterdir())
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "emptied": lambda file: os.truncate(file, 0),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("pattern", ["pairs.arrow", "digests.json"])
+def test_a_damaged_cache_is_made_anew(
+    read: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, pattern: str
+) -> None:
+    assert read(TEXT) == PAIRS
+    [file] = (tmp_path / "cache").rglob(pattern)
+    DAMAGES[damage](file)
+    assert read(TEXT) == PAIRS and "the cache is damaged" in caplog.text
+    caplog.clear()
+    assert read(TEXT) == PAIRS and not caplog.text
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("pattern", ["*.arrow", "dataset_info.json"])
+def test_a_damaged_cache_of_the_library_is_made_anew(read: Read, tmp_path: Path, damage: str, pattern: str) -> None:
+    parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
+    assert read({}, format="parquet") == PAIRS
+    [file] = (tmp_path / "cache").rglob(pattern)
+    DAMAGES[damage](file)
+    assert read({}, format="parquet") == PAIRS
+    assert read({}, format="parquet") == PAIRS
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file may become larger, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("format", ["text", "parquet", "hub"])
+def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(read: Read, tmp_path: Path, format: str) -> None:
+    files = TEXT if format == "text" else {}
+    if not files:
+        parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
+    message = f"^the cache {tmp_path}/cache/{format} cannot be written .File too large.; make room .*data.cache=FOLDER$"
+    with files_up_to(10_000), pytest.raises(UserError, match=message):
+        read(files, format=format)
+    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.suffix != ".lock"]
+    assert read({}, format=format) == PAIRS
+
+
+def test_what_killed_processes_left_goes_after_a_day(read: Read, tmp_path: Path) -> None:
+    old, new = (tmp_path / "cache" / "text" / f"{name}.part" for name in ("old", "new"))
+    for part in (old, new):
+        part.mkdir(parents=True)
+        (part / "pairs.arrow").touch()
+    stamp = old.stat().st_mtime - DAY - 60
+    os.utime(old, (stamp, stamp))
+    assert read(TEXT) == PAIRS
+    assert new.exists() and not old.exists()
+
+
+def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> None:
+    assert read(TEXT) == PAIRS
+    modes = {path.stat().st_mode for path in (tmp_path / "cache", *(tmp_path / "cache" / "text").iterdir())}
+    assert len(modes) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ parting
+def lengths(size: int, seed: int) -> tuple[Any, Any]:
+    """Of lines that translate each other."""
+    rng = np.random.default_rng(seed)
+    long = rng.lognormal(3.5, 0.5, size)
+    return np.rint(long * rng.lognormal(0.1, 0.15, size)).astype(np.int64), np.rint(long).astype(np.int64)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_the_first_gap_is_that_of_the_cheapest_way(short: list[int], more: list[int]) -> None:
+    """Against all ways to leave out lines of the longer side; what is no evidence is let pass here."""
+    left, right = np.array(short), np.array(short[1:] + more + short[:1])
+    scaled = left * (np.median(right) / max(np.median(left), 1))
+    ways = itertools.combinations_with_replacement(range(len(short) + 1), len(more))
+    prices = {}
+    for way in ways:  # before line i of `short`, counted from 0, a line of the longer side is left out for each i
+        rows = [i + sum(gap <= i for gap in way) for i in range(len(short))]
+        prices[way] = cost(scaled, right[rows]).sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nmt.data.parting.CERTAIN", -1.0)
+        found = first_gap(left, right)
+    assume(found is not None)  # all ways cost the same
+    assert min(price for way, price in prices.items() if way[0] == found) == pytest.approx(min(prices.values()))
+
+
+@pytest.mark.parametrize("lacking", [1, 2, 10, 50])
+@pytest.mark.parametrize("apart", [False, True])
+def test_where_lines_are_lacking(lacking: int, apart: bool) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        left, right = lengths(3_000, seed)
+        gone = np.sort(rng.choice(2_000, lacking, replace=False)) if apart else rng.integers(2_000) + np.arange(lacking)
+        found = first_gap(np.delete(left, gone), right)
+        assert found is not None and abs(found - gone[0]) < 40
+    assert first_gap(left[:-lacking], right) in range(2_990 - lacking, 3_001 - lacking)
+
+
+def test_nothing_is_said_where_lengths_tell_nothing() -> None:
+    for seed in range(20):
+        left, right = lengths(2_000, seed)
+        assert first_gap(np.random.default_rng(seed).permutation(left)[:-1], right) is None
+        assert first_gap(left[1:10], right[:10]) is None
+    assert first_gap(np.full(500, 9), np.full(501, 7)) is None
+
+
+def test_the_refusal_says_where_sides_part(read: Read) -> None:
+    sides = [["x" * int(length) for length in side] for side in lengths(1_000, 0)]
+    del sides[1][499]
+    files = {f"train.{name}": "\n".join(side) for name, side in zip(("de", "en"), sides, strict=True)}
+    with pytest.raises(UserError, match=r"has 999; .*train.en lacks a line near line (49\d|50\d)$"):
         read(files)
-    monkeypatch.setitem(corpus.LINE_READERS, "text", whole)
-    assert read(files) == (["a", "b"], ["x", "y"])
+    files["train.en"] = "\n".join(sides[1][:800])
+    with pytest.raises(UserError, match=r"train.en lacks 200 lines, the first of them near line (49\d|50\d)$"):
+        read(files)
+
+
+@pytest.mark.parametrize("name", ["multi30k", "tatoeba_deu"])
+@pytest.mark.skipif(not REAL.exists(), reason="the corpora are not here")
+def test_where_lines_of_real_text_are_lacking(name: str) -> None:
+    left, right = (lengths_of(REAL / name / f"train.{side}") for side in ("de", "en"))
+    gone = np.random.default_rng(1).integers(len(left), size=20)
+    found = [first_gap(np.delete(left, place), right) for place in gone]
+    assert max(abs(a - b) for a, b in zip(found, gone, strict=True)) < 20  # type: ignore[operator]
 
 
 # ---------------------------------------------------------------------------------------------------------------- tsv

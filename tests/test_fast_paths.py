@@ -1,6 +1,6 @@
 """Every fast path of training against the plain one: PyTorch's own operations, one after the other, by autograd."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
 from nmt.objective import differentiate, replayed
-from nmt.training import Progress, TrainState, train_step
+from nmt.state import Progress, TrainState
+from nmt.update import train_step
 
 VOCABULARY = 19
 MODELS: dict[str, dict[str, Any]] = {
@@ -71,11 +72,13 @@ def plain_loss(
     return Loss(smoothed, nats, (logits.argmax(1) == target)[target != pad].sum())
 
 
-def plain_clip(_: Any, parameters: Iterable[nn.Parameter], norm: float) -> None:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def plain_step(optimiser: torch.optim.Optimizer, norm: float, scale: Tensor, loss: Tensor) -> Tensor:
+    gradients = [parameter.grad for parameter in optimiser.param_groups[0]["params"] if parameter.grad is not None]
     length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
     for gradient in gradients:
         gradient.div_(np.float32(max(1.0, length / norm)))  # fused optimisers take the factor in fp32 whatever the rest
+    optimiser.step()
+    return torch.tensor(False)
 
 
 def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("nmt.model.windows.bind_rows", lambda table: lambda index: table[index])
     patch.setattr("nmt.model.attention.CACHED", 2**40)  # all at once
     patch.setattr("nmt.model.seq2seq.cross_entropy", plain_loss)
-    patch.setattr("nmt.training.clip", plain_clip)
+    patch.setattr("nmt.update.guarded_step", plain_step)
 
 
 def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +141,7 @@ def gradients(state: TrainState) -> dict[str, Tensor]:
 def curve(state: TrainState) -> list[float]:
     """The loss of each update."""
     batches = epoch_batches(state.train, state.run.train, 1, 0)
-    return [train_step(state, batches[step % len(batches)], 100)[0].smoothed.item() for step in range(20)]
+    return [train_step(state, batches[step % len(batches)], 100).sums.loss.smoothed.item() for step in range(20)]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -166,7 +169,7 @@ def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.Monk
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
     recorded.differentiate = replayed(recorded.run, recorded.model)
     run = state.differentiate
-    state.differentiate = lambda batch, scale_2: run(batch.filled(), scale_2)
+    state.differentiate = lambda batch, *scales: run(batch.filled(), *scales)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
 
@@ -204,10 +207,11 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     again = replayed(run, state.model)
     for share in (0.1, 0.5, 0.9):
         scale_2 = torch.tensor([50, share], dtype=torch.float64)
-        expected = differentiate(run, state.model, batch, scale_2)
+        given = batch, scale_2, torch.tensor(4.0)
+        expected = differentiate(run, state.model, *given)
         with monkeypatch.context() as patch:
             patch.setattr("nmt.model.seq2seq.DROPPING", ())
-            torch.testing.assert_close(again(batch, scale_2), expected)
+            torch.testing.assert_close(again(*given), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -221,7 +225,7 @@ def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
     scale_2 = torch.tensor([50, 0.5], device=state.device)
     for again in (partial(differentiate, state.run, state.model), *[state.differentiate] * 3):
         torch.manual_seed(1)
-        found.append(again(batch, scale_2))
+        found.append(again(batch, scale_2, state.scale.factor))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
     torch.cuda.set_sync_debug_mode("error")

@@ -8,7 +8,7 @@ import torch
 from nmt.config import OPTIMISERS as NAMES
 from nmt.config import SCHEDULES as SCHEDULE_NAMES
 from nmt.config import OptimConfig
-from nmt.optim import OPTIMISERS, SCHEDULES, build_optimiser, clip, learning_rate
+from nmt.optim import OPTIMISERS, SCHEDULES, LossScale, build_optimiser, guarded_step, learning_rate
 
 
 def test_choices_are_those_of_the_configuration() -> None:
@@ -68,11 +68,43 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=False):
                 parameter.grad = gradient.clone()
-            if ours:
-                clip(optimiser, parameters, norm)
+            if ours:  # as fp16 has them: too large by a factor
+                for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+                    gradient *= 1024
+                assert not guarded_step(optimiser, norm, torch.tensor(1024.0), torch.tensor(1.0))
             else:
                 torch.nn.utils.clip_grad_norm_(parameters, norm)
-            optimiser.step()
+                optimiser.step()
         return [parameter.detach() for parameter in parameters]
 
     torch.testing.assert_close(run(True), run(False), rtol=1e-6, atol=0)  # torch adds 1e-6 to the norm
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0)])
+def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: float) -> None:
+    x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    twins = []
+    for steps in ((False, True), (True, False, True)):
+        with torch.no_grad():
+            x.copy_(torch.tensor([3.0, -2.0]))
+        optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+        for failing in steps:
+            x.grad = torch.tensor([0.5, gradient if failing else 2.0])
+            value = torch.tensor(loss if failing else 1.0)
+            assert guarded_step(optimiser, None, torch.tensor(1.0), value).item() == failing
+        twins.append((x.detach().clone(), optimiser.state_dict()["state"]))
+    torch.testing.assert_close(*twins, rtol=0, atol=0)
+
+
+def test_the_loss_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.optim.STEADY", 3)
+    scale, factors = LossScale(True, 8.0, 1, torch.device("cpu")), []
+    for failed in (False, False, False, True, False, False, False, True, True):
+        scale.adapt(torch.tensor(failed))
+        factors.append(scale.factor.item())
+    assert factors == [8, 16, 16, 8, 8, 8, 16, 8, 4]
+    still = LossScale(False, 1.0, 0, torch.device("cpu"))
+    still.adapt(torch.tensor(True))
+    assert still.factor == 1

@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
-DATA = TOKENIZER | {"data.lines", "data.gold", "data.corpus", "data.batching"}
+DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.corpus", "data.batching"}
 MODEL = {
     "model.attention",
     "model.config",
@@ -55,7 +55,7 @@ BELOW |= {
     "search",
     "translator",
 }
-ALL = BELOW | {"report", "folder", "validation", "training"}
+ALL = BELOW | {"report", "folder", "state", "update", "validation", "training"}
 MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
@@ -70,9 +70,15 @@ MAY_IMPORT = {
     "data.toy": {"data.grammar", "data.lexicon"},
     "data.lines": set(),
     "data.gold": {"data.lines", "links"},
-    "data.corpus": {"data.toy", "data.lines", "data.gold", "distributed"},
+    "data.parting": set(),
+    "data.readers": {"data.lines", "data.parting"},
+    "data.cache": {"files"},
+    "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.cache"},
     "data.tokenizer": {"distributed"},
-    "data.batching": {"data.corpus", "data.tokenizer", "distributed", "alignment", "links"},
+    "data.batching": {
+        *("data.cache", "data.corpus", "data.lines", "data.tokenizer"),
+        *("distributed", "alignment", "links"),
+    },
     "model.__init__": set(),
     "model.frozen": set(),
     "model.maps": {"model.frozen"},
@@ -99,9 +105,11 @@ MAY_IMPORT = {
     "optim": set(),
     "files": {"data.lines"},
     "checkpoint": TOKENIZER | MODEL | {"files"},
-    "folder": {"checkpoint"},
+    "folder": {"checkpoint", "distributed"},
+    "state": BELOW,
+    "update": BELOW | {"state"},
     "validation": BELOW,
-    "training": BELOW | {"validation"},
+    "training": BELOW | {"state", "update", "validation"},
     "train": ALL,
     "evaluate": ALL,
     "translate": ALL,

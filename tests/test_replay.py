@@ -13,9 +13,8 @@ from test_search import OPTIONS, sharp
 from nmt.config import SearchConfig
 from nmt.model import replay
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed, free, tensors
+from nmt.model.replay import Replayed, tensors, within_memory
 from nmt.search import Tally, bucket, kept, search
-from nmt.translator import out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
@@ -98,8 +97,7 @@ def test_where_memory_is_short_nothing_stays_recorded() -> None:
     def work() -> None:
         raise MemoryError
 
-    assert out_of_memory(work, replayed) and not replayed.step.graphs
-    free(model_of())  # has nothing to give up
+    assert within_memory(work) is None and not replayed.step.graphs
 
 
 def test_a_late_count_is_that_of_the_call_before() -> None:

@@ -3,21 +3,27 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import write_corpus
+from safetensors.torch import load_file
 
-from nmt.checkpoint import find_checkpoint, last_checkpoint, load_tensors, save_checkpoint, save_config, verify
+from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import encode_corpus
+from nmt.data.batching import Batch, encode_corpus, epoch_batches
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer
 from nmt.errors import UserError
 from nmt.folder import check_folder, check_same, lock
+from nmt.model.maps import Dropout
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
-from nmt.training import Progress, TrainState, fit, resume
+from nmt.state import Progress, TrainState, resume
+from nmt.training import fit
+from nmt.update import train_step
 
 CPU = torch.device("cpu")
 
@@ -48,7 +54,7 @@ def state_of(
     valid = load_pairs(run.data, "valid")
     state = TrainState(run, folder, CPU, model, tokenizer, optimiser, encoded, valid, Progress(encoded.key))
     if last_checkpoint(folder):
-        resume(state)
+        resume(state, last_whole(folder))
     return state
 
 
@@ -66,7 +72,7 @@ def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) 
     state = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(state)
     assert [event["step"] for event in events(tmp_path, "validate")] == [3, 6, 9]
-    assert state.progress.best[0][1] == 3 and folders(tmp_path) == {"step_000003", "step_000009"}
+    assert state.progress.best[0][1] == 3 and folders(tmp_path) == {"step_000003", "step_000006", "step_000009"}
     again = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(again)
     assert again.progress.step == 9
@@ -78,7 +84,7 @@ def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path
     losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
     ranked = sorted(losses, key=lambda step: losses[step])[:3]
     assert [step for _, step in state.progress.best] == ranked and best == losses[ranked[0]]
-    assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 16)}
+    assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
 
 
@@ -94,19 +100,81 @@ def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> Non
     assert rates == pytest.approx(expected) and rates[-1] < rates[0]
 
 
-def test_a_loss_that_is_no_number_ends_training(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, max_steps=8)
+def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, max_steps=8, max_skipped=3)
     with torch.no_grad():
         state.model.output.bias[5] = math.nan
-    with pytest.raises(UserError, match="loss is nan at step 2: .* smaller optim.lr"):
+    before = state.model.target_embedding.weight.detach().clone()
+    with pytest.raises(UserError, match="3 updates in a row .* at step 3: .* smaller optim.lr"):
         fit(state)
+    assert torch.equal(state.model.target_embedding.weight, before)
+    indices = epoch_batches(state.train, state.run.train, state.run.seed, 0)[2]
+    pairs = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [pair["pair"] - 1 for pair in pairs] == state.train.rows[indices].tolist()
+    lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
+    assert all(pair["source"] == lines[pair["pair"] - 1] for pair in pairs)
+    assert "".join(pairs[0]["target_pieces"]).replace("▁", " ").strip() == pairs[0]["target"]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_update_that_fails_is_skipped_and_counted(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nmt")
+    state = state_of(corpus, tmp_path, max_steps=8, max_skipped=2, log_every=4, save_every=5)
+    sound, seen = state.differentiate, []
+
+    def poisoned(*given: Any) -> Any:
+        loss, gradients = sound(*given)
+        if state.progress.step in (2, 6):
+            gradients[0] = gradients[0] * math.inf
+            seen.append(state.model.output.bias.detach().clone())
+        if state.progress.step in (3, 7):
+            seen.append(state.model.output.bias.detach().clone())
+        return loss, gradients
+
+    state.differentiate = poisoned
+    fit(state)
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3]) and not torch.equal(seen[0], seen[2])
+    shown = events(tmp_path, "train")
+    assert [event["skipped"] for event in shown] == [1, 2] and all(math.isfinite(event["loss"]) for event in shown)
+    assert caplog.text.count("1 of 4 updates skipped") == 2
+    assert state.progress.skipped == 2 and state.progress.in_a_row == 0
+
+
+def test_a_batch_too_large_for_memory_is_divided(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The update is that of the whole batch; where a single pair is too large, that is said."""
+    found = []
+    for most in (20, 7, 0):
+        state = state_of(corpus, tmp_path / str(most), {"name": "sgd", "lr": 1.0}, max_steps=1)
+        for module in state.model.modules():
+            if isinstance(module, Dropout):
+                module.share = 0.0
+        sound = state.differentiate
+
+        def short(batch: Batch, *given: Any, most: int = most, sound: Any = sound) -> Any:
+            if len(batch.source_BS) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return sound(batch, *given)
+
+        state.differentiate = short
+        if not most:
+            with pytest.raises(UserError, match="out of memory for a single pair of up to .* lower data.max_length"):
+                train_step(state, np.arange(20), 1)
+            break
+        outcome = train_step(state, np.arange(20), 1)
+        found.append((outcome.sums.target, outcome.sums.loss.nats, state.model.state_dict()))
+    torch.testing.assert_close(*found)
+    assert "out of memory for 20 pairs of up to" in caplog.text and "train.accumulate=4" in caplog.text
 
 
 def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Path) -> None:
     state = state_of(corpus, tmp_path, max_steps=2)
     fit(state)
     state.progress.corpus = "other"
-    save_checkpoint(tmp_path, state.model, state.optimiser, {"corpus": "other", "step": 2})
+    save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, {"corpus": "other", "step": 2})
     with pytest.raises(UserError, match="training or validation text .* is not that of"):
         state_of(corpus, tmp_path, max_steps=4)
     longer = TrainRun(train=TrainConfig(batch_tokens=500))
@@ -144,12 +212,13 @@ def test_checkpoints_are_found_verified_and_replaced(
     fit(state)
     assert folders(tmp_path) == {"step_000002"}
     for step in (999_999, 1_000_000, 1_000_000):
-        folder = save_checkpoint(tmp_path, state.model, state.optimiser, {"corpus": "", "step": step})
+        progress = {"corpus": "", "step": step}
+        folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, progress)
         verify(folder)
     (tmp_path / "checkpoints" / "last").unlink()
     (tmp_path / "checkpoints" / "step_3000000").mkdir()
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
-    assert load_tensors(folder / "model.safetensors").keys() == state.model.state_dict().keys()
+    assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
     (folder / "state.json").write_text("{}", encoding="utf-8")

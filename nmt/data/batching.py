@@ -7,8 +7,6 @@ sentence in a batch counts its pieces and `</s>`, never `<s>`.
 import hashlib
 import itertools
 import logging
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +21,10 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from nmt.alignment import ideal_weights
-from nmt.config import BOS, EOS, PAD, STEP, TrainConfig, TrainRun
-from nmt.data.corpus import cache_folder
+from nmt.config import BOS, EOS, PAD, STEP, UNK, TrainConfig, TrainRun
+from nmt.data.cache import cache_folder, making, whole
+from nmt.data.corpus import origins
+from nmt.data.lines import FIRST, counted, first_of
 from nmt.data.tokenizer import Side, Tokenizer
 from nmt.errors import UserError
 from nmt.links import Gold
@@ -130,22 +130,26 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     """Tokenise the training pairs, or take what was tokenised before of the same text with the same tokenizer.
 
     Pairs with a side that is empty, or nothing but white space, and those with more than `data.max_length` pieces on a
-    side are left out and counted in the log.
+    side are left out; the log has their number, and for each side the first lines that are so.
 
     Raises:
-        UserError: when no pair is left.
+        UserError: when no pair is left, or the cache cannot be written.
     """
     key = content_key(pairs, tokenizer)
-    folder = cache_folder(run.data) / "ids" / key
-    if not folder.exists():
-        encode_to(folder, pairs, tokenizer)
-    offsets = {side: np.load(folder / f"{side}.offsets.npy") for side in SIDES}
-    lengths = np.stack([np.diff(offsets[side]) for side in SIDES])
     limit = run.data.max_length
-    empty = lengths.min(axis=0) == 0
-    kept = ~empty & (lengths.max(axis=0) <= limit)
+    folder = cache_folder(run.data) / "ids" / f"{key}.{limit}"  # the limit, for what is far longer is not tokenised
+    if not whole(folder):
+        with making(folder) as part:
+            encode_side(part, "source", pairs, tokenizer.source, limit)
+            encode_side(part, "target", pairs, tokenizer.target, limit)
+    offsets = {side: np.fromfile(folder / f"{side}.offsets", np.int64) for side in SIDES}
+    lengths = np.stack([np.diff(offsets[side]) for side in SIDES])
+    empty, longer = lengths == 0, lengths > limit
+    kept = ~(empty | longer).any(axis=0)
+    troubles = {"empty, or nothing but white space": empty, f"longer than data.max_length={limit} pieces": longer}
+    without = empty.any(axis=0)
     counts = (
-        f"{empty.sum():,} with an empty side, {(~empty & ~kept).sum():,} longer than data.max_length={limit} pieces"
+        f"{without.sum():,} with an empty side, {(~without & ~kept).sum():,} longer than data.max_length={limit} pieces"
     )
     guided = run.train.guided_alignment > 0
     if guided and "sure" not in pairs.column_names:
@@ -156,6 +160,9 @@ def encode_corpus(pairs: Dataset, tokenizer: Tokenizer, run: TrainRun) -> Encode
     if not kept.any():
         raise UserError(f"no training pair is left of {len(pairs):,}: {counts}; look at the text, or raise the length")
     log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
+    for trouble, sides in troubles.items():
+        for where, side in zip(origins(run.data, "train"), sides, strict=True):
+            tell(where, trouble, np.flatnonzero(side), pairs)
     ids = {side: np.asarray(np.memmap(folder / f"{side}.ids", np.int32, "r")) for side in SIDES}
     source, target = (EncodedSide(ids[side], offsets[side]) for side in SIDES)
     return EncodedPairs(
@@ -173,33 +180,33 @@ def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
     return key.hexdigest()[:32]
 
 
-def encode_to(folder: Path, pairs: Dataset, tokenizer: Tokenizer) -> None:
-    """Write the ids of all pairs to a folder, which appears only when it is whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
-        encode_side(part, "source", pairs, tokenizer.source)
-        encode_side(part, "target", pairs, tokenizer.target)
-        part.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def encode_side(folder: Path, name: str, pairs: Dataset, side: Side) -> None:
+def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length: int) -> None:
+    """Write the ids of one side, and where each row begins. Of a text that has more than `max_length` pieces for
+    certain, nothing but that it has more is kept: to tokenise lines without end could take longer than the corpus."""
+    longer = [UNK] * (max_length + 1)
     lengths = [0]
     with (
         open(folder / f"{name}.ids", "wb") as file,
         tqdm(total=len(pairs), desc=f"tokenising {name}", unit=" lines", leave=False, disable=None) as bar,
     ):
         for batch in pairs.select_columns(name).iter(CHUNK):
-            ids = side.encode(["" if text.isspace() else text for text in batch[name]])
-            np.fromiter(itertools.chain.from_iterable(ids), np.int32).tofile(file)
+            over = [side.surely_longer(text, max_length) for text in batch[name]]
+            texts = ["" if far or text.isspace() else text for text, far in zip(batch[name], over, strict=True)]
+            ids = [longer if far else found for far, found in zip(over, side.encode(texts), strict=True)]
+            file.write(np.fromiter(itertools.chain.from_iterable(ids), np.int32).tobytes())
             lengths += map(len, ids)
             bar.update(len(ids))
-    np.save(folder / f"{name}.offsets.npy", np.cumsum(lengths))
+    (folder / f"{name}.offsets").write_bytes(np.cumsum(lengths, dtype=np.int64).tobytes())
+
+
+def tell(where: str, trouble: str, rows: Indices, pairs: Dataset) -> None:
+    """Which lines of a side are left out, in the log; of what is not read from lines, which pairs."""
+    if not len(rows):
+        return
+    lines = "line" in pairs.column_names
+    numbers = pairs[rows[:FIRST]]["line"] if lines else (rows[:FIRST] + 1).tolist()
+    count = counted(len(rows), "line" if lines else "pair")
+    log.info(f"left out {count} of {where}: {trouble} ({first_of(numbers)})")
 
 
 # ------------------------------------------------------------------------------------------------------------ batches

@@ -1,35 +1,41 @@
-"""Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`.
+"""Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`; those from files of
+lines have `line`, too, the number of the line.
 
 What reads text here looks at every line before it stores any, so that a complaint names the file and the line.
 """
 
+import errno
 import hashlib
-import json
 import logging
-import os
+from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
-from itertools import zip_longest
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import huggingface_hub.utils
-from datasets import Dataset, Features, Value
+import numpy as np
+from datasets import Dataset, DatasetDict, Features, Value
+from datasets.arrow_writer import ArrowWriter
 
 from nmt.config import DataConfig
 from nmt.data import toy
+from nmt.data.cache import DIGESTS, cache_folder, making, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import bad_line, raw_lines
+from nmt.data.lines import counted, first_of
+from nmt.data.readers import LINE_READERS, BadLine, Line, clipped, listed
 from nmt.errors import UserError, nearest
 
 log = logging.getLogger("nmt")
 VALID = ("valid", "validation", "val", "dev")  # the validation split's names
 CHUNK = 10_000  # pairs in memory at a time
-SHOWN = 20  # names in a message
-
-Pair = tuple[str, str]
+BLOCK = 1_000  # lines in memory at a time, some of which may be very long
+FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
+PAIRS = "pairs.arrow"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def load_pairs(data: DataConfig, split: str) -> Dataset:
@@ -59,149 +65,88 @@ def column(pairs: Dataset, name: str) -> Iterator[str]:
         yield from batch[name]
 
 
-def cache_folder(data: DataConfig) -> Path:
-    """Where the read and the tokenised corpus are kept; made if need be."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(data.cache) if data.cache else Path(base) / "nmt"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"the cache {folder} cannot be made ({error.strerror}); write data.cache=FOLDER") from error
-    return folder
-
-
 # ---------------------------------------------------------------------------------------------------- files of lines
-def text_pairs(source: Path, target: Path) -> Iterator[Pair | UserError]:
-    """The pairs of two line-aligned files; in the place of a bad one, what is wrong with it."""
-    with open(source, "rb") as source_file, open(target, "rb") as target_file:
-        lines = zip_longest(raw_lines(source_file), raw_lines(target_file))
-        for number, (left, right) in enumerate(lines, 1):
-            if left is None or right is None:
-                longer = number + sum(1 for _ in lines)
-                counts = (number - 1, longer) if left is None else (longer, number - 1)
-                raise UserError(
-                    f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}; each line of one must translate "
-                    "the same line of the other"
-                )
-            file = source
-            try:
-                text = left.decode()
-                file = target
-                yield text, right.decode()
-            except UnicodeDecodeError as error:
-                yield bad_line(file, number, error)
-
-
-def parsed(path: Path, parse: Callable[[str], Pair | None], skip: int = 0) -> Iterator[Pair | UserError]:
-    """The pairs that `parse` finds in the lines of a file; in the place of a bad one, what is wrong with it."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(raw_lines(file), 1):
-            if number <= skip:
-                continue
-            try:
-                pair = parse(line.decode())
-            except ValueError as error:
-                yield bad_line(path, number, error)
-            else:
-                if pair is not None:
-                    yield pair
-
-
-def tsv_pairs(path: Path, source: str, target: str) -> Iterator[Pair | UserError]:
-    """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1."""
-    header = not (source.isdecimal() and target.isdecimal())
-    if header:
-        with open(path, "rb") as file:
-            names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
-        for name in (source, target):
-            if name not in names:
-                raise UserError(
-                    f"{path}: no column '{name}' in the first line, which has {listed(names)}{nearest(name, names)}; "
-                    "if it names no columns, give their numbers: data.source=1 data.target=2"
-                )
-        left, right = names.index(source), names.index(target)
-    else:
-        left, right = int(source) - 1, int(target) - 1
-        if min(left, right) < 0:
-            raise UserError(f"data.source={source} data.target={target}: columns are counted from 1")
-
-    def parse(line: str) -> Pair:
-        cells = line.split("\t")
-        if len(cells) <= max(left, right):
-            raise ValueError(f"{len(cells)} columns, but {max(left, right) + 1} are needed")
-        return cells[left], cells[right]
-
-    return parsed(path, parse, skip=int(header))
-
-
-def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[Pair | UserError]:
-    """The pairs of a file of JSON objects, one a line; keys may be nested as in `translation.de`."""
-
-    def parse(line: str) -> Pair | None:
-        if not line.strip():
-            return None
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON ({error.msg} at position {error.pos + 1})") from None
-        texts = dig(record, source), dig(record, target)
-        for key, text in zip((source, target), texts, strict=True):
-            if not isinstance(text, str):
-                held = listed(list(record)) if isinstance(record, dict) else type(record).__name__
-                raise ValueError(f"no text under '{key}' but {text!r}; the line has {held}")
-            text.encode()  # half a surrogate pair is no text
-        return texts
-
-    return parsed(path, parse)
-
-
-def dig(record: Any, key: str) -> Any:
-    """The value of a key in a JSON object, or in an object within it; else None."""
-    if not isinstance(record, dict):
-        return None
-    head, dot, rest = key.partition(".")
-    return dig(record.get(head), rest) if dot and key not in record else record.get(key)
-
-
-LINE_READERS: dict[str, Callable[..., Iterator[Pair | UserError]]] = {
-    "text": text_pairs,
-    "tsv": tsv_pairs,
-    "jsonl": jsonl_pairs,
-}
-
-
 def stored(kind: str, arguments: tuple[Any, ...], data: DataConfig) -> Dataset:
-    """Check all pairs, then keep them in the cache, under a key made of the pairs themselves."""
-    key, count, bad = hashlib.sha256(), 0, []
-    for item in LINE_READERS[kind](*arguments):
-        if isinstance(item, UserError):
-            bad.append(str(item))
-            if data.invalid == "refuse":
-                raise UserError(f"{item}; mend the line, or leave such lines out: data.invalid=drop")
-        else:
-            key.update(f"{len(item[0])} {len(item[1])} {item[0]}{item[1]}".encode())
-            count += 1
-    if bad:
-        log.warning(f"data.invalid=drop: left out {len(bad):,} lines, the first: {'; '.join(bad[:3])}")
-    if not count:
+    """Check all lines, then keep the pairs in the cache, under a key made of themselves and of their lines' numbers."""
+    bad: dict[tuple[Path, str], array[int]] = defaultdict(lambda: array("q"))
+
+    def note(line: BadLine) -> None:
+        if data.invalid == "refuse":
+            raise UserError(
+                f"{line.file}:{line.number}: {line.reason}; mend the line, or leave such lines out: data.invalid=drop"
+            )
+        bad[line.file, line.kind].append(line.number)
+
+    key = digest(blocks(kind, arguments, note))
+    for (file, trouble), numbers in bad.items():
+        count = counted(len(numbers), "line")
+        log.warning(f"data.invalid=drop: left out {count} of {file}: {trouble} ({first_of(numbers)})")
+    if key == digest([]):
         raise UserError(f"{arguments[0]} has no pair of texts")
-    return Dataset.from_generator(
-        generate,
-        gen_kwargs={"kind": kind, "arguments": arguments, "key": key.hexdigest()},
-        features=Features({"source": Value("string"), "target": Value("string")}),
-        cache_dir=str(cache_folder(data) / "text"),
-    )
+    folder = cache_folder(data) / "text" / key
+    if not whole(folder):
+        with making(folder) as part:
+            if digest(written(blocks(kind, arguments, lambda line: None), part / PAIRS)) != key:
+                raise UserError(f"{arguments[0]} changed while it was read; repeat the command")
+    return Dataset.from_file(str(folder / PAIRS))
 
 
-def generate(kind: str, arguments: tuple[Any, ...], key: str) -> Iterator[dict[str, str]]:
-    """What the cache holds; the key is an argument because `datasets` knows a cache by the arguments."""
+def blocks(kind: str, arguments: tuple[Any, ...], note: Callable[[BadLine], None]) -> Iterator[list[Line]]:
+    """The pairs of files of lines, some at a time; `note` is told of lines that hold none."""
+    block: list[Line] = []
     for item in LINE_READERS[kind](*arguments):
-        if not isinstance(item, UserError):
-            yield {"source": item[0], "target": item[1]}
+        if isinstance(item, BadLine):
+            note(item)
+            continue
+        block.append(item)
+        if len(block) == BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def digest(blocks: Iterable[list[Line]]) -> str:
+    key = hashlib.sha256()
+    for block in blocks:
+        sizes = [(line.number, len(line.source), len(line.target)) for line in block]
+        key.update(np.array(sizes, dtype=np.int64).tobytes())
+        key.update("".join([text for line in block for text in line[1:]]).encode())
+    return key.hexdigest()
+
+
+def written(blocks: Iterable[list[Line]], path: Path) -> Iterator[list[Line]]:
+    """The same, and each is written to a file on its way."""
+    with ArrowWriter(features=FEATURES, path=str(path)) as writer:
+        for block in blocks:
+            lines, sources, targets = zip(*block, strict=True)
+            writer.write_batch({"source": list(sources), "target": list(targets), "line": list(lines)})
+            yield block
+        writer.finalize()
 
 
 def read_text(data: DataConfig, split: str) -> Dataset:
-    return stored("text", find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"]), data)
+    return stored("text", text_files(data, split), data)
+
+
+def text_files(data: DataConfig, split: str) -> tuple[Path, ...]:
+    return find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"])
+
+
+def is_text(data: DataConfig) -> bool:
+    """Whether the sides have files of their own: a folder of text may take the place of a dataset of the hub."""
+    file = Path(str(data.path)) / f"train.{last(data.source)}"
+    return data.format == "text" or (data.format == "hub" and file.is_file())
+
+
+def origins(data: DataConfig, split: str) -> tuple[str, str]:
+    """What to call source and target of a split in a message: their files, or one and the columns."""
+    if is_text(data):
+        source, target = text_files(data, split)
+        return str(source), str(target)
+    lines = data.format in LINE_READERS
+    where = find_files(data, split, [f".{data.format}"])[0] if lines else data.path or "the built-in corpus"
+    return f"{where}, {data.source}", f"{where}, {data.target}"
 
 
 def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
@@ -271,11 +216,6 @@ def last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more if names else "nothing"
-
-
 # ----------------------------------------------------------------------------------------------------- parquet and hub
 def read_parquet(data: DataConfig, split: str) -> Dataset:
     folder = existing_folder(data)
@@ -284,25 +224,25 @@ def read_parquet(data: DataConfig, split: str) -> Dataset:
     if files is None:
         raise missing(folder / f"{split}*.parquet", data)
     where = ", ".join(map(str, files))
-    cache = str(cache_folder(data) / "parquet")
+    cache = cache_folder(data) / "parquet"
     try:
-        table = datasets.load_dataset("parquet", data_files=list(map(str, files)), split="train", cache_dir=cache)
+        table = through_cache(cache, "parquet", data_files=list(map(str, files)), split="train")
     except Exception as error:  # the libraries have no common one for files that they cannot read
-        raise UserError(f"{where} cannot be read: {reason(error)}") from error
+        raise full_disk(cache, error) or UserError(f"{where} cannot be read: {reason(error)}") from error
     return two_columns(table, where, data)
 
 
 def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
     path = Path(str(data.path))
-    if (path / f"train.{last(data.source)}").is_file():
+    if is_text(data):
         return read_text(data, split)
-    cache = str(cache_folder(data) / "hub") if path.is_dir() else None  # else the hub's own
+    cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
     try:
-        table = datasets.load_dataset(str(path), data.subset, cache_dir=cache)
+        table = through_cache(cache, str(path), data.subset)
     except Exception as error:  # whatever the library, the network or the hub may say
-        raise UserError(
+        raise full_disk(cache, error) or UserError(
             f"data.path={path} data.subset={data.subset} cannot be loaded: {reason(error)}. Check the name, the subset "
             "and the connection; a folder on this machine does as well: data.path=FOLDER"
         ) from error
@@ -312,11 +252,41 @@ def read_hub(data: DataConfig, split: str) -> Dataset:
     return two_columns(table[name], f"the split {name} of {path}", data)
 
 
+def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
+    """What the datasets library loads. In a cache of ours, what is damaged is made anew: the library itself notices
+    at most that a file is cut short."""
+    if cache is None:
+        return datasets.load_dataset(*arguments, **others, cache_dir=None)
+    load = partial(datasets.load_dataset, *arguments, **others, cache_dir=str(cache))
+    try:
+        table = load()
+    except Exception:
+        if all([whole(file.parent) for file in list(cache.rglob(DIGESTS))]):
+            raise
+        table = load()
+    splits = list(table.values()) if isinstance(table, DatasetDict) else [table]
+    folders = {Path(file["filename"]).parent for split in splits for file in split.cache_files}
+    if not all([whole(folder) for folder in folders if (folder / DIGESTS).exists()]):
+        return through_cache(cache, *arguments, **others)
+    for folder in folders:
+        if not (folder / DIGESTS).exists():
+            seal(folder)
+    return table
+
+
+def innermost(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else innermost(error.__cause__)
+
+
 def reason(error: BaseException) -> str:
     """The first line of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = innermost(error)
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def full_disk(cache: Path | None, error: BaseException) -> UserError | None:
+    cause = innermost(error)
+    return unwritable(cache, cause) if cache and isinstance(cause, OSError) and cause.errno in FULL else None
 
 
 def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
@@ -336,7 +306,7 @@ def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
             texts = str(batch[key].type) in ("string", "large_string")
             if not texts or batch[key].null_count:
                 row = rows + (batch[key].to_pylist().index(None) if texts else 0)
-                raise UserError(f"{where}: row {row + 1} has no text in '{name}' but {pairs[row][key]!r}")
+                raise UserError(f"{where}: row {row + 1} has no text in '{name}' but {clipped(pairs[row][key])}")
         rows += len(batch)
     return pairs
 

@@ -2,19 +2,21 @@
 file."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
 BOM = b"\xef\xbb\xbf"
+NOT_TEXT = "not UTF-8"
+FIRST = 5  # lines in a message
 
 
 def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
     """The lines of a file opened in binary, or of standard input's buffer, without their ends."""
     for number, line in enumerate(file):
-        if number == 0:
-            line = line.removeprefix(BOM)
+        if number == 0 and not (line := line.removeprefix(BOM)):
+            return  # there was nothing but the mark
         yield line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
@@ -33,16 +35,22 @@ def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> 
             yield line.decode()
         except UnicodeDecodeError as error:
             if invalid == "refuse":
-                raise bad_line(name, number, error) from None
+                raise UserError(f"{name}:{number}: {undecodable(error)}") from None
             replaced.append(number)
             yield line.decode(errors="replace")
     if replaced:
-        first = ", ".join(map(str, replaced[:5]))
-        log.warning(f"{name}: {len(replaced):,} lines are not UTF-8 (first: {first}); U+FFFD stands for the bad bytes")
+        log.warning(
+            f"{name}: {len(replaced):,} lines are {NOT_TEXT} ({first_of(replaced)}); U+FFFD stands for the bad bytes"
+        )
 
 
-def bad_line(name: object, number: int, error: ValueError) -> UserError:
-    reason = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        reason = f"not UTF-8 (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
-    return UserError(f"{name}:{number}: {reason}")
+def undecodable(error: UnicodeDecodeError) -> str:
+    return f"{NOT_TEXT} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
+
+
+def first_of(numbers: Sequence[int]) -> str:
+    return f"first: {', '.join(map(str, numbers[:FIRST]))}"
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import exp, log
+from math import exp, isfinite, log
 from operator import add
 from pathlib import Path
 
@@ -34,6 +34,7 @@ FIRST_BYTE, BYTE_PIECES = len(SPECIALS), 256  # byte pieces follow the specials
 SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sample where there are more
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
 FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
+LONGEST_PIECE = 16  # characters, by SentencePiece's default
 UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
 
 
@@ -71,6 +72,17 @@ class Side:
     def merges(self) -> bool:
         """Whether this is a BPE model: SentencePiece does not tell, but only a merge's rank can be 0."""
         return max(self.scores.values(), default=0.0) == 0.0
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Characters of the longest ordinary piece."""
+        return max(map(len, self.vocabulary), default=1)
+
+    def surely_longer(self, line: str, limit: int) -> bool:
+        """Whether a line has more than `limit` pieces for certain, as its characters tell: no piece has more than
+        `longest_piece` of them. A word has any number (type `word`), so there nothing is certain."""
+        most = self.longest_piece * limit
+        return self.bytes_fall_back and len(line) > most and len(self.processor.normalize(line)) > most
 
     def encode(self, lines: list[str], sampling: float = 0.0, seed: int = 0) -> list[list[int]]:
         """Ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
@@ -243,17 +255,24 @@ def draw_segmentation(word: str, choices: list[tuple[list[int], list[float]]], r
 
 # --------------------------------------------------------------------------------------------------- training, loading
 def train_tokenizer(
-    source_lines: Iterable[str], target_lines: Iterable[str], config: TokenizerConfig, folder: Path
+    source_lines: Iterable[str],
+    target_lines: Iterable[str],
+    config: TokenizerConfig,
+    folder: Path,
+    max_length: int | None = None,
 ) -> Tokenizer:
     """Train on text, write the model (or the two models) to `folder`, which is made if need be.
 
     The same lines give the same files, on any number of cores. `vocab_size` is exact for bpe and unigram, an upper
-    limit for char and word. Of a side with more than a million lines a random sample of a million is used.
+    limit for char and word. Of a side with more than a million lines a random sample of a million is used. Lines of
+    over 16 characters for each of `max_length` pieces are left out: they are not trained on either, and a few of
+    them can outweigh all others.
 
     Raises:
         UserError: for a `tokenizer.vocab_size` that the text does not allow, or when there is no text.
     """
-    source, target = sample_lines(source_lines), sample_lines(target_lines)
+    longest = LONGEST_PIECE * max_length if max_length else None
+    source, target = sample_lines(source_lines, longest), sample_lines(target_lines, longest)
     if config.joint:
         side = train_side(itertools.chain(source, target), config, "both sides")
         tokenizer = Tokenizer(side, side)
@@ -265,11 +284,12 @@ def train_tokenizer(
     return tokenizer
 
 
-def sample_lines(lines: Iterable[str]) -> list[str]:
-    """At most `SAMPLE` of the lines, each with equal probability, always the same."""
+def sample_lines(lines: Iterable[str], longest: int | None = None) -> list[str]:
+    """At most `SAMPLE` of the lines that have no more than `longest` characters, each with equal probability, always
+    the same."""
     rng = random.Random(0)
     sample: list[str] = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(line for line in lines if longest is None or len(line) <= longest):
         if number < SAMPLE:
             sample.append(line)
         elif (place := rng.randrange(number + 1)) < SAMPLE:
@@ -331,7 +351,8 @@ def explain(error: str, config: TokenizerConfig, name: str) -> str:
             f"character of the text need a place; write {smallest[1]} or more"
         )
     if "!sentences_.empty()" in error or "all_chars_count" in error:
-        return f"there is no text on {name} to train a tokenizer on: all lines are empty"
+        trouble = "all lines are empty, or far longer than data.max_length pieces"
+        return f"there is no text on {name} to train a tokenizer on: {trouble}"
     return f"SentencePiece cannot train a tokenizer on the text of {name}: {error}"
 
 
@@ -356,8 +377,20 @@ def load_side(path: Path) -> Side:
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
         ) from error
     try:
-        if side.model and side.pieces(range(len(SPECIALS))) == list(SPECIALS):
+        if side.model and sound(side):
             return side
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, ValueError):
         pass
     raise UserError(f"{path} is not a tokenizer of this program: not a SentencePiece model, or one with other ids")
+
+
+def sound(side: Side) -> bool:
+    """Whether specials and bytes have their ids, and scores are numbers.
+
+    Raises:
+        ValueError: a piece is not UTF-8.
+        RuntimeError: this is no model.
+    """
+    pieces = side.pieces(range(side.vocab_size))
+    first = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
+    return pieces[: len(first)] == first and all(map(isfinite, side.scores.values()))

@@ -13,6 +13,7 @@ NORMALISERS = ("softmax", "sparsemax", "entmax15")
 READOUTS = ("tanh", "maxout")
 BRIDGES = ("bridge", "last", "mean", "zero")
 TIES = ("none", "two", "three")
+LAYERS = 100  # at most, on either side
 
 
 @dataclass(slots=True)
@@ -72,7 +73,9 @@ class ModelConfig:
         check_choice("model.readout", self.readout, READOUTS)
         check_choice("model.tie", self.tie, TIES)
         check_at_least(1, model__embed=self.embed, model__hidden=self.hidden, model__encoder_hidden=self.encoder_hidden)
-        check_at_least(1, model__encoder_layers=self.encoder_layers, model__decoder_layers=self.decoder_layers)
+        for name in ("encoder_layers", "decoder_layers"):
+            if not 1 <= getattr(self, name) <= LAYERS:
+                raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {LAYERS}")
         check_share(model__dropout=self.dropout)
         if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
             raise UserError(f"model.hidden={self.hidden} must be even for two directions, or set model.encoder_hidden")

@@ -4,15 +4,20 @@ A step of a decoder is dozens of small kernels, and as many on the way back; to 
 to run them.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 GRAPHS = 64  # kept at most
+SHORT = re.compile("allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not create a memory object")
+RECORDED: "WeakSet[Recorded]" = WeakSet()  # all there are
 
 
 @cache
@@ -66,6 +71,7 @@ class Recorded:
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self.work = work
+        RECORDED.add(self)
         self.met: set[tuple[torch.Size, ...]] = set()
         self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
 
@@ -107,7 +113,18 @@ def fastest(model: Any, device: torch.device) -> Any:
     return Replayed(model) if device.type == "cuda" else model
 
 
-def free(model: Any) -> None:
-    """Give up what was recorded, where memory is short."""
-    if isinstance(model, Replayed):
-        model.step.graphs.clear()
+def within_memory(work: Callable[[], T]) -> T | None:
+    """What this work returns; None where memory does not suffice for it: what it held, and what was recorded, is free
+    again then."""
+    try:
+        return work()
+    except (torch.OutOfMemoryError, MemoryError):
+        pass
+    except RuntimeError as error:  # not all allocators have a class of their own for it
+        if not (SHORT.search(str(error)) or isinstance(error.__context__, torch.OutOfMemoryError)):
+            raise
+    for recorded in RECORDED:
+        recorded.graphs.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None

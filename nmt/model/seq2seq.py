@@ -5,10 +5,13 @@ size, D decoder size (of features with maxout half of it), G gates x D of a deco
 padding where it is dropped), V vocabulary.
 """
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt.errors import UserError
 from nmt.model.attention import Weights
 from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
@@ -19,6 +22,7 @@ from nmt.model.recurrence import RNN
 from nmt.model.windows import Memory
 
 DROPPING = ("cpu",)  # devices that drop padding before the output layer; others would wait to learn what is left
+TOO_LARGE = re.compile("allocate|[oO]verflow|out of memory|invalid shape|too large")
 TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most
 
 
@@ -119,5 +123,17 @@ def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:
 
 
 def build_model(config: ModelConfig, source_vocab: int, target_vocab: int) -> Seq2Seq:
-    """A model with fresh parameters, drawn from torch's global generator."""
-    return Seq2Seq(config, source_vocab, target_vocab)
+    """A model with fresh parameters, drawn from torch's global generator.
+
+    Raises:
+        UserError: it is too large for memory.
+    """
+    try:
+        return Seq2Seq(config, source_vocab, target_vocab)
+    except (RuntimeError, TypeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not TOO_LARGE.search(str(error)):
+            raise
+        raise UserError(
+            f"out of memory for a model with model.embed={config.embed} model.hidden={config.hidden} and "
+            f"{source_vocab:,} and {target_vocab:,} pieces; make it smaller"
+        ) from None

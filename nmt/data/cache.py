@@ -1,0 +1,108 @@
+"""The cache: what was read and tokenised, in folders that are whole or not there.
+
+Each folder has digests of its files, which are compared before they are used.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nmt.config import DataConfig
+from nmt.errors import UserError
+from nmt.files import digest
+
+log = logging.getLogger("nmt")
+DIGESTS = "digests.json"
+UNFINISHED = ".part"  # the ending of folders that are being filled
+DAY = 86_400  # seconds
+
+
+def cache_folder(data: DataConfig) -> Path:
+    """Where the read and the tokenised corpus are kept; made if need be.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(data.cache) if data.cache else Path(base) / "nmt"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the cache {folder} cannot be made ({error.strerror}); write data.cache=FOLDER") from error
+    return folder
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder of the cache is there, with all its files as they were written; a damaged one is removed.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if not folder.is_dir():
+        return False
+    try:
+        if json.loads((folder / DIGESTS).read_bytes()) == digests(folder):
+            return True
+    except (OSError, ValueError, RecursionError):
+        pass
+    log.warning(f"the cache is damaged: {folder} is not as it was written; making it anew")
+    with suppress(FileNotFoundError):  # another process is at it, too
+        shutil.rmtree(folder)
+    return False
+
+
+def seal(folder: Path) -> None:
+    """Write the digests of a folder that is whole."""
+    (folder / DIGESTS).write_text(json.dumps(digests(folder), indent=1), encoding="utf-8")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: digest(path) for path in folder.iterdir() if path.name != DIGESTS}
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which becomes `folder` when it is whole, and goes if it is not to be.
+
+    Raises:
+        UserError: the cache cannot be written, as on a full disk.
+    """
+    part = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_behind(folder.parent)
+        part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{UNFINISHED}")
+        part.mkdir()
+        yield part
+        seal(part)
+        part.rename(folder)
+    except OSError as error:
+        where = Path(str(error.filename or folder)).absolute()
+        if not where.is_relative_to(folder.parent.absolute()):  # of a file that is read
+            raise
+        if not whole(folder):  # else another process was faster
+            raise unwritable(folder.parent, error) from error
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_left_behind(folder: Path) -> None:
+    """Remove what processes that were killed have left unfinished: folders in which nothing was made for a day."""
+    for part in folder.glob(f"*{UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > DAY:
+                shutil.rmtree(part)
+
+
+def unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the cache {folder} cannot be written ({error.strerror or error}); make room there, "
+        "or name a folder elsewhere: data.cache=FOLDER"
+    )

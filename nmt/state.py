@@ -1,0 +1,165 @@
+"""What a run works with and how far it has come: saved, and gone back to.
+
+Randomness is stateless: torch's generator is reseeded at each micro-batch from (seed, step, micro-batch), and the order
+of the data is a function of (seed, epoch), so a checkpoint stores positions, and resuming is exact.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from nmt.checkpoint import (
+    STATE,
+    delete_all_but,
+    load_optimiser,
+    load_weights,
+    pointer,
+    save_checkpoint,
+)
+from nmt.config import TrainRun
+from nmt.data.batching import EncodedPairs
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import log
+from nmt.errors import UserError
+from nmt.files import plain, write_atomically
+from nmt.model.seq2seq import Seq2Seq
+from nmt.objective import Differentiate, differentiate, replayed
+from nmt.optim import LossScale
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training has come: all that a checkpoint stores beside tensors."""
+
+    corpus: str  # key of the training and validation text, as tokenised
+    step: int = 0  # updates made or skipped
+    epoch: int = 0  # the present one, from 0
+    position: int = 0  # batches of the present epoch done
+    best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
+    judged: int = -1  # step of the last validation
+    waiting: int = 0  # validations since the last better one
+    decays: int = 0  # plateaus of the learning rate
+    seconds: float = 0.0  # spent in training steps
+    skipped: int = 0  # updates whose loss or gradient was not finite
+    in_a_row: int = 0  # of these the last ones, with no other between
+    loss_scale: float = 2.0**16  # fp16: what the loss is multiplied by
+    steady: int = 0  # fp16: updates since it last changed
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What a run works with."""
+
+    run: TrainRun
+    folder: Path
+    device: torch.device
+    model: Seq2Seq
+    tokenizer: Tokenizer
+    optimiser: torch.optim.Optimizer
+    train: EncodedPairs
+    valid: Dataset
+    progress: Progress
+    board: Any = None  # TensorBoard's writer, where its extra is installed
+    differentiate: Differentiate = field(init=False)  # of this run and this model
+    scale: LossScale = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scale_loss()
+        if self.device.type == "cuda":
+            self.differentiate = replayed(self.run, self.model)
+        else:
+            self.differentiate = partial(differentiate, self.run, self.model)
+
+    def scale_loss(self) -> None:
+        """Take the loss scale from `progress`."""
+        half = self.model.dtype == torch.float16
+        self.scale = LossScale(half, self.progress.loss_scale if half else 1.0, self.progress.steady, self.device)
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed from several numbers, well mixed and the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
+
+
+def save(state: TrainState) -> None:
+    """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept: all but the
+    best ones, this one, and the last before it, which serves where this one is found damaged.
+
+    Raises:
+        UserError: there is no room, for one; the last checkpoint is as it was.
+    """
+    checkpoints = state.folder / "checkpoints"
+    before = pointer(state.folder, "last")
+    if state.scale.adapts:
+        state.progress.loss_scale, state.progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
+    progress = dataclasses.asdict(state.progress)
+    try:
+        folder = save_checkpoint(
+            state.folder, state.model, state.tokenizer, state.run, state.optimiser, progress
+        )  # fmt: skip
+    except UserError as error:
+        kept = f"; {before} is as it was, and resume=auto goes on from there" if before else ""
+        raise UserError(f"{error}{kept}") from None
+    best = [name for _, step in state.progress.best if (checkpoints / (name := f"step_{step:06d}")).exists()]
+    if best:
+        write_atomically(checkpoints / "best", [best[0] + "\n"])
+    else:  # not judged yet; or it was damaged, and this run has gone back to a checkpoint before it
+        (checkpoints / "best").unlink(missing_ok=True)
+    delete_all_but(state.folder, {folder.name, *best, *([before.name] if before else [])})
+
+
+def read_progress(path: Path) -> Progress:
+    """The inverse of what `save` writes to state.json.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        found = Progress(**json.loads(plain(path)))
+        found.best = [(float(score), int(step)) for score, step in found.best]
+        for item in dataclasses.fields(Progress):
+            value = getattr(found, item.name)
+            if item.name != "best" and type(value) is not item.type or type(value) is int and not -1 <= value < 2**53:
+                raise TypeError(f"{item.name} is {str(value)[:40]}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged or from another version: {error}") from None
+    return found
+
+
+def resume(state: TrainState, folder: Path) -> None:
+    """Go back to a checkpoint of the run: weights, optimiser, place in the data; metrics.jsonl is cut back to its step.
+
+    Raises:
+        UserError: the checkpoint is of another model, or the training text is another one.
+    """
+    load_weights(state.model, folder)
+    load_optimiser(state.optimiser, folder)
+    corpus = state.progress.corpus
+    state.progress = read_progress(folder / STATE)
+    if state.progress.corpus != corpus:
+        raise UserError(
+            f"the training or validation text of data.path={state.run.data.path} is not that of {state.folder}; give "
+            f"the same text, or start anew with name=ANOTHER init_from={state.folder}"
+        )
+    state.scale_loss()
+    step = state.progress.step
+    path = state.folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
+    write_atomically(path, (line for line in lines if 0 <= step_of(line) <= step))
+    write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
+    log.info(f"resuming {state.folder} at step {step}")
+
+
+def step_of(line: str) -> int:
+    """The step of a line of metrics.jsonl, -1 of a torn one."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith("}\n") else -1
+    except (ValueError, TypeError, KeyError):
+        return -1

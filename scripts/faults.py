@@ -1,0 +1,309 @@
+"""Break things and see that nmt keeps what docs/reliability.md promises.
+
+python scripts/faults.py kill=100           end training at 100 random moments (SIGKILL), go on each time
+python scripts/faults.py term=100           the same with SIGTERM
+python scripts/faults.py flip=1000          flip single bits in the files of a run and read it
+python scripts/faults.py noise=10000        translate random bytes
+python scripts/faults.py lines=1000000      train on a corpus of which one line in a hundred is damaged
+python scripts/faults.py soak=30            train and evaluate for 30 minutes, again and again
+
+Several can be given. All work on the built-in corpus, in a temporary folder or in folder=DIR, which stays, and print
+what they found. A broken promise ends the program with exit code 1.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
+
+from nmt.checkpoint import STEP_FOLDER, last_whole, load_model, verified  # noqa: E402  after the number of threads
+from nmt.config import lasting  # noqa: E402
+from nmt.data.toy import generate  # noqa: E402
+from nmt.errors import UserError  # noqa: E402
+from nmt.state import read_progress  # noqa: E402
+
+SMALL = (
+    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
+    "optim.lr=0.005", "device=cpu", "precision=fp32",
+)  # fmt: skip
+KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
+CONTEXT = multiprocessing.get_context("forkserver")  # a process that has imported everything begins within a second
+
+
+def command(name: str, arguments: tuple[str, ...], folder: Path, said: str) -> None:
+    """In a process of its own: `python -m nmt.<name>` in a folder; what it says goes to a file there."""
+    os.chdir(folder)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    with open(said, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = [name, *arguments]
+    module = __import__(f"nmt.{name}", fromlist=[name])
+    getattr(module, name)()
+
+
+def start(name: str, *arguments: str, folder: Path, said: str = "said") -> Any:
+    process = CONTEXT.Process(target=command, args=(name, arguments, folder, said))
+    process.start()
+    return process
+
+
+def done(name: str, *arguments: str, folder: Path, said: str = "said") -> int:
+    process = start(name, *arguments, folder=folder, said=said)
+    process.join()
+    return process.exitcode
+
+
+def write_corpus(folder: Path, **sizes: int) -> str:
+    """Text of the built-in corpus as files; returns the settings that name them."""
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    for split, pairs in generate(1, sizes).items():
+        for side, texts in {"de": [p.german for p in pairs], "en": [p.english for p in pairs]}.items():
+            (folder / "text" / f"{split}.{side}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return f"data.path={folder / 'text'}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- kill
+def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> None:
+    """Training that is ended `times` times ends with the files of a training that is not."""
+    rng = random.Random(1)
+    settings = (
+        "data=text", write_corpus(folder, train=400, valid=20, test=2), *SMALL, f"train.max_steps={6 * times + 60}",
+        "train.max_epochs=null", "train.save_every=2", "train.validate_every=25", "train.log_every=10", "resume=auto",
+    )  # fmt: skip
+    began = time.monotonic()
+    assert done("train", "name=whole", *settings, folder=folder) == 0, (folder / "said").read_text()
+    whole = time.monotonic() - began
+    began = time.monotonic()
+    assert done("train", "name=whole", *settings, folder=folder) == 0
+    opening = time.monotonic() - began
+    wanted, ended, trainings, moments = fruits(folder / "runs" / "whole"), 0, 0, Counter[str]()
+    print(f"undisturbed: {whole:.1f} s, of which {opening:.1f} s to begin")
+    while ended < times:
+        trainings += 1
+        shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
+        finished = False
+        while not finished:
+            process = start("train", "name=torn", *settings, folder=folder)
+            if ended < times:
+                process.join(rng.uniform(0.5 * opening, opening + 3 * (whole - opening) / times))
+            else:
+                process.join()
+            finished = process.exitcode == 0
+            if process.exitcode is None:
+                os.kill(process.pid, number)
+                process.join()
+                ended += 1
+                moments[moment(folder / "runs" / "torn", process.exitcode)] += 1
+                promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}")
+            else:
+                promise(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
+        found = fruits(folder / "runs" / "torn")
+        for key in wanted.keys() | found.keys():
+            promise(wanted.get(key) == found.get(key), f"{key} is another")
+    print(
+        f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: weights, optimiser, validations equal"
+    )
+
+
+def moment(run: Path, exitcode: int) -> str:
+    """What a training was doing when it was ended."""
+    checkpoints = run / "checkpoints"
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    if any(STEP_FOLDER.fullmatch(name) and name.startswith(".") for name in names):
+        return "while writing a checkpoint"
+    return "before its first checkpoint" if not names else "elsewhere"
+
+
+def fruits(run: Path) -> dict[str, Any]:
+    """All that a training comes to, but for what time it took."""
+    found: dict[str, Any] = {"best": (run / "checkpoints" / "best").read_text()}
+    for folder in (run / "checkpoints").glob("step_*"):
+        state = json.loads((folder / "state.json").read_text())
+        found[f"{folder.name}/state.json"] = {key: value for key, value in state.items() if key != "seconds"}
+        found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.glob("*.safetensors")}
+    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return found | {"validations": [event for event in events if event["event"] == "validate"]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- flip
+def flip(times: int, folder: Path) -> None:
+    """A flipped bit in a file of a run is named, or changes nothing."""
+    run, rng, found = small_run(folder), random.Random(1), Counter[str]()
+    wanted = contents(run)
+    step = last_whole(run)
+    files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *step.iterdir()]
+    files = sorted(path for path in files if path.is_file())
+    warnings = MemoryHandler(times)
+    logging.getLogger("nmt").addHandler(warnings)
+    for _ in range(times):
+        path = rng.choice(files)
+        content = path.read_bytes()
+        place, bit = rng.randrange(len(content)), 1 << rng.randrange(8)
+        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        warnings.buffer.clear()
+        try:
+            same = contents(run) == wanted
+            promise(same or len(warnings.buffer) > 0, f"bit {bit} of byte {place} of {path} changes what is read")
+            found["named, and the checkpoint before taken" if warnings.buffer else "harmless"] += 1
+        except UserError:
+            found["named"] += 1
+        path.write_bytes(content)
+    print(f"{times} bits flipped in {', '.join(path.name for path in files)}: {dict(found)}")
+
+
+def contents(run: Path) -> tuple[Any, ...]:
+    """What is read of a run: a model to translate with, and where training goes on."""
+    step = last_whole(run)
+    config, tokenizer = verified(run, step)
+    goes_on = lasting(asdict(config)), tokenizer, step, read_progress(step / "state.json")
+    loaded = load_model(str(run))
+    weights = {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()}
+    return *goes_on, weights, loaded.tokenizer, lasting(asdict(loaded.config))
+
+
+def small_run(folder: Path) -> Path:
+    """A model of two epochs."""
+    settings = ("data=text", write_corpus(folder, train=600, valid=40, test=30), *SMALL, "train.max_epochs=2")
+    promise(done("train", "name=small", *settings, folder=folder) == 0, (folder / "said").read_text())
+    return folder / "runs" / "small"
+
+
+# --------------------------------------------------------------------------------------------------------------- noise
+def noise(lines: int, folder: Path) -> None:
+    """Whatever bytes come in, as many lines go out, in memory that does not grow with their number."""
+    run, rng, peaks = small_run(folder), random.Random(1), {}
+    for count in (lines // 10, lines):
+        text = b"\n".join(nonsense(rng) for _ in range(count)) + b"\n"
+        (folder / "noise").write_bytes(text)
+        call = ["-m", "nmt.translate", f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
+        process = subprocess.Popen([sys.executable, *call], cwd=folder, stderr=subprocess.PIPE)
+        said = process.stderr.read().decode() if process.stderr else ""
+        _, status, usage = os.wait4(process.pid, 0)
+        promise(status == 0 and "Traceback" not in said, said[-2000:])
+        got, wanted = (folder / "out").read_bytes(), text.count(b"\n")
+        promise(got.count(b"\n") == wanted, f"{got.count(10)} lines came of {wanted}")
+        got.decode()
+        peaks[wanted] = usage.ru_maxrss * KIB / 1e6
+    shown = " and ".join(f"{number:,} in {peak:.0f} MB" for number, peak in peaks.items())
+    print(f"lines of random bytes: {shown}; as many came out")
+
+
+def nonsense(rng: random.Random) -> bytes:
+    """A line of bytes, sometimes several, that nobody would write."""
+    kind, length = rng.randrange(6), int(rng.expovariate(1 / 30))
+    if kind < 3:
+        return rng.randbytes(length)
+    if kind == 3:
+        return "".join(chr(rng.choice([rng.randrange(0x20), rng.randrange(0x2000, 0x2100), 0x2581, 0xFEFF, 0x1F469]))
+                       for _ in range(length)).encode()  # fmt: skip
+    if kind == 4:
+        return bytes([rng.randrange(256)]) * length
+    return "".join(chr(rng.randrange(0xD800)) for _ in range(length)).encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+def lines(count: int, folder: Path) -> None:
+    """A corpus of which one line in a hundred is damaged: refused, or trained on without those lines."""
+    setting, rng, damaged = write_corpus(folder, train=20_000, valid=20, test=20), random.Random(1), Counter[str]()
+    texts = [(folder / "text" / f"train.{side}").read_bytes().splitlines() for side in ("de", "en")]
+    files = [open(folder / "text" / f"train.{side}", "wb") for side in ("de", "en")]  # noqa: SIM115
+    kinds = {"encoding": b"\xff\xfe no text", "empty": b"", "long": b"x " * 50_000}
+    for number in range(count):
+        pair = [side[number % len(side)] for side in texts]
+        if rng.randrange(100) == 0:
+            kind = rng.choice([*kinds])
+            pair[rng.randrange(2)] = kinds[kind]
+            damaged[kind] += 1
+        for file, line in zip(files, pair, strict=True):
+            file.write(line + b"\n")
+    for file in files:
+        file.close()
+    few = ("data=text", setting, *SMALL, "train.max_steps=5", "data.cache=" + str(folder / "cache"))
+    for invalid in ("refuse", "drop"):
+        began, said = time.monotonic(), f"said_{invalid}"
+        process = start("train", f"name={invalid}", f"data.invalid={invalid}", *few, folder=folder, said=said)
+        process.join()
+        promise(process.exitcode == (invalid == "refuse"), (folder / said).read_text()[-2000:])
+        print(f"data.invalid={invalid}, {time.monotonic() - began:.0f} s:\n{(folder / said).read_text()}")
+    print(f"damaged were: {dict(damaged)}")
+    path = folder / "text" / "train.en"
+    content, gone = path.read_bytes().split(b"\n"), rng.randrange(count)
+    path.write_bytes(b"\n".join(content[:gone] + content[gone + 1 :]))
+    promise(done("train", "name=parted", "data.invalid=drop", *few, folder=folder, said="parted") == 1, "not refused")
+    print(f"without line {gone + 1} of train.en:\n{(folder / 'parted').read_text()}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- soak
+def soak(minutes: int, folder: Path) -> None:
+    """One process that trains and evaluates for long needs no more memory and no more files at the end."""
+    setting = write_corpus(folder, train=600, valid=40, test=30)
+    process = CONTEXT.Process(target=rounds, args=(folder, setting, 60.0 * minutes))
+    process.start()
+    process.join()
+    promise(process.exitcode == 0, (folder / "said").read_text()[-2000:])
+    measured = json.loads((folder / "measured.json").read_text())
+    settled = measured[len(measured) // 10]
+    last = measured[-1]
+    growth = last["rss"] / settled["rss"] - 1
+    print(
+        f"{len(measured)} trainings with evaluations in {minutes} minutes: {settled['rss'] / 1e6:.1f} MB after a tenth "
+        f"of it, {last['rss'] / 1e6:.1f} MB at the end ({growth:+.2%}); open files: {settled['files']}, {last['files']}"
+    )
+    promise(growth < 0.01 and last["files"] <= settled["files"], "memory or open files grow")
+
+
+def rounds(folder: Path, setting: str, seconds: float) -> None:
+    """Train and evaluate in this process until the time is over; measure after each."""
+    measured, began, number = [], time.monotonic(), 0
+    while time.monotonic() - began < seconds:
+        number += 1
+        settings = ("name=soak", "data=text", setting, *SMALL, "train.max_epochs=2", "overwrite=true", f"seed={number}")
+        command("train", settings, folder, "said")
+        command("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said")
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        measured.append({"rss": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
+        (folder / "measured.json").write_text(json.dumps(measured))
+
+
+def promise(kept: bool, otherwise: str) -> None:
+    if not kept:
+        sys.exit(f"BROKEN: {otherwise}")
+
+
+TRIALS: dict[str, Callable[[int, Path], None]] = {
+    "kill": kill,
+    "term": lambda times, folder: kill(times, folder, signal.SIGTERM),
+    "flip": flip,
+    "noise": noise,
+    "lines": lines,
+    "soak": soak,
+}
+
+
+def main() -> None:
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    CONTEXT.set_forkserver_preload(["nmt.train", "nmt.evaluate"])
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(given.pop("folder", temporary)).resolve()
+        for name, size in given.items():
+            TRIALS[name](int(size), place / name)
+
+
+if __name__ == "__main__":
+    main()

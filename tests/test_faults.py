@@ -1,0 +1,358 @@
+"""What docs/reliability.md promises: trainings that are ended, disks that are full, files that are damaged or made to
+deceive. The trials of scripts/faults.py are run as a user would run them."""
+
+import json
+import math
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT, TINY, environment, refused, works
+from safetensors.torch import load_file, save_file
+from test_training import events, folders, state_of, write_corpus
+
+import nmt
+from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, settings_key
+from nmt.config import OptimConfig, TrainConfig, TrainRun
+from nmt.errors import UserError
+from nmt.files import digest
+from nmt.folder import check_same
+from nmt.state import read_progress, resume, save
+from nmt.training import fit
+
+Change = Callable[[Path], Any]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", ["kill=20", "term=20", "flip=1000", "noise=10000", "lines=20000"])
+def test_trials(trial: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "faults.py"), trial]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- resume
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=12, test=2)
+
+
+def test_where_the_last_checkpoint_is_damaged_the_one_before_serves(
+    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"max_steps": 12, "validate_every": 4, "keep": 1}
+    whole = state_of(text, tmp_path / "whole", **settings)
+    fit(whole)
+    torn = state_of(text, tmp_path / "torn", **settings | {"max_steps": 8})
+    fit(torn)
+    last = tmp_path / "torn" / "checkpoints" / "step_000008"
+    with open(last / OPTIMISER, "r+b") as file:
+        file.truncate(100)
+    again = state_of(text, tmp_path / "torn", **settings)
+    assert again.progress.step == 4 and "step_000008/optimizer.safetensors is missing or damaged" in caplog.text
+    fit(again)
+    runs = [tmp_path / name for name in ("whole", "torn")]
+    one, other = (load_file(run / "checkpoints" / "step_000012" / "model.safetensors") for run in runs)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert events(runs[0], "validate") == events(runs[1], "validate")
+    for folder in (tmp_path / "torn" / "checkpoints").glob("step_*"):
+        (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match="has no checkpoint that is whole"):
+        last_whole(tmp_path / "torn")
+
+
+def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> None:
+    """A process died after it had moved a checkpoint away and before another of the same step was in its place."""
+    state = state_of(text, tmp_path, max_steps=2)
+    fit(state)
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "step_000002").rename(checkpoints / ".step_000002.old")
+    assert last_whole(tmp_path) == checkpoints / ".step_000002.old"
+    again = state_of(text, tmp_path, max_steps=2)
+    assert again.progress.step == 2
+    save(again)
+    assert folders(tmp_path) >= {"step_000002"}
+    fit(state_of(text, tmp_path, max_steps=4))
+    assert folders(tmp_path) == {"step_000002", "step_000004"}
+
+
+def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 10**6, 25))
+    monkeypatch.setattr("nmt.training.time.monotonic", lambda: next(now))  # every look at the clock is 25 seconds later
+    saved: list[int] = []
+    monkeypatch.setattr("nmt.training.save", lambda state: saved.append(state.progress.step))
+    fit(state_of(text, tmp_path, max_steps=7, validate_every=7, save_minutes=1))
+    assert saved == [3, 6, 7]
+
+
+def test_changed_settings_are_refused_or_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nmt")
+
+    def said(run: TrainRun, before: TrainRun) -> list[tuple[str, str]]:
+        caplog.clear()
+        check_same(run, before)
+        return [(record.levelname, record.getMessage().partition(": ")[2]) for record in caplog.records]
+
+    longer = {"train": TrainConfig(max_epochs=30, log_every=9)}
+    plain, cosine = TrainRun(), TrainRun(optim=OptimConfig(schedule="cosine"))
+    assert said(TrainRun(**longer), plain) == [
+        ("INFO", "train.max_epochs=30 (was 20), train.log_every=9 (was 50)"),
+    ]
+    assert said(TrainRun(optim=OptimConfig(schedule="cosine"), **longer), cosine) == [
+        ("INFO", "train.log_every=9 (was 50)"),
+        ("WARNING", "train.max_epochs=30 (was 20)"),
+    ]
+    assert said(TrainRun(optim=OptimConfig(lr=0.1)), plain) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
+    for key, other in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
+        with pytest.raises(UserError, match=f"these differ: {key}="):
+            check_same(other, plain)
+
+
+def test_half_precision_keeps_its_scale(text: Path, tmp_path: Path) -> None:
+    """A scale that is far too large is halved until updates succeed, and a checkpoint has it."""
+    state = state_of(text, tmp_path, max_steps=24, validate_every=8, log_every=4)
+    state.model.dtype = torch.float16
+    state.progress.loss_scale = 2.0**30
+    state.scale_loss()
+    fit(state)
+    skipped, steady = state.progress.skipped, state.progress.steady
+    assert 2 <= skipped <= 16 and steady == 24 - skipped
+    assert state.progress.loss_scale == 2.0 ** (30 - skipped)
+    stored = read_progress(tmp_path / "checkpoints" / "step_000024" / STATE)
+    assert (stored.loss_scale, stored.skipped, stored.steady) == (state.progress.loss_scale, skipped, steady)
+    losses = [event["loss"] for event in events(tmp_path, "train")]
+    assert losses[-1] < losses[-2] and all(loss is None or math.isfinite(loss) for loss in losses)
+
+
+# ---------------------------------------------------------------------------------------------------------------- disk
+@contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    """No file can grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [500, 20_000, 100_000])
+def test_a_save_that_cannot_be_leaves_the_last_checkpoint(text: Path, tmp_path: Path, room: int) -> None:
+    state = state_of(text, tmp_path, max_steps=2)
+    fit(state)
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    state.progress.step = 3
+    with (
+        file_limit(room),
+        pytest.raises(UserError, match="cannot be written: .*large.* resume=auto goes on from there"),
+    ):
+        save(state)
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == before
+    save(state)
+    assert last_whole(tmp_path).name == "step_000003"
+
+
+@pytest.mark.slow
+def test_training_goes_on_when_a_full_disk_has_room_again(home: Path, corpus: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "nmt", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a disk")
+    try:
+        folder = disk / "run"
+        command = ("data=text", f"data.path={corpus}", *TINY, f"hydra.run.dir={folder}", "resume=auto")
+        works("train", *command, "train.max_epochs=1", folder=tmp_path)
+        free = shutil.disk_usage(disk).free
+        size = sum(path.stat().st_size for path in last_whole(folder).iterdir())
+        (disk / "ballast").write_bytes(bytes(free - size // 2))
+        message = refused("train", *command, "train.max_epochs=2", folder=tmp_path)
+        assert "No space left on device" in message and "resume=auto goes on from there" in message, message
+        assert works("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n").count("\n") == 1
+        (disk / "ballast").unlink()
+        works("train", *command, "train.max_epochs=2", folder=tmp_path)
+        one, other = (load_file(last_whole(run) / "model.safetensors") for run in (folder, home / "runs" / "mine"))
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_cannot_be_written_is_named(home: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
+    folder = tmp_path / "runs" / "mine"
+    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode:
+        pytest.skip("only root may mount a disk")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        command = ("name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=3", "resume=auto")
+        assert "Read-only file system" in refused("train", *command, folder=tmp_path)
+        assert "Read-only file system" in refused("evaluate", f"checkpoint={folder}", folder=tmp_path)
+        works("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n")
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+# ------------------------------------------------------------------------------------------------------ crafted files
+def remade(run: Path, change: Callable[[Path, dict[str, Any]], Any]) -> None:
+    """Change all checkpoints of a run and their manifests."""
+    for step in (run / "checkpoints").glob("step_*"):
+        manifest = json.loads((step / "manifest.json").read_text())
+        change(step, manifest)
+        (step / "manifest.json").write_text(json.dumps(manifest))
+
+
+def replaced(name: str, content: bytes) -> Change:
+    return lambda run: (run / name).write_bytes(content)
+
+
+def appended(content: str) -> Change:
+    return lambda run: (run / "config.yaml").write_text((run / "config.yaml").read_text() + content)
+
+
+def exchanged(old: str, new: str) -> Change:
+    return lambda run: (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(old, new))
+
+
+def with_settings(**model: object) -> Change:
+    """Other settings of the model, and manifests that fit them."""
+
+    def change(run: Path) -> None:
+        loaded = load_model(str(run))
+        settings = asdict(loaded.config)
+        settings["model"] |= model
+        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+        remade(run, lambda _, manifest: manifest.update(settings=settings_key(settings, loaded.tokenizer)))
+
+    return change
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("executed"),))
+
+
+def model_of(write: Callable[[Path], Any]) -> Change:
+    """Other weights, and manifests that fit them."""
+
+    def change(step: Path, manifest: dict[str, Any]) -> None:
+        path = step / "model.safetensors"
+        write(path)
+        manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+
+    return lambda run: remade(run, change)
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
+    def write(path: Path) -> None:
+        found = load_file(path)
+        change(found)
+        save_file(found, path)
+
+    return model_of(write)
+
+
+def header(path: Path, shape: list[int]) -> None:
+    """A file of safetensors that promises more than it has."""
+    text = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+
+
+def listing(name: str) -> Change:
+    """A manifest with the name of a file that is elsewhere."""
+    entry = {"bytes": 0, "sha256": digest(Path(os.devnull))}
+    return lambda run: remade(run, lambda _, manifest: manifest["files"].update({name: entry}))
+
+
+BOMB = "bomb: &a0 [x, x]\n" + "".join(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+CRAFTED: dict[str, tuple[Change, str]] = {
+    "pickle": (model_of(lambda path: path.write_bytes(pickle.dumps(Evil()))), "cannot be read as safetensors"),
+    "torch.save": (model_of(lambda path: torch.save({"x": Evil()}, path)), "cannot be read as safetensors"),
+    "empty model": (model_of(lambda path: path.write_bytes(b"")), "cannot be read as safetensors"),
+    "a header that lies": (model_of(lambda path: header(path, [10**6, 10**6])), "cannot be read as safetensors"),
+    "a tensor too many": (tensors(lambda t: t.update(x=torch.zeros(1))), "does not fit the model's settings: x"),
+    "a tensor too few": (tensors(lambda t: t.popitem()), "does not fit the model's settings"),
+    "another shape": (tensors(lambda t: t.update({"output.bias": torch.zeros(1)})), "settings: output.bias"),
+    "whole numbers": (tensors(lambda t: t.update({"output.bias": t["output.bias"].long()})), "output.bias"),
+    "a model of terabytes": (with_settings(hidden=10**6), "does not fit the model's settings"),
+    "a model beyond numbers": (with_settings(embed=10**30), "out of memory for a model"),
+    "layers without end": (with_settings(encoder_layers=10**9), "must be from 1 to 100"),
+    "other settings": (exchanged("bridge: bridge", "bridge: zero"), "config.yaml or the tokenizer beside it"),
+    "_target_": (appended("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
+    "a target deep within": (exchanged("  style:", "  _target_: os.system\n  style:"), "_target_"),
+    "interpolation": (exchanged("name: mine", "name: ${oc.env:HOME}"), "interpolations"),
+    "a tag": (appended("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
+    "a bomb": (appended(BOMB), "hold no aliases"),
+    "depth": (replaced("config.yaml", b"[" * 100_000), "no more than 9 levels"),
+    "a large config": (replaced("config.yaml", b"#" * 2**24), "config.yaml is damaged: it has more than"),
+    "no text": (replaced("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
+    "nothing": (replaced("config.yaml", b""), "config.yaml"),
+    "no tokenizer": (replaced("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
+    "an empty tokenizer": (replaced("tokenizer.model", b""), "is not a tokenizer"),
+    "traversal": (listing("../../../../../dev/null"), "missing or damaged"),
+    "an absolute name": (listing("/dev/null"), "missing or damaged"),
+    "a name with a zero": (listing("a\0b"), "missing or damaged"),
+    "a pointer out": (replaced("checkpoints/best", b"../../../elsewhere"), "it names no checkpoint"),
+    "a pointer up": (replaced("checkpoints/best", b".."), "it names no checkpoint"),
+    "a pointer with a zero": (replaced("checkpoints/best", b"step\0"), "it names no checkpoint"),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_crafted_files_are_refused(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, message = CRAFTED[name]
+    run = tmp_path / "runs" / "mine"
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
+    monkeypatch.chdir(tmp_path)
+    change(run)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=message):
+        nmt.load(str(run))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pickle", "_target_"])
+def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, tmp_path: Path) -> None:
+    change, _ = CRAFTED[name]
+    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
+    change(tmp_path / "runs" / "mine")
+    assert refused("translate", "checkpoint=runs/mine", folder=tmp_path, text=b"x\n").startswith("error: ")
+    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=3", "resume=auto")
+    refused("train", *command, folder=tmp_path)
+    assert not list(tmp_path.rglob("executed"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", "1"), ("step", 10**400), ("step", -5), ("seconds", None), ("best", [[1]]), ("best", 3), ("new", 1)],
+)
+def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_path: Path) -> None:
+    fit(state_of(text, tmp_path, max_steps=1))
+    path = last_whole(tmp_path) / STATE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match="state.json is damaged or from another version"):
+        read_progress(path)
+
+
+def test_a_crafted_optimiser_is_refused(text: Path, tmp_path: Path) -> None:
+    state = state_of(text, tmp_path, max_steps=1)
+    fit(state)
+    path = last_whole(tmp_path) / OPTIMISER
+    sound = load_file(path)
+    for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
+        save_file(sound | change, path)
+        with pytest.raises(UserError, match="optimizer.safetensors does not fit the optimiser"):
+            resume(state, path.parent)
