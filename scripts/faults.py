@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
+os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a process that is killed leaves semaphores
 
 from nmt.checkpoint import STEP_FOLDER, last_whole, load_model, verified  # noqa: E402  after the number of threads
 from nmt.config import lasting  # noqa: E402
@@ -106,7 +107,10 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
                 process.join()
             finished = process.exitcode == 0
             if process.exitcode is None:
-                os.kill(process.pid, number)
+                if ended % 2:  # one in two while a checkpoint is written, or just after
+                    await_writing(folder / "runs" / "torn", process, rng.uniform(0, 0.02))
+                if process.is_alive():
+                    os.kill(process.pid, number)
                 process.join()
                 ended += 1
                 moments[moment(folder / "runs" / "torn", process.exitcode)] += 1
@@ -119,6 +123,14 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
     print(
         f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: weights, optimiser, validations equal"
     )
+
+
+def await_writing(run: Path, process: Any, seconds: float) -> None:
+    """Wait until a checkpoint is begun, and so many seconds more."""
+    last = time.monotonic() + 5
+    while process.is_alive() and time.monotonic() < last and not any(run.glob("checkpoints/.step_*.new")):
+        pass
+    time.sleep(seconds)
 
 
 def moment(run: Path, exitcode: int) -> str:

@@ -385,7 +385,7 @@ def load_side(path: Path) -> Side:
 
 
 def sound(side: Side) -> bool:
-    """Whether specials and bytes have their ids, and scores are numbers.
+    """Whether specials and bytes have their ids, scores are numbers, and words begin with their spaces.
 
     Raises:
         ValueError: a piece is not UTF-8.
@@ -393,4 +393,5 @@ def sound(side: Side) -> bool:
     """
     pieces = side.pieces(range(side.vocab_size))
     first = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
-    return pieces[: len(first)] == first and all(map(isfinite, side.scores.values()))
+    numbers = all(map(isfinite, side.scores.values()))
+    return pieces[: len(first)] == first and numbers and side.processor.normalize("a b") == "▁a▁b"

@@ -16,7 +16,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 GRAPHS = 64  # kept at most
-SHORT = re.compile("allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not create a memory object")
+SHORT = re.compile(
+    "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
+)
 RECORDED: "WeakSet[Recorded]" = WeakSet()  # all there are
 
 
