@@ -120,22 +120,26 @@ def pointer(run: Path, name: str) -> Path | None:
     if not path.is_file():
         return None
     target = path.read_bytes()[:99].decode(errors="replace").strip()
-    return next((folder for folder in step_folders(run) if folder.name == target), None)
+    return step_folders(run).get(step_of(target)) if STEP_FOLDER.fullmatch(target) else None
 
 
-def step_folders(run: Path) -> list[Path]:
-    """The checkpoints of a run, the first step first; among them one that was to be replaced by another of its step,
-    where the process died in between."""
+def step_folders(run: Path) -> dict[int, Path]:
+    """The checkpoints of a run by step, the first one first; among them one that was to be replaced by another of its
+    step, where the process died in between."""
     found: dict[int, Path] = {}
     for path in sorted((run / "checkpoints").glob(f"*step_*/{MODEL}")):  # .step_N.old before step_N
         if STEP_FOLDER.fullmatch(path.parent.name) and path.parent.suffix != ".new":
-            found[int(re.sub(r"\D", "", path.parent.name))] = path.parent
-    return [found[step] for step in sorted(found)]
+            found[step_of(path.parent.name)] = path.parent
+    return dict(sorted(found.items()))
+
+
+def step_of(name: str) -> int:
+    return int(re.sub(r"\D", "", name))
 
 
 def last_checkpoint(run: Path) -> Path | None:
     """The step folder that `last` points to, else the one with the largest number, None where there is none."""
-    return pointer(run, "last") or next(reversed(step_folders(run)), None)
+    return pointer(run, "last") or next(reversed(step_folders(run).values()), None)
 
 
 def last_whole(run: Path) -> Path:
@@ -146,8 +150,7 @@ def last_whole(run: Path) -> Path:
     """
     last = last_checkpoint(run)
     assert last is not None
-    others = [folder for folder in reversed(step_folders(run)) if folder != last]
-    for folder in (last, *others):
+    for folder in dict.fromkeys((last, *reversed(step_folders(run).values()))):
         try:
             verify(folder)
         except UserError as error:
@@ -340,7 +343,7 @@ def load_model(path: str, average: int = 1) -> Loaded:
     run, step = find_checkpoint(path)
     steps = [step]
     if average > 1:
-        steps = step_folders(run)[-average:]
+        steps = list(step_folders(run).values())[-average:]
         if run.resolve() != Path(path).resolve() or not steps:
             raise UserError(f"average={average} is of the checkpoints of a run; {path} is only one")
         if len(steps) < average:

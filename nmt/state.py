@@ -18,10 +18,11 @@ from datasets import Dataset
 from nmt.checkpoint import (
     STATE,
     delete_all_but,
+    last_checkpoint,
     load_optimiser,
     load_weights,
-    pointer,
     save_checkpoint,
+    step_folders,
 )
 from nmt.config import TrainRun
 from nmt.data.batching import EncodedPairs
@@ -90,29 +91,30 @@ def seed_of(*numbers: int) -> int:
 
 def save(state: TrainState) -> None:
     """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept: all but the
-    best ones, this one, and the last before it, which serves where this one is found damaged.
+    best ones, this one, and the one before it, which serves where this one is found damaged.
 
     Raises:
         UserError: there is no room, for one; the last checkpoint is as it was.
     """
-    checkpoints = state.folder / "checkpoints"
-    before = pointer(state.folder, "last")
+    progress = state.progress
     if state.scale.adapts:
-        state.progress.loss_scale, state.progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
-    progress = dataclasses.asdict(state.progress)
+        progress.loss_scale, progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
+    stored = dataclasses.asdict(progress)
     try:
-        folder = save_checkpoint(
-            state.folder, state.model, state.tokenizer, state.run, state.optimiser, progress
-        )  # fmt: skip
+        folder = save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimiser, stored)
     except UserError as error:
-        kept = f"; {before} is as it was, and resume=auto goes on from there" if before else ""
+        last = last_checkpoint(state.folder)
+        kept = f"; {last} is as it was, and resume=auto goes on from there" if last else ""
         raise UserError(f"{error}{kept}") from None
-    best = [name for _, step in state.progress.best if (checkpoints / (name := f"step_{step:06d}")).exists()]
+    there = step_folders(state.folder)
+    best = [step for _, step in progress.best if step in there]
+    pointed = folder.with_name("best")
     if best:
-        write_atomically(checkpoints / "best", [best[0] + "\n"])
+        write_atomically(pointed, [there[best[0]].name + "\n"])
     else:  # not judged yet; or it was damaged, and this run has gone back to a checkpoint before it
-        (checkpoints / "best").unlink(missing_ok=True)
-    delete_all_but(state.folder, {folder.name, *best, *([before.name] if before else [])})
+        pointed.unlink(missing_ok=True)
+    before = [step for step in there if step < progress.step]
+    delete_all_but(state.folder, {there[step].name for step in (progress.step, *before[-1:], *best)})
 
 
 def read_progress(path: Path) -> Progress:
@@ -152,12 +154,12 @@ def resume(state: TrainState, folder: Path) -> None:
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
-    write_atomically(path, (line for line in lines if 0 <= step_of(line) <= step))
+    write_atomically(path, (line for line in lines if 0 <= step_in(line) <= step))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
     log.info(f"resuming {state.folder} at step {step}")
 
 
-def step_of(line: str) -> int:
+def step_in(line: str) -> int:
     """The step of a line of metrics.jsonl, -1 of a torn one."""
     try:
         return int(json.loads(line)["step"]) if line.endswith("}\n") else -1

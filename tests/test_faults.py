@@ -7,8 +7,10 @@ import os
 import pickle
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -134,6 +136,18 @@ def test_half_precision_keeps_its_scale(text: Path, tmp_path: Path) -> None:
     assert (stored.loss_scale, stored.skipped, stored.steady) == (state.progress.loss_scale, skipped, steady)
     losses = [event["loss"] for event in events(tmp_path, "train")]
     assert losses[-1] < losses[-2] and all(loss is None or math.isfinite(loss) for loss in losses)
+
+
+def test_a_command_that_is_ended_leaves_no_half_file(home: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nmt.translate", f"checkpoint={home / 'runs' / 'mine'}", "output=out"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while process.poll() is None and not list(tmp_path.glob(".out.*.new")):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read().decode() if process.stderr else ""
+    assert process.returncode == 143 and "Traceback" not in said and not list(tmp_path.glob("*out*"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk

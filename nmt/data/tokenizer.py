@@ -385,13 +385,15 @@ def load_side(path: Path) -> Side:
 
 
 def sound(side: Side) -> bool:
-    """Whether specials and bytes have their ids, scores are numbers, and words begin with their spaces.
+    """Whether specials and bytes have their ids, and are nothing special as text; and whether scores are numbers.
 
     Raises:
         ValueError: a piece is not UTF-8.
         RuntimeError: this is no model.
     """
-    pieces = side.pieces(range(side.vocab_size))
     first = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
-    numbers = all(map(isfinite, side.scores.values()))
-    return pieces[: len(first)] == first and numbers and side.processor.normalize("a b") == "▁a▁b"
+    text = " ".join(piece.removeprefix(SPACE) for piece in first)
+    [ids] = side.encode([text])
+    survives = side.decode(ids) == text if side.bytes_fall_back else len(ids) == len(first)
+    pieces = side.pieces(range(side.vocab_size))
+    return pieces[: len(first)] == first and survives and all(map(isfinite, side.scores.values()))
