@@ -3,7 +3,9 @@
 Shapes: B sentences, S source and T target positions.
 """
 
+import logging
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from nmt.alignment import extract_links
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import Batch, make_batch
 from nmt.data.corpus import column
+from nmt.data.lines import counted, first_of
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.links import gold_of
@@ -23,12 +26,16 @@ from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.translator import batches_by_length
 
+log = logging.getLogger("nmt")
+LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
+
 
 @torch.inference_mode()
 def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, Any]:
-    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
-    over every pair, none left out. Of the attention weights met there the mean entropy in nats per target token, None
-    without attention, and the alignment error rate of their links, None without gold.
+    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing.
+    Of the attention weights met there the mean entropy in nats per target token, None without attention, and the
+    alignment error rate of their links, None without gold. Over every pair, but those of more than `LONGEST` pieces: a
+    warning counts them.
 
     Raises:
         UserError: memory does not suffice for a single pair.
@@ -36,21 +43,10 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     model.eval()
     texts = list(column(pairs, "source")), list(column(pairs, "target"))
     sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
-    lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
     gold, counts = gold_of(pairs), LinkCounts()
     entropy: list[float] = []
     nats = correct = tokens = 0.0
-    waiting = list(batches_by_length(lengths, SearchConfig(batch_tokens=4000)))[::-1]
-    while waiting:
-        rows = waiting.pop()
-        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        found = within_memory(partial(forced, model, batch))
-        if found is None and len(rows) == 1:
-            raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation")
-        if found is None:
-            waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
-            continue
-        loss, weights_BTS = found
+    for rows, batch, loss, weights_BTS in forced(model, sources, targets, device):
         nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
         tokens += int(batch.target_length_B.sum())
         if weights_BTS is None:
@@ -62,17 +58,39 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
             source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
             counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
-    mean = nats / tokens
+    mean, accuracy = (nats / tokens, correct / tokens) if tokens else (math.nan, math.nan)
     return {
-        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": correct / tokens},
-        **{"aer": counts.scores()["aer"], "entropy": sum(entropy) / tokens if entropy else None},
+        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": accuracy, "aer": counts.scores()["aer"]},
+        "entropy": sum(entropy) / tokens if entropy else None,
     }
 
 
-def forced(model: Seq2Seq, batch: Batch) -> tuple[Loss, torch.Tensor | None]:
-    """The loss of a batch, and where each target piece looks."""
-    loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-    return loss, None if weights is None else weights.dense(batch.source_BS.shape[1])
+def forced(
+    model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], device: torch.device
+) -> Iterator[tuple[list[int], Batch, Loss, torch.Tensor | None]]:
+    """Rows of ids, some at a time: their batch, its loss, and where each target piece looks."""
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    waiting = list(batches_by_length(lengths, SearchConfig(batch_tokens=4000)))[::-1]
+    if longer := [row for row, length in enumerate(lengths) if length > LONGEST]:
+        waiting = [kept for rows in waiting if (kept := [row for row in rows if lengths[row] <= LONGEST])]
+        which = f"{counted(len(longer), 'pair')} of more than {LONGEST:,} pieces"
+        first = first_of([row + 1 for row in longer])
+        log.warning(f"{which} ({first}): left out of loss, accuracy, entropy and AER, not of BLEU")
+
+    def work(batch: Batch) -> tuple[Loss, torch.Tensor | None]:
+        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        return loss, None if weights is None else weights.dense(batch.source_BS.shape[1])
+
+    while waiting:
+        rows = waiting.pop()
+        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
+        found = within_memory(partial(work, batch))
+        if found is not None:
+            yield rows, batch, *found
+        elif len(rows) > 1:
+            waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+        else:
+            raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation")
 
 
 def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:

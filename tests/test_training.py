@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_corpus
+from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file
 
 from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
@@ -24,6 +25,7 @@ from nmt.optim import build_optimiser
 from nmt.state import Progress, TrainState, resume
 from nmt.training import fit
 from nmt.update import train_step
+from nmt.validation import evaluate_loss
 
 CPU = torch.device("cpu")
 
@@ -237,3 +239,25 @@ def test_events_reach_tensorboard(corpus: Path, tmp_path: Path) -> None:
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [2, 4]
     assert found.Scalars("validate/loss")[0].value == pytest.approx(events(tmp_path, "validate")[0]["loss"])
+
+
+def test_a_line_without_end_does_not_end_validation(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such pairs are left out and counted; where memory is short, batches are halved and nothing changes."""
+    state = state_of(corpus, tmp_path, max_steps=1)
+    scores = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
+    long = {"source": ["Hund " * 20_000, "Ein Hund"], "target": ["A dog", "dog " * 5_000]}
+    longer = concatenate_datasets([state.valid.select_columns([*long]), Dataset.from_dict(long)])
+    assert evaluate_loss(state.model, state.tokenizer, longer, CPU) == scores
+    assert "2 pairs of more than 1,000 pieces (first: 13, 14)" in caplog.text
+    sound = state.model.loss
+
+    def short(source_BS: torch.Tensor, *given: Any) -> Any:
+        if len(source_BS) > 5:
+            raise MemoryError
+        return sound(source_BS, *given)
+
+    monkeypatch.setattr(state.model, "loss", short)
+    halved = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
+    assert halved.pop("aer") is scores.pop("aer") is None and halved == pytest.approx(scores, rel=1e-5)
