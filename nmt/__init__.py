@@ -112,5 +112,10 @@ def open_translator(paths: list[str], device: str, precision: str, average: int,
 def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:
     if isinstance(lines, str) or isinstance(others, str):
         raise UserError("one string was given; give a list of lines")
+    for line in (*lines, *others):
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            raise UserError(f"{line[:80]!r} is no text: it cannot be written as UTF-8") from None
     if len(lines) != len(others):
         raise UserError(f"{len(lines):,} lines and {len(others):,} belong together; their numbers must be equal")

@@ -10,7 +10,6 @@ Loading executes nothing: tensors are safetensors, the rest is plain JSON and YA
 what is in the files: sizes are compared before anything is made.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -36,7 +35,8 @@ log = logging.getLogger("nmt")
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 CONFIG = "config.yaml"
 STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}\.(new|old)")  # whole; or half written, or on its way out
-DEEP = 9  # levels of a run's settings at most
+DEEP, EVENTS, LONG = 9, 2_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
+CLIP = 200  # characters of somebody else's complaint
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
 
 
@@ -45,16 +45,10 @@ def seal(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
     """Write the manifest of a folder's files, and wait until all are on the disk."""
     paths = sorted(folder.iterdir())
     files = {path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in paths}
-    manifest = {"settings": settings_key(asdict(config), tokenizer), "files": files}
+    manifest = {"settings": lasting(asdict(config)), "tokenizer": tokenizer.fingerprint, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*paths, folder / MANIFEST, folder):
         sync(path)
-
-
-def settings_key(settings: dict[str, Any], tokenizer: Tokenizer) -> str:
-    """A digest of the settings that last as long as a run, and of its tokenizer."""
-    text = json.dumps(lasting(settings), sort_keys=True) + tokenizer.fingerprint
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_model(model: Seq2Seq, path: Path) -> None:
@@ -70,6 +64,7 @@ def save_checkpoint(
     Raises:
         UserError: it cannot be written; the last one is as it was.
     """
+    sync(run)  # by now it has settings and tokenizer
     folder = run / "checkpoints" / f"step_{progress['step']:06d}"
     with replacing(folder) as new:
         write_model(model, new / MODEL)
@@ -119,7 +114,8 @@ def pointer(run: Path, name: str) -> Path | None:
     path = run / "checkpoints" / name
     if not path.is_file():
         return None
-    target = path.read_bytes()[:99].decode(errors="replace").strip()
+    with open(path, "rb") as file:
+        target = file.read(99).decode(errors="replace").strip()
     return step_folders(run).get(step_of(target)) if STEP_FOLDER.fullmatch(target) else None
 
 
@@ -127,9 +123,9 @@ def step_folders(run: Path) -> dict[int, Path]:
     """The checkpoints of a run by step, the first one first; among them one that was to be replaced by another of its
     step, where the process died in between."""
     found: dict[int, Path] = {}
-    for path in sorted((run / "checkpoints").glob(f"*step_*/{MODEL}")):  # .step_N.old before step_N
-        if STEP_FOLDER.fullmatch(path.parent.name) and path.parent.suffix != ".new":
-            found[step_of(path.parent.name)] = path.parent
+    for path in sorted((run / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
+        if STEP_FOLDER.fullmatch(path.name) and path.suffix != ".new":
+            found[step_of(path.name)] = path
     return dict(sorted(found.items()))
 
 
@@ -150,6 +146,8 @@ def last_whole(run: Path) -> Path:
     """
     last = last_checkpoint(run)
     assert last is not None
+    if pointer(run, "last") is None:
+        log.warning(f"{run / 'checkpoints' / 'last'} names no checkpoint; taking the one with the largest number")
     for folder in dict.fromkeys((last, *reversed(step_folders(run).values()))):
         try:
             verify(folder)
@@ -157,7 +155,7 @@ def last_whole(run: Path) -> Path:
             log.warning(f"{error}; going back to the checkpoint before it")
         else:
             return folder
-    raise UserError(f"{run} has no checkpoint that is whole; overwrite=true starts anew, name=ANOTHER beside it")
+    raise UserError(f"{run} has no checkpoint that is whole and of this version; name=ANOTHER starts beside it")
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
@@ -183,8 +181,9 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     return folder, best or last
 
 
-def verify(folder: Path) -> str:
-    """Compare a checkpoint's files with its manifest. Returns the key of the settings that it goes with.
+def verify(folder: Path) -> dict[str, Any]:
+    """Compare a checkpoint's files with its manifest. Returns the manifest, which has the settings, too, and the
+    fingerprint of the tokenizer that the checkpoint goes with.
 
     Raises:
         UserError: naming the file that is missing or damaged.
@@ -193,30 +192,39 @@ def verify(folder: Path) -> str:
     try:
         manifest = json.loads(plain(folder / MANIFEST))
         entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
-        key = str(manifest["settings"])
+        manifest["settings"].items(), str(manifest["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{folder / MANIFEST} is missing or damaged; {remedy}") from None
+        raise UserError(f"{folder / MANIFEST} is missing, damaged, or from another version; {remedy}") from None
     if MODEL not in (name for name, *_ in entries):
         raise UserError(f"{folder / MANIFEST} does not list {MODEL}; {remedy}")
     for name, size, sha256 in entries:
         path = folder / Path(name).name
-        if path.name != name or not path.is_file() or path.stat().st_size != size or digest(path) != sha256:
-            raise UserError(f"{path} is missing or damaged (see {MANIFEST}); {remedy}")
-    return key
+        try:
+            whole = path.name == name and path.is_file() and path.stat().st_size == size and digest(path) == sha256
+        except OSError:  # a name that no file can have
+            whole = False
+        if not whole:
+            raise UserError(f"{str(path)[:CLIP]} is missing or damaged (see {MANIFEST}); {remedy}")
+    return manifest
 
 
 def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
-    """The settings and the tokenizer that a checkpoint goes with.
+    """The settings and the tokenizer that a checkpoint goes with, after a look at the sizes of its tensors.
 
     Raises:
         UserError: naming what is missing or damaged.
     """
-    config, tokenizer = load_config(run), load_tokenizer(run)
-    if verify(folder) != settings_key(read_settings(run), tokenizer):
+    config, tokenizer, manifest = load_config(run), load_tokenizer(run), verify(folder)
+    found, trained = lasting(asdict(config)), manifest["settings"]
+    others = [key for key in trained.keys() & found.keys() if trained[key] != found[key]]  # versions may differ in keys
+    if others or tokenizer.fingerprint != manifest["tokenizer"]:
+        what = f"{run / CONFIG} ({', '.join(sorted(others))})" if others else f"the tokenizer in {run}"
         raise UserError(
-            f"{run / CONFIG} or the tokenizer beside it is not what {folder} was trained with, but damaged, or changed "
-            "by hand; bring back the former one"
+            f"{what} is not what {folder} was trained with, but damaged, or changed by hand; bring back the former one"
         )
+    with torch.device("meta"):  # settings may ask for more memory than there is
+        imagined = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    compare(folder / MODEL, unshared(imagined), "the model's settings")
     return config, tokenizer
 
 
@@ -231,8 +239,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         text = plain(path)
         check_simple(text)
         settings = OmegaConf.to_container(OmegaConf.create(text))
-        if "${" in text or not isinstance(settings, dict):
-            raise UserError("a run's settings are keys and values, and no interpolations (${...})")
+        if not isinstance(settings, dict):
+            raise UserError("a run's settings are keys and values")
         return settings  # type: ignore[return-value]
     except FileNotFoundError:
         raise UserError(f"{path} is not there, so {folder} is not a run; give checkpoint=runs/NAME") from None
@@ -240,20 +248,26 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {error}") from None
     except Exception as error:  # YAML's and OmegaConf's own errors have no common base
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged: {reason}") from None
+        raise UserError(f"{path} is damaged: {reason[:CLIP]}") from None
 
 
 def check_simple(text: str) -> None:
-    """Refuse YAML that would unfold to much more than it is, or take long to read.
+    """Refuse YAML that would unfold to much more than it is, take long to read, or look elsewhere.
 
     Raises:
-        UserError: it has aliases, or is nested deeply.
+        UserError: it is nothing that this program writes.
     """
     depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or depth > DEEP:
-            raise UserError(f"a run's settings hold no aliases (*name), and no more than {DEEP} levels")
+        value = getattr(event, "value", "")
+        if isinstance(event, yaml.AliasEvent) or depth > DEEP or number > EVENTS or len(value) > LONG:
+            raise UserError(
+                f"a run's settings hold no aliases (*name), no more than {DEEP} levels and {EVENTS} items, and nothing "
+                f"of more than {LONG} characters"
+            )
+        if "${" in value:
+            raise UserError("a run's settings hold no interpolations (${...})")
 
 
 def load_config(folder: Path) -> TrainRun:
@@ -266,10 +280,10 @@ def load_config(folder: Path) -> TrainRun:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), settings))  # type: ignore[return-value]
     except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {error}") from None
+        raise UserError(f"{folder / CONFIG}: {str(error)[: 2 * CLIP]}") from None
     except Exception as error:  # OmegaConf's own errors have no common base
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{folder / CONFIG} is damaged or from another version: {reason}") from None
+        raise UserError(f"{folder / CONFIG} is damaged or from another version: {reason[:CLIP]}") from None
 
 
 def save_config(folder: Path, config: TrainRun) -> None:
@@ -350,11 +364,6 @@ def load_model(path: str, average: int = 1) -> Loaded:
             raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
     for folder in steps:
         config, tokenizer = verified(run, folder)
-    sizes = config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size
-    with torch.device("meta"):  # settings may ask for more memory than there is
-        imagined = build_model(*sizes)
-    for folder in steps:
-        compare(folder / MODEL, unshared(imagined), "the model's settings")
-    model = build_model(*sizes)
+    model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     load_weights(model, *steps)
     return Loaded(model.eval(), tokenizer, config, run, steps)

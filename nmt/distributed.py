@@ -168,7 +168,8 @@ def deferred_signals() -> Iterator[list[int]]:
 
     def note(number: int, _: object) -> None:
         received.append(number)
-        signal.signal(number, signal.SIG_DFL)
+        for other in before:
+            signal.signal(other, signal.SIG_DFL)
         log.warning(f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once")
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -20,12 +20,12 @@ T = TypeVar("T")
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
 
 
-def write_atomically(path: Path, parts: Iterable[str]) -> None:
-    """Replace a file in one step by these texts, one after the other."""
+def write_atomically(path: Path, parts: Iterable[str | bytes]) -> None:
+    """Replace a file in one step by these texts or bytes, one after the other."""
     temporary = unfinished(path)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(parts)
+        with open(temporary, "wb") as file:
+            file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -66,6 +66,8 @@ def replacing(folder: Path) -> Iterator[Path]:
         new.rename(folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{folder} cannot be written: {reason}") from None
     finally:
@@ -139,7 +141,7 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     for number, line in enumerate(read_text(path) if path else (), 1):
         source, tab, target = line.partition("\t")
         if not (source and tab and target):
-            raise UserError(f"{path}:{number}: '{line}' is no source word, tab, target word")
+            raise UserError(f"{path}:{number}: {line[:80]!r} is no source word, tab, target word")
         found[source] = target
     return found
 

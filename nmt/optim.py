@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from nmt.config import OptimConfig
 
+GUARDED = ("cpu", "cuda")  # devices whose fused kernels know `grad_scale` and `found_inf`
 STEADY = 2000  # updates after which a larger loss scale is tried
 
 
@@ -33,13 +34,16 @@ class LossScale:
 def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Adam with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole state from
     the first, so that every checkpoint has the same tensors."""
-    optimiser = OPTIMISERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
-    own = optimiser.param_groups[0]["params"]
-    for parameter in own:
+    optimiser = OPTIMISERS[config.name](parameters, lr=0.0, weight_decay=config.weight_decay, fused=True)
+    [group] = optimiser.param_groups
+    for parameter in group["params"]:
         parameter.grad = torch.zeros_like(parameter)
-    one, failed = (torch.tensor(value, device=own[0].device) for value in (1.0, math.nan))
-    guarded_step(optimiser, None, one, failed)
+    optimiser.step()  # with a rate of 0: it makes the state, and changes nothing
     optimiser.zero_grad(set_to_none=True)
+    for slots in optimiser.state.values():
+        if "step" in slots:
+            slots["step"].zero_()
+    group["lr"] = config.lr
     return optimiser
 
 
@@ -51,9 +55,15 @@ def guarded_step(optimiser: torch.optim.Optimizer, norm: float | None, scale: Te
     `found_inf` is 1. All is decided on the device; nobody waits for it.
     """
     parameters = (parameter for group in optimiser.param_groups for parameter in group["params"])
-    total = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    total = nn.utils.get_total_norm(gradients)
     failed = ~torch.isfinite(total + loss.detach())
     divisor = scale if norm is None else torch.maximum(scale, total / norm)
+    if total.device.type not in GUARDED:  # its kernels leave both out of account
+        if not failed:
+            torch._foreach_div_(gradients, divisor)
+            optimiser.step()
+        return failed
     optimiser.grad_scale = divisor.float()  # type: ignore[attr-defined]  # it wants both in fp32, whatever the gradient
     optimiser.found_inf = failed.float()  # type: ignore[attr-defined]
     optimiser.step()

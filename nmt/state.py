@@ -7,6 +7,7 @@ of the data is a function of (seed, epoch), so a checkpoint stores positions, an
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ class TrainState:
     valid: Dataset
     progress: Progress
     board: Any = None  # TensorBoard's writer, where its extra is installed
+    room: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
     differentiate: Differentiate = field(init=False)  # of this run and this model
     scale: LossScale = field(init=False)
 
@@ -125,12 +127,16 @@ def read_progress(path: Path) -> Progress:
     """
     try:
         found = Progress(**json.loads(plain(path)))
-        found.best = [(float(score), int(step)) for score, step in found.best]
         for item in dataclasses.fields(Progress):
             value = getattr(found, item.name)
-            if item.name != "best" and type(value) is not item.type or type(value) is int and not -1 <= value < 2**53:
-                raise TypeError(f"{item.name} is {str(value)[:40]}")
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+            least = {"judged": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
+            if item.type in (int, float) and not (type(value) is item.type and least <= value < 2**53):
+                raise TypeError(f"{item.name} is {repr(value)[:40]}")
+        for score, step in found.best:
+            if type(score) is not float or type(step) is not int or math.isnan(score) or not 0 < step < 2**53:
+                raise TypeError(f"best is {repr(found.best)[:40]}")
+        found.best = [(score, step) for score, step in found.best]
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is damaged or from another version: {error}") from None
     return found
 
@@ -147,8 +153,8 @@ def resume(state: TrainState, folder: Path) -> None:
     state.progress = read_progress(folder / STATE)
     if state.progress.corpus != corpus:
         raise UserError(
-            f"the training or validation text of data.path={state.run.data.path} is not that of {state.folder}; give "
-            f"the same text, or start anew with name=ANOTHER init_from={state.folder}"
+            f"the training or validation text (or its gold links) of data.path={state.run.data.path} is not that of "
+            f"{state.folder}; give the same text, or start anew with name=ANOTHER init_from={state.folder}"
         )
     state.scale_loss()
     step = state.progress.step

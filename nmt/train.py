@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, load_weights, save_config, verified
 from nmt.config import TrainRun, main
-from nmt.data.batching import content_key, encode_corpus
+from nmt.data.batching import content_key, encode_corpus, gold_key
 from nmt.data.corpus import column, load_pairs
 from nmt.data.tokenizer import train_tokenizer
 from nmt.distributed import check_alone, choose_device, choose_precision, log, log_to_file, log_to_stderr, place
@@ -83,7 +83,7 @@ def train(run: TrainRun) -> float:
             texts = column(pairs, "source"), column(pairs, "target")
             tokenizer = train_tokenizer(*texts, run.tokenizer, Path(temporary), run.data.max_length)
     encoded = encode_corpus(pairs, tokenizer, run)
-    corpus = f"{encoded.key} {content_key(valid, tokenizer)}"
+    corpus = f"{encoded.key} {content_key(valid, tokenizer)} {gold_key(pairs)} {gold_key(valid)}"
     torch.manual_seed(seed_of(run.seed))
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     place(model, precision, device, training=True)

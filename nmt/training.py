@@ -27,7 +27,8 @@ HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 def fit(state: TrainState) -> float:
     """Train to the end that the settings give. Returns the best validation score.
 
-    SIGINT and SIGTERM end it after a step, saved but not judged: resumed, it is as if nothing had happened.
+    SIGINT and SIGTERM end it after a step, saved but not judged, or after the validation that they meet: resumed, it is
+    as if nothing had happened.
 
     Raises:
         SystemExit: 128 + the signal's number.
@@ -46,6 +47,8 @@ def fit(state: TrainState) -> float:
         deferred_signals() as signals,
         tqdm(total=last_step, initial=progress.step, unit=" steps", disable=None) as bar,
     ):
+        if progress.judged != progress.step and validation_due(state, len(batches), last_step):
+            judge(state, validate(state))  # a signal came before it
         while not finished(state, last_step):
             if progress.position >= len(batches):
                 progress.epoch, progress.position = progress.epoch + 1, 0
@@ -54,12 +57,10 @@ def fit(state: TrainState) -> float:
             progress.position += 1
             bar.update()
 
-            epoch_ends = progress.position == len(batches)
-            due = progress.step % run.train.validate_every == 0 if run.train.validate_every else epoch_ends
-            due = due or progress.step == last_step
+            due = validation_due(state, len(batches), last_step)
             if progress.step % run.train.log_every == 0 or due:
                 bar.set_postfix_str(window.report(last_step, quiet=not bar.disable))
-            if due:
+            if due and not signals:
                 judge(state, validate(state))
                 window.restart()
             elif signals or save_due(run.train, progress.step, time.monotonic() - saved):
@@ -84,6 +85,16 @@ def horizon(config: TrainConfig, updates: int) -> int:
     """The number of the last update, whichever of max_steps and max_epochs comes first; every epoch has `updates`."""
     by_epochs = None if config.max_epochs is None else config.max_epochs * updates
     return min(end for end in (config.max_steps, by_epochs) if end is not None)
+
+
+def validation_due(state: TrainState, updates: int, last_step: int) -> bool:
+    """Whether to validate after this step, in an epoch of so many updates."""
+    config, progress = state.run.train, state.progress
+    if config.validate_every is None:
+        due = progress.position == updates
+    else:
+        due = progress.step > 0 and progress.step % config.validate_every == 0
+    return due or progress.step == last_step
 
 
 def save_due(config: TrainConfig, step: int, seconds: float) -> bool:
@@ -159,7 +170,7 @@ class Window:
             self.failed.append(bool(outcome.failed.item()))
             progress.skipped += self.failed[-1]
             progress.in_a_row = progress.in_a_row + 1 if self.failed[-1] else 0
-            if progress.in_a_row == self.state.run.train.max_skipped:
+            if progress.in_a_row >= self.state.run.train.max_skipped:
                 raise astray(self.state, outcome)
 
     def report(self, last_step: int, quiet: bool) -> str:

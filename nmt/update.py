@@ -1,9 +1,9 @@
 """One update of the weights: the gradient of a batch, as a whole or in parts, and a step with it."""
 
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from nmt.data.batching import Indices, assemble, micro_batches, sent
@@ -41,10 +41,9 @@ def train_step(state: TrainState, indices: Indices, last_step: int) -> Outcome:
         UserError: memory does not suffice for a single pair.
     """
     optim, progress = state.run.optim, state.progress
-    parts = micro_batches(indices, state.run.train.accumulate)
+    parts = parts_of(state, indices)
     while (sums := within_memory(partial(find_gradient, state, parts, last_step))) is None:
-        state.model.zero_grad(set_to_none=True)  # half of a backward pass may be there
-        parts = divided(state, parts)
+        parts = divided(state, indices, parts)
     rate = learning_rate(optim, progress.step + 1, last_step, progress.decays)
     for group in state.optimiser.param_groups:
         group["lr"] = rate
@@ -67,7 +66,11 @@ def find_gradient(state: TrainState, parts: list[Indices], last_step: int) -> Su
     totals: list[Any] = [None for _ in model.parameters()]
     for i, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, step, i))
-        loss, found = state.differentiate(batch.to(state.device), scale_2, state.scale.factor)
+        try:
+            loss, found = state.differentiate(batch.to(state.device), scale_2, state.scale.factor)
+        except (RuntimeError, MemoryError):
+            model.zero_grad(set_to_none=True)  # half of a backward pass may be there
+            raise
         losses.append(loss)
         totals = [new if total is None else total.add_(new) for total, new in zip(totals, found, strict=True)]
     for parameter, total in zip(model.parameters(), totals, strict=True):
@@ -75,23 +78,39 @@ def find_gradient(state: TrainState, parts: list[Indices], last_step: int) -> Su
     return Sums(Loss(*(sum(terms) for terms in zip(*losses, strict=True))), source, target)
 
 
-def divided(state: TrainState, parts: list[Indices]) -> list[Indices]:
-    """Twice as many micro-batches of the same pairs, after memory did not suffice.
+def parts_of(state: TrainState, indices: Indices) -> list[Indices]:
+    """The micro-batches of an update: `train.accumulate`, or more where memory was short for as many positions."""
+    return micro_batches(indices, max(state.run.train.accumulate, ceil(positions(state, indices) / state.room)))
+
+
+def positions(state: TrainState, indices: Indices) -> int:
+    """Of both sides of a batch, padding included."""
+    return len(indices) * int(sum(longest(state, indices)))
+
+
+def longest(state: TrainState, indices: Indices) -> tuple[int, int]:
+    """Pieces of the longest source and of the longest target."""
+    return int(state.train.source_lengths[indices].max()), int(state.train.target_lengths[indices].max())
+
+
+def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[Indices]:
+    """Smaller micro-batches of the same pairs, after memory did not suffice; later updates begin with as small ones.
 
     Raises:
         UserError: each was a single pair.
     """
-    most, indices = max(map(len, parts)), np.concatenate(parts)
-    source, target = state.train.source_lengths[indices].max(), state.train.target_lengths[indices].max()
+    largest = max(parts, key=len)
+    source, target = longest(state, indices)
     shape = f"of up to {source} source and {target} target pieces (update {state.progress.step + 1})"
-    if most == 1:
+    if len(largest) == 1:
         raise UserError(
             f"out of memory for a single pair {shape}; lower data.max_length={state.run.data.max_length} or "
             f"model.hidden={state.run.model.hidden}"
         )
-    more = micro_batches(indices, 2 * len(parts))
+    state.room = positions(state, largest) / 2
+    smaller = parts_of(state, indices)
     log.warning(
-        f"out of memory for {most} pairs {shape}: once more in {len(more)} parts; train.accumulate={len(more)} would "
-        "divide every batch so"
+        f"out of memory for {len(largest)} pairs {shape}: once more in {len(smaller)} parts, and from here on no more "
+        f"at a time; train.accumulate={len(smaller)} would divide every batch so"
     )
-    return more
+    return smaller

@@ -46,13 +46,11 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     gold, counts = gold_of(pairs), LinkCounts()
     entropy: list[float] = []
     nats = correct = tokens = 0.0
-    for rows, batch, loss, weights_BTS in forced(model, sources, targets, device):
+    for rows, batch, loss, weights_BTS, disorder in forced(model, sources, targets, device):
         nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
         tokens += int(batch.target_length_B.sum())
-        if weights_BTS is None:
-            continue
-        entropy.append(entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item())
-        if gold is None:
+        entropy += [] if disorder is None else [disorder]
+        if gold is None or weights_BTS is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
             source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
@@ -67,8 +65,8 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
 
 def forced(
     model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], device: torch.device
-) -> Iterator[tuple[list[int], Batch, Loss, torch.Tensor | None]]:
-    """Rows of ids, some at a time: their batch, its loss, and where each target piece looks."""
+) -> Iterator[tuple[list[int], Batch, Loss, torch.Tensor | None, float | None]]:
+    """Rows of ids, some at a time: their batch, its loss, where each target piece looks, and the entropy of that."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     waiting = list(batches_by_length(lengths, SearchConfig(batch_tokens=4000)))[::-1]
     if longer := [row for row, length in enumerate(lengths) if length > LONGEST]:
@@ -77,16 +75,19 @@ def forced(
         first = first_of([row + 1 for row in longer])
         log.warning(f"{which} ({first}): left out of loss, accuracy, entropy and AER, not of BLEU")
 
-    def work(batch: Batch) -> tuple[Loss, torch.Tensor | None]:
+    def work(rows: list[int]) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
+        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-        return loss, None if weights is None else weights.dense(batch.source_BS.shape[1])
+        if weights is None:
+            return batch, loss, None, None
+        weights_BTS = weights.dense(batch.source_BS.shape[1])
+        return batch, loss, weights_BTS, entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
 
     while waiting:
         rows = waiting.pop()
-        batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        found = within_memory(partial(work, batch))
+        found = within_memory(partial(work, rows))
         if found is not None:
-            yield rows, batch, *found
+            yield rows, *found
         elif len(rows) > 1:
             waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
         else:

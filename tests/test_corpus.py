@@ -342,14 +342,16 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(read: Read, tmp_path
 
 
 def test_what_killed_processes_left_goes_after_a_day(read: Read, tmp_path: Path) -> None:
-    old, new = (tmp_path / "cache" / "text" / f"{name}.part" for name in ("old", "new"))
-    for part in (old, new):
+    names = f"old.{'a' * 32}.part", f"new.{'b' * 32}.part", "somebody's.part"
+    old, new, other = (tmp_path / "cache" / "text" / name for name in names)
+    for part in (old, new, other):
         part.mkdir(parents=True)
         (part / "pairs.arrow").touch()
     stamp = old.stat().st_mtime - DAY - 60
     os.utime(old, (stamp, stamp))
+    os.utime(other, (stamp, stamp))
     assert read(TEXT) == PAIRS
-    assert new.exists() and not old.exists()
+    assert new.exists() and other.exists() and not old.exists()
 
 
 def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from safetensors.torch import load_file, save_file
 from test_training import events, folders, state_of, write_corpus
 
 import nmt
-from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, settings_key
-from nmt.config import OptimConfig, TrainConfig, TrainRun
+from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
+from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
 from nmt.errors import UserError
 from nmt.files import digest
-from nmt.folder import check_same
+from nmt.folder import check_folder, check_same
 from nmt.state import read_progress, resume, save
 from nmt.training import fit
 
@@ -79,6 +79,65 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_serves(
         (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="has no checkpoint that is whole"):
         last_whole(tmp_path / "torn")
+
+
+def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
+    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(state_of(text, tmp_path, max_steps=2))
+    save_config(tmp_path, TrainRun())
+    (last_whole(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds a trained model already"):
+        check_folder(tmp_path, TrainRun())
+    with pytest.raises(UserError, match="has no checkpoint that is whole"):
+        last_whole(tmp_path)
+    assert "step_000002/model.safetensors is missing or damaged" in caplog.text
+    (tmp_path / "checkpoints" / "best").unlink()
+    with pytest.raises(UserError, match="missing or damaged|is not there"):
+        load_model(str(tmp_path))
+
+
+def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path) -> None:
+    """Saved and not judged; the next start judges first, and ends as a run without a stop."""
+    settings = {"max_steps": 8, "validate_every": 4}
+    whole = state_of(text, tmp_path / "whole", **settings)
+    fit(whole)
+    torn = state_of(text, tmp_path / "torn", **settings)
+    sound = torn.differentiate
+
+    def signalled(*given: Any) -> Any:
+        if torn.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sound(*given)
+
+    torn.differentiate = signalled
+    with pytest.raises(SystemExit) as end:
+        fit(torn)
+    assert end.value.code == 143 and not events(tmp_path / "torn", "validate")
+    again = state_of(text, tmp_path / "torn", **settings)
+    fit(again)
+    assert events(tmp_path / "torn", "validate") == events(tmp_path / "whole", "validate")
+    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+
+
+def test_patience_with_failures_is_that_of_the_present_command(text: Path, tmp_path: Path) -> None:
+    state = state_of(text, tmp_path, max_steps=8, max_skipped=3)
+    state.progress.in_a_row = 4
+    with torch.no_grad():
+        state.model.output.bias[5] = math.nan
+    with pytest.raises(UserError, match="5 updates in a row"):
+        fit(state)
+
+
+def test_other_gold_links_are_another_corpus(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("cache"))
+    command = ("data=text", f"data.path={folder}", "data.alignments=links", "train.guided_alignment=0.1", *TINY)
+    works("train", "name=x", *command, "train.max_steps=2", folder=tmp_path)
+    links = folder / "train.links"
+    links.write_text(links.read_text().replace("0-0", "0?0", 1))
+    message = refused("train", "name=x", *command, "train.max_steps=4", "resume=true", folder=tmp_path)
+    assert "(or its gold links)" in message
 
 
 def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> None:
@@ -253,7 +312,7 @@ def with_settings(**model: object) -> Change:
         settings = asdict(loaded.config)
         settings["model"] |= model
         (run / "config.yaml").write_text(yaml.safe_dump(settings))
-        remade(run, lambda _, manifest: manifest.update(settings=settings_key(settings, loaded.tokenizer)))
+        remade(run, lambda _, manifest: manifest.update(settings=lasting(settings)))
 
     return change
 
@@ -308,7 +367,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "a model of terabytes": (with_settings(hidden=10**6), "does not fit the model's settings"),
     "a model beyond numbers": (with_settings(embed=10**30), "out of memory for a model"),
     "layers without end": (with_settings(encoder_layers=10**9), "must be from 1 to 100"),
-    "other settings": (exchanged("bridge: bridge", "bridge: zero"), "config.yaml or the tokenizer beside it"),
+    "other settings": (exchanged("bridge: bridge", "bridge: zero"), r"config.yaml \(model.bridge\) is not what"),
     "_target_": (appended("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
     "a target deep within": (exchanged("  style:", "  _target_: os.system\n  style:"), "_target_"),
     "interpolation": (exchanged("name: mine", "name: ${oc.env:HOME}"), "interpolations"),
@@ -317,7 +376,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "depth": (replaced("config.yaml", b"[" * 100_000), "no more than 9 levels"),
     "a large config": (replaced("config.yaml", b"#" * 2**24), "config.yaml is damaged: it has more than"),
     "no text": (replaced("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
-    "nothing": (replaced("config.yaml", b""), "config.yaml"),
+    "nothing": (replaced("config.yaml", b""), r"config.yaml \(data.format.* is not what"),
     "no tokenizer": (replaced("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
     "an empty tokenizer": (replaced("tokenizer.model", b""), "is not a tokenizer"),
     "traversal": (listing("../../../../../dev/null"), "missing or damaged"),
@@ -357,7 +416,11 @@ def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, t
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("step", "1"), ("step", 10**400), ("step", -5), ("seconds", None), ("best", [[1]]), ("best", 3), ("new", 1)],
+    [
+        *[("step", "1"), ("step", 10**400), ("step", -5), ("step", True), ("seconds", None), ("seconds", math.nan)],
+        *[("loss_scale", math.nan), ("loss_scale", 0.0), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
+        *[("best", [[10**400, 1]]), ("best", [[1.0, math.inf]]), ("best", [[math.nan, 1]]), ("best", {"12": 1})],
+    ],
 )
 def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_path: Path) -> None:
     fit(state_of(text, tmp_path, max_steps=1))

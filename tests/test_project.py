@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "data.readers": {"data.lines", "data.parting"},
     "data.cache": {"files"},
     "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.cache"},
-    "data.tokenizer": {"distributed"},
+    "data.tokenizer": {"distributed", "files"},
     "data.batching": {
         *("data.cache", "data.corpus", "data.lines", "data.tokenizer"),
         *("distributed", "alignment", "links"),

@@ -168,6 +168,9 @@ def test_a_batch_too_large_for_memory_is_divided(
             break
         outcome = train_step(state, np.arange(20), 1)
         found.append((outcome.sums.target, outcome.sums.loss.nats, state.model.state_dict()))
+        said = caplog.text
+        train_step(state, np.arange(20), 2)
+        assert caplog.text == said  # it knows now
     torch.testing.assert_close(*found)
     assert "out of memory for 20 pairs of up to" in caplog.text and "train.accumulate=4" in caplog.text
 
@@ -218,8 +221,10 @@ def test_checkpoints_are_found_verified_and_replaced(
         folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, progress)
         verify(folder)
     (tmp_path / "checkpoints" / "last").unlink()
+    assert last_checkpoint(tmp_path) == last_whole(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
     (tmp_path / "checkpoints" / "step_3000000").mkdir()
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
+    assert last_whole(tmp_path) == tmp_path / "checkpoints" / "step_1000000"  # the other is damaged
     assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))

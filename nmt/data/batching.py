@@ -27,7 +27,7 @@ from nmt.data.corpus import origins
 from nmt.data.lines import FIRST, counted, first_of
 from nmt.data.tokenizer import Side, Tokenizer
 from nmt.errors import UserError
-from nmt.links import Gold
+from nmt.links import Gold, gold_of
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time while tokenising
@@ -178,6 +178,15 @@ def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
             key.update(np.array([len(text) for text in batch[side]]).tobytes())
             key.update("".join(batch[side]).encode())
     return key.hexdigest()[:32]
+
+
+def gold_key(pairs: Dataset) -> str:
+    """A key made of all gold links; empty where there are none."""
+    gold = gold_of(pairs)
+    if gold is None:
+        return ""
+    links = [(sorted(one.sure), sorted(one.possible)) for one in gold]
+    return hashlib.sha256(repr(links).encode()).hexdigest()[:32]
 
 
 def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length: int) -> None:

@@ -95,7 +95,7 @@ def making(folder: Path) -> Iterator[Path]:
 
 def remove_left_behind(folder: Path) -> None:
     """Remove what processes that were killed have left unfinished: folders in which nothing was made for a day."""
-    for part in folder.glob(f"*{UNFINISHED}"):
+    for part in folder.glob(f"*.{'[0-9a-f]' * 32}{UNFINISHED}"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > DAY:
                 shutil.rmtree(part)

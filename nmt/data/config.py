@@ -73,7 +73,8 @@ class TokenizerConfig:
 
 @dataclass(slots=True)
 class DataOverride:
-    """`data.*` of the commands that read a run: null means the run's own value; for `limit`, none."""
+    """`data.*` of the commands that read a run: null means the run's own value; for `limit` none, for `cache` the
+    default."""
 
     format: str | None = None  # null: the run's own, here and below
     path: str | None = None
@@ -85,7 +86,7 @@ class DataOverride:
     invalid: str | None = None
     alignments: str | None = None
     seed: int | None = None
-    cache: str | None = None
+    cache: str | None = None  # folder of what was read; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
 
     def over(self, run: DataConfig) -> DataConfig:
         """The run's data with what was given here in its place."""
@@ -98,4 +99,5 @@ class DataOverride:
                 f"data.source={self.source} data.target={self.target}: "
                 f"the model was trained to translate {run.source} to {run.target}"
             )
+        unset |= {"cache"}  # where a command writes is for its user to say, not for who made the run
         return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})

@@ -11,7 +11,6 @@ and encodes a list in several threads), so BPE dropout and the sampling of unigr
 import hashlib
 import io
 import itertools
-import os
 import random
 import re
 from bisect import bisect_right
@@ -26,6 +25,7 @@ import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.errors import UserError
+from nmt.files import write_atomically
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
@@ -35,6 +35,7 @@ SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sampl
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
 FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
 LONGEST_PIECE = 16  # characters, by SentencePiece's default
+LARGEST = 2**28  # bytes of a model that is read: no real one is nearly so large
 UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
 
 
@@ -169,9 +170,7 @@ class Tokenizer:
             if model is None:
                 (folder / name).unlink(missing_ok=True)
             else:
-                part = folder / f"{name}.part"
-                part.write_bytes(model)
-                os.replace(part, folder / name)
+                write_atomically(folder / name, [model])
 
 
 # ---------------------------------------------------------------------------------------------------- pieces to words
@@ -371,7 +370,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_side(path: Path) -> Side:
     try:
-        side = Side(path.read_bytes())
+        with open(path, "rb") as file:
+            side = Side(file.read(LARGEST))
     except OSError as error:
         raise UserError(
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"

@@ -7,6 +7,7 @@ to run them.
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -125,8 +126,12 @@ def within_memory(work: Callable[[], T]) -> T | None:
     except RuntimeError as error:  # not all allocators have a class of their own for it
         if not (SHORT.search(str(error)) or isinstance(error.__context__, torch.OutOfMemoryError)):
             raise
-    for recorded in RECORDED:
-        recorded.graphs.clear()
+    with ExitStack() as held:
+        for number in range(torch.cuda.device_count()):
+            held.enter_context(lock_of(torch.device("cuda", number)))
+        for recorded in list(RECORDED):
+            recorded.graphs.clear()
+        beside.cache_clear()  # what is recorded from now on gets memory of its own
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
