@@ -1,8 +1,11 @@
 """What several test files need: the commands as real processes, and a small trained run."""
 
+import logging
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,16 @@ def write_corpus(folder: Path, **sizes: int) -> Path:
         for ending, lines in sides.items():
             (folder / f"{split}.{ending}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """A command that runs within a test sets the log and a signal to its own liking."""
+    log = logging.getLogger("nmt")
+    before = log.handlers[:], log.level, log.propagate, signal.getsignal(signal.SIGTERM)
+    yield
+    log.handlers[:], log.level, log.propagate = before[:3]
+    signal.signal(signal.SIGTERM, before[3])
 
 
 @pytest.fixture(scope="session")
