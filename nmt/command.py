@@ -159,9 +159,16 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
 
     def decorate(function: Callable[[Any], float | None]) -> Callable[[], None]:
         failures: list[str] = []
+        ended: list[int] = []  # signals
         inside = False  # the job, where an unforeseen exception is a bug of ours; outside it is about the command line
 
+        def end(number: int, _: object) -> None:
+            ended.append(number)
+            sys.exit(128 + number)  # on the way out what is half done is cleared away
+
         def fail(message: str) -> None:
+            if ended:  # a library has made another error of the exit
+                sys.exit(128 + ended[0])
             failures.append(message)
             print(f"error: {message}", file=sys.stderr)
 
@@ -182,7 +189,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
             warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
-            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
+            signal.signal(signal.SIGTERM, end)
             try:
                 check_command_line(sys.argv[1:], keys(schema), groups(command))
                 with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
@@ -191,7 +198,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 fail("interrupted")
                 sys.exit(130)
             except Exception as error:
-                if inside:
+                if inside and not ended:
                     raise
                 fail(str(error) if isinstance(error, UserError) else explain(error))
             if failures:

@@ -212,7 +212,9 @@ class TrainRun:
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
         if self.precision == "int8":
-            raise UserError("precision=int8 is for translating with a trained model; train in another")
+            raise UserError(
+                "precision=int8 is for translating with a trained model; train in auto, fp32, bf16, fp16 or fp64"
+            )
         check_at_least(0, seed=self.seed)
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")

@@ -114,7 +114,8 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
                 process.join()
                 ended += 1
                 moments[moment(folder / "runs" / "torn", process.exitcode)] += 1
-                promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}")
+                said = (folder / "said").read_text()[-2000:]
+                promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
             else:
                 promise(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
         found = fruits(folder / "runs" / "torn")

@@ -146,6 +146,6 @@ def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path
 
 
 def test_where_int8_cannot_be(tmp_path: Path) -> None:
-    assert "train in auto, fp32, bf16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
+    assert "train in auto, fp32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
     with pytest.raises(nmt.UserError, match="write device=cpu too"):
         choose_precision("int8", torch.device("cuda"))
