@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nmt.alignment import Record
 from nmt.checkpoint import export, load_model
 from nmt.config import SearchConfig, TranslateRun
@@ -85,16 +87,17 @@ def load(
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = SearchConfig(**search)
     TranslateRun(paths, device=device, precision=precision, average=average)  # refuses what cannot be
-    return Model(open_translator(paths, device, precision, average, settings), paths, average)
+    return Model(open_translator(paths, choose_device(device), precision, average, settings), paths, average)
 
 
-def open_translator(paths: list[str], device: str, precision: str, average: int, search: SearchConfig) -> Translator:
+def open_translator(
+    paths: list[str], device: torch.device, precision: str, average: int, search: SearchConfig
+) -> Translator:
     """What `load` and `nmt.translate` translate with.
 
     Raises:
         UserError: a model cannot be read, or two have different vocabularies.
     """
-    where = choose_device(device)
     loaded = [load_model(path, average) for path in paths]
     tokenizer = loaded[0].tokenizer
     for path, other in zip(paths, loaded, strict=True):
@@ -104,9 +107,9 @@ def open_translator(paths: list[str], device: str, precision: str, average: int,
                     f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
                     "share a tokenizer"
                 )
-        place(other.model, choose_precision(precision, where), where)
+        place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    return Translator(fastest(model, where), tokenizer, search, where)
+    return Translator(fastest(model, device), tokenizer, search, device)
 
 
 def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:

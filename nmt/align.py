@@ -7,6 +7,7 @@ python -m nmt.align --help
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ import torch
 from nmt.alignment import Record, ideal_weights, writer
 from nmt.checkpoint import load_model
 from nmt.config import AlignRun, SearchConfig, TrainRun, main
-from nmt.data.corpus import column, last, load_pairs
+from nmt.data.corpus import column, load_pairs
 from nmt.data.gold import Sentences, read_gold
-from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.data.splits import last
+from nmt.distributed import choose_precision, in_turn, joined, log_to_stderr, mine, place, rank
 from nmt.errors import UserError
 from nmt.files import nobody_reads, output, read_text
 from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
@@ -106,7 +108,7 @@ def align_pairs(
     """Write the links of all pairs, some thousand pairs at a time. Returns how good they are, by the gold links."""
     counts, oracle = LinkCounts(), LinkCounts()
     shown = command.output is not None
-    with output(command.output) as file, writer(command.output, file) as put:
+    with output(mine(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
             records = forward.align(*pairs, start + 1, shown)
@@ -130,21 +132,21 @@ def align(command: AlignRun) -> float | None:
     for path in (command.source, command.target, command.gold):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    device = choose_device(command.device)
-    forward, run = load(command.checkpoint, command, device)
-    backward = None
-    if command.reverse_checkpoint is not None:
-        backward, reverse_run = load(command.reverse_checkpoint, command, device)
-        check_direction(command, run, reverse_run)
-    sources, targets, gold = read_pairs(command, run)
-    try:
-        measures = align_pairs(command, forward, backward, sources, targets, gold)
-    except BrokenPipeError:
-        nobody_reads()
-    if gold is not None:
-        for name, value in measures.items():
-            text = "-" if value is None else f"{value:.4f}"
-            print(f"{name:<22}{text}", file=sys.stderr if command.output is None else sys.stdout)
+    with joined(command.device) as device:
+        forward, run = in_turn(partial(load, command.checkpoint, command, device))
+        backward = None
+        if command.reverse_checkpoint is not None:
+            backward, reverse_run = in_turn(partial(load, command.reverse_checkpoint, command, device))
+            check_direction(command, run, reverse_run)
+        sources, targets, gold = in_turn(lambda: read_pairs(command, run))
+        try:
+            measures = align_pairs(command, forward, backward, sources, targets, gold)
+        except BrokenPipeError:
+            nobody_reads()
+        if gold is not None and not rank():
+            for name, value in measures.items():
+                text = "-" if value is None else f"{value:.4f}"
+                print(f"{name:<22}{text}", file=sys.stderr if command.output is None else sys.stdout)
     return measures["aer"]
 
 

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import logging
 import os
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.errors import UserError, nearest
+from nmt.errors import UserError, nearest, told_by_another
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
@@ -28,6 +30,8 @@ FLAGS = (
     *("-h", "--help", "--hydra-help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package"),
     *("-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"),
 )
+PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
+failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
 
 
 def check_command_line(arguments: list[str], keys: list[str], groups: list[str]) -> None:
@@ -67,6 +71,8 @@ def explain(error: Exception) -> str:
     """A complaint of Hydra or OmegaConf in one line, beginning with the argument or key that it is about."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        if choice in PLUGINS:
+            return f"{group}={choice} is a plug-in of Hydra that is not installed: pip install 'nmt[sweep]'"
         return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
@@ -75,6 +81,8 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
     complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
+    if "INTERVAL_SWEEP" in complaint:
+        return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
     override = str(error).partition("Error merging override ")[2]
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     return f"{override or key}: {complaint}" if override or key else complaint
@@ -142,6 +150,53 @@ def checked(config: DictConfig) -> Any:
         raise UserError(explain(error)) from error
 
 
+def check_direction(config: Any) -> None:
+    """Refuse a search for the worst model.
+
+    Raises:
+        UserError: the sweeper's direction is not that of train.monitor.
+    """
+    if not hasattr(config, "train"):
+        return
+    direction, monitor = HydraConfig.get().sweeper.get("direction"), config.train.monitor
+    given = getattr(direction, "name", direction)  # Optuna's default is a member of an enumeration
+    wanted = "minimize" if monitor in ("loss", "ppl") else "maximize"
+    if given in ("minimize", "maximize") and given != wanted:
+        raise UserError(f"hydra.sweeper.direction={given} looks for the worst {monitor}; write {wanted}")
+
+
+def fail(message: str, common: bool = False) -> None:
+    """Report a failure. What is wrong with the command line is `common` to all processes of a job: the first reports
+    it."""
+    number = int(os.environ.get("RANK", "0"))
+    if number and common:
+        told_by_another()
+    failures.append(message)
+    print(f"error: {f'process {number}: ' if number else ''}{message}", file=sys.stderr, flush=True)
+
+
+class Failure:
+    """What a failed job returns: no number, by which a search knows it (over NaN Optuna's plug-in stumbles). One from
+    another process is reported by the first process when it comes there, which is when it is unpickled."""
+
+    def __init__(self, message: str, report: bool = True, common: bool = False) -> None:
+        self.message = message
+        if report:
+            fail(message, common)
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return Failure, (self.message,)
+
+
+def show_search() -> None:
+    """Show what Optuna's plug-in says, its results above all; failed jobs, of which it warns, are reported already."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.levelno < logging.WARNING)
+    log = logging.getLogger("hydra_plugins.hydra_optuna_sweeper")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
 def remove_empty(folder: Path) -> None:
     """Take back the run's folder, which Hydra makes before the checks, unless there is something in it."""
     with contextlib.suppress(OSError):  # not empty, or another rank was here first
@@ -154,41 +209,48 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
     """Turn a function of checked dataclasses into a command-line program, configured by `configs/<command>.yaml`.
 
     Whatever the user can mend ends the program with its message alone and exit code 1. In a sweep (`-m`) a failing job
-    is reported so, the others still run, and the exit code is 1 at the end.
+    is reported so, wherever it runs, the others still run, and the exit code is 1 at the end.
     """
 
     def decorate(function: Callable[[Any], float | None]) -> Callable[[], None]:
-        failures: list[str] = []
         ended: list[int] = []  # signals
         inside = False  # the job, where an unforeseen exception is a bug of ours; outside it is about the command line
+        first = 0  # process, of the command; a launcher may run a job in another one, with copies of all this
 
         def end(number: int, _: object) -> None:
             ended.append(number)
             sys.exit(128 + number)  # on the way out what is half done is cleared away
 
-        def fail(message: str) -> None:
-            if ended:  # a library has made another error of the exit
-                sys.exit(128 + ended[0])
-            failures.append(message)
-            print(f"error: {message}", file=sys.stderr)
-
-        def job(config: DictConfig) -> float:
+        def job(config: DictConfig) -> float | Failure | None:
             nonlocal inside
             inside = True
+            settings = None
             try:
-                score = function(checked(config))
-            except (UserError, OSError) as error:
-                score = None
-                fail(str(error) if isinstance(error, UserError) else trouble(error))
+                settings = checked(config)
+                check_direction(settings)
+                score: float | Failure | None = function(settings)
+            except Exception as error:
+                late = type(error).__module__.startswith("submitit.")  # the cluster's time for the job is up
+                if not late and not isinstance(error, UserError | OSError):
+                    if os.getpid() != first:  # from where an exception comes without its traceback
+                        error.add_note(traceback.format_exc())
+                    raise
+                if ended:  # a library has made another error of the exit
+                    sys.exit(128 + ended[0])
+                message = trouble(error) if isinstance(error, OSError) else str(error)
+                score = Failure(message, report=os.getpid() == first, common=settings is None)
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
             inside = False
-            return float("nan") if score is None else score
+            return score
 
         def run() -> None:
+            nonlocal first
+            first = os.getpid()
             failures.clear()  # of an earlier call
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
             warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+            show_search()
             signal.signal(signal.SIGTERM, end)
             try:
                 check_command_line(sys.argv[1:], keys(schema), groups(command))
@@ -198,9 +260,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 fail("interrupted")
                 sys.exit(130)
             except Exception as error:
-                if inside and not ended:
+                if ended:
+                    sys.exit(128 + ended[0])
+                if inside or hasattr(error, "__notes__"):
                     raise
-                fail(str(error) if isinstance(error, UserError) else explain(error))
+                fail(str(error) if isinstance(error, UserError) else explain(error), common=True)
             if failures:
                 sys.exit(1)
 

@@ -27,7 +27,7 @@ LASTING = {  # sections and keys
     *("optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor"),
 }
 FREE = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
-    *("name", "resume", "overwrite", "data.path", "data.cache", "data.split"),
+    *("name", "resume", "overwrite", "data.path", "data.cache", "data.split", "data.num_proc", "data.invalid"),
     *("train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped"),
 }
 PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
@@ -222,6 +222,10 @@ class TrainRun:
         check_choice("resume", self.resume, ("false", "true", "auto"))
         if self.overwrite and self.resume == "true":
             raise UserError(f"overwrite=true contradicts resume={self.resume}; give one of them")
+        if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
+            raise UserError(
+                "data.streaming=true knows no end of an epoch: write train.max_steps=N train.validate_every=N too"
+            )
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
         if self.train.coverage_loss and not self.model.attention.coverage:

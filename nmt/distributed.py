@@ -1,21 +1,35 @@
-"""Where a command runs: device, precision, logging, signals."""
+"""Where a command runs: device, precision, the other processes of its job, logging, signals.
+
+`torchrun` starts the processes of a job and gives each a number, its rank. All do the same; what only one may do, like
+writing, the first one does (rank 0).
+"""
 
 import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from nmt.errors import UserError
+from nmt.errors import UserError, told_by_another
 
+T = TypeVar("T")
 log = logging.getLogger("nmt")
+ALONE = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "TORCHELASTIC_RESTART_COUNT": 0}
+LAUNCHED = {  # by torchrun: processes of the job, and of this machine; the number of this one among either; restarts
+    name: int(os.environ.get(name, default)) for name, default in ALONE.items()
+}
+PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
 DTYPES = {
     **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
@@ -23,33 +37,26 @@ DTYPES = {
 }
 
 
-def check_alone() -> None:
-    """Refuse a launch by torchrun with several processes, which would all write the same run.
-
-    Raises:
-        UserError: there are several.
-    """
-    if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UserError(f"training uses one process as yet, and torchrun started {world}; write --nproc-per-node=1")
-
-
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one.
+    """`auto` takes a GPU when there is one; of several processes on a machine each takes its own.
 
     Raises:
         UserError: the device is unknown or not there.
     """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    local, here = LAUNCHED["LOCAL_RANK"], LAUNCHED["LOCAL_WORLD_SIZE"]
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
-        device = torch.device(name)
+        device = torch.device(chosen)
     except RuntimeError:
         raise UserError(f"device={name} is none of auto, cpu, cuda, cuda:N, mps") from None
+    if here > 1 and device == torch.device("cuda"):
+        device = torch.device("cuda", local)
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     count = there.get(device.type, 0)
     if (device.index or 0) >= count:
         found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
-        raise UserError(f"device={name} is not there; this machine has {found}; device=auto picks one")
+        remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
+        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}")
     return device
 
 
@@ -121,6 +128,144 @@ def release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+# ---------------------------------------------------------------------------------------------------------- processes
+_joined = False  # the other processes of this job; torch.distributed may also be in use by somebody who imports nmt
+
+
+@contextlib.contextmanager
+def joined(name: str) -> Iterator[torch.device]:
+    """The device of that name, for a process that works together with the others that torchrun started, if there are.
+
+    Raises:
+        UserError: there is no such device, or it is not for several processes.
+    """
+    global _joined
+    device = choose_device(name)
+    if LAUNCHED["WORLD_SIZE"] == 1:
+        yield device
+        return
+    if name not in ("auto", "cpu", "cuda"):
+        if LAUNCHED["RANK"]:
+            told_by_another()
+        raise UserError(f"device={name} is for one process; with several write device=auto, cuda or cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    log.info(f"joining {LAUNCHED['WORLD_SIZE']} processes")
+    together(join, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    _joined = True
+    try:
+        yield device
+    finally:
+        _joined = False
+        dist.destroy_process_group()
+
+
+def join(backend: str) -> None:
+    """Meet the other processes. After a restart by torchrun the addresses of those that died are still in its store:
+    each attempt has names of its own there."""
+    store, number, count = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt {LAUNCHED['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=number, store=store)
+
+
+def rank() -> int:
+    """The number of this process in its job, from 0."""
+    return LAUNCHED["RANK"] if _joined else 0
+
+
+def ranks() -> int:
+    """Processes of this job."""
+    return LAUNCHED["WORLD_SIZE"] if _joined else 1
+
+
+def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
+    """What all processes have to call.
+
+    Raises:
+        UserError: one is gone, so that this one cannot go on.
+    """
+    try:
+        call(*arguments, **others)
+    except RuntimeError as error:  # gloo has no class of its own for it
+        reason = re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
+        raise UserError(f"another process of this job has ended, so this one cannot go on ({reason[:200]})") from None
+
+
+def summed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sums over all processes of tensors on one device, in one message."""
+    if ranks() == 1:
+        return tensors
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    together(dist.all_reduce, flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def agreed(number: int) -> int:
+    """The largest of the numbers that the processes give."""
+    if ranks() == 1:
+        return number
+    largest = torch.tensor(number)
+    together(dist.all_reduce, largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def gathered(part: T) -> list[T]:
+    """What each process gives, in the order of their numbers."""
+    if ranks() == 1:
+        return [part]
+    parts: list[Any] = [None] * ranks()
+    together(dist.all_gather_object, parts, part)
+    return parts
+
+
+def copied(tensors: list[torch.Tensor]) -> None:
+    """Fill these tensors with those of the first process."""
+    if ranks() > 1:
+        for tensor in tensors:
+            together(dist.broadcast, tensor, 0)
+
+
+def mine(path: str | None) -> str | None:
+    """Where the first process writes; the others write nowhere."""
+    return os.devnull if rank() else path
+
+
+def dealt(rows: Sequence[T]) -> Sequence[T]:
+    """The part of this process of what all have, dealt out like cards."""
+    return rows[rank() :: ranks()]
+
+
+def told(work: Callable[[], T]) -> T:
+    """What the first process finds, in all of them. Its UserError ends them all."""
+    return gathered(tried(work, rank() == 0))[0]  # type: ignore[return-value]
+
+
+def in_turn(work: Callable[[], T]) -> T:
+    """What each process finds; the first of each machine before the others, which come upon what it has prepared. A
+    UserError of one ends them all."""
+    first = LAUNCHED["LOCAL_RANK"] == 0
+    found, after = tried(work, first), tried(work, not first)
+    return found if first else after  # type: ignore[return-value]
+
+
+def tried(work: Callable[[], T], mine: bool) -> T | None:
+    """What `work` returns, where it is for this process to do. If it fails in some, the first of them says why, and the
+    others end without a word."""
+    found = error = None
+    try:
+        found = work() if mine else None
+    except (UserError, OSError) as caught:
+        error = caught
+    failed = gathered(error is not None)
+    if error and failed.index(True) == rank():
+        raise error
+    if any(failed):
+        told_by_another()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ logging
 class _Lines(logging.Handler):
     """Lines to standard error that do not break a progress bar."""
 
@@ -137,13 +282,16 @@ class _File(logging.FileHandler):
 
 
 def log_to_stderr() -> None:
-    """Show what nmt reports on standard error; standard output is for results."""
+    """Show what nmt reports on standard error; standard output is for results. The processes of a job find the same
+    things; beside the first, one shows only what is its `own`."""
     log.handlers.clear()
     log.propagate = False
     log.setLevel(logging.INFO)
     handler = _Lines()
     handler.addFilter(lambda record: not getattr(record, "quiet", False))
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    if number := LAUNCHED["RANK"]:
+        handler.addFilter(lambda record: getattr(record, "own", False))
+        handler.setFormatter(logging.Formatter(f"process {number}: %(message)s"))
     log.addHandler(handler)
 
 

@@ -11,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nmt.checkpoint import load_model
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
-from nmt.distributed import choose_device, choose_precision, log, log_to_stderr, place
+from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
 from nmt.files import finite, write_atomically
 from nmt.metrics import looks_tokenised, scores
@@ -48,19 +50,25 @@ def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path
 def evaluate(command: EvaluateRun) -> float | None:
     """Returns BLEU."""
     log_to_stderr()
+    with joined(command.device) as device:
+        return measure(command, device)
+
+
+def measure(command: EvaluateRun, device: torch.device) -> float | None:
+    """Measure, write the results into the run, and show them. Returns BLEU."""
     assert command.checkpoint is not None
-    model, tokenizer, run, folder, steps = load_model(command.checkpoint, command.average)
-    device = choose_device(command.device)
+    checkpoint = command.checkpoint
+    model, tokenizer, run, folder, steps = in_turn(lambda: load_model(checkpoint, command.average))
     precision = choose_precision(command.precision, device)
     place(model, precision, device)
     data = command.data.over(run.data)
-    pairs = load_pairs(data, data.split)
+    pairs = in_turn(lambda: load_pairs(data, data.split))
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
     if data.format != "toy" and looks_tokenised(references):
         log.warning("the references look tokenised (spaces before punctuation); BLEU compares with raw text elsewhere")
 
     results = folder / "eval" / data.split
-    results.mkdir(parents=True, exist_ok=True)  # fails before the work, where it must fail
+    told(lambda: results.mkdir(parents=True, exist_ok=True))  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     translator = Translator(fastest(model, device), tokenizer, command.search, device)
     started = time.perf_counter()
@@ -75,6 +83,8 @@ def evaluate(command: EvaluateRun) -> float | None:
         "data": asdict(data),
         "search": asdict(command.search),
     }
+    if rank():
+        return measures["bleu"]
     write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
     write_atomically(results / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
     write_atomically(results / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])

@@ -1,18 +1,89 @@
-"""A run's folder: whether a command may train in it, what must stay as it was, and who is at work there."""
+"""A run's folder: whether a command may train in it, from where it starts, what must stay as it was, and who is at work
+there."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from filelock import FileLock, Timeout
 
-from nmt.checkpoint import MODEL, last_checkpoint, load_config
+from nmt.checkpoint import (
+    MODEL,
+    find_checkpoint,
+    last_checkpoint,
+    last_whole,
+    load_config,
+    load_weights,
+    save_config,
+    verified,
+)
 from nmt.config import FREE, TrainRun, flat, lasting
-from nmt.distributed import log
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import LAUNCHED, choose_precision, log
 from nmt.errors import UserError
+from nmt.files import write_atomically
+from nmt.state import TrainState, resume
 
 CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "skipped.jsonl", "train.log")
+JOB = ".job"  # which job of torchrun was the last to train in a folder
+
+
+class Start(NamedTuple):
+    """From where a run starts."""
+
+    run: TrainRun  # with what is decided here
+    resuming: bool
+    last: Path | None  # the run's last checkpoint
+    checkpoint: Path | None  # whose weights it goes on with: its own, or that of another run
+    tokenizer: Tokenizer | None  # likewise
+
+
+def find_start(run: TrainRun, folder: Path, device: torch.device) -> Start:
+    """Look at the run's folder and at what it is to go on with.
+
+    Raises:
+        UserError: something is in the way, missing or damaged, or settings have changed that must not.
+    """
+    if began_here(folder):
+        run = dataclasses.replace(run, resume="auto", overwrite=False)
+    resuming, last = check_folder(folder, run), last_checkpoint(folder)
+    origin = (folder, last_whole(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
+    precision = choose_precision(run.precision, device)
+    if origin is None:
+        return Start(dataclasses.replace(run, precision=precision), resuming, last, None, None)
+    settings, tokenizer = verified(*origin)
+    if resuming and run.precision == "auto":
+        precision = settings.precision
+    run = dataclasses.replace(run, precision=precision)
+    if run.init_from:
+        run = adopt(run, settings)
+    if resuming:
+        check_same(run, settings)
+    return Start(run, resuming, last, origin[1], tokenizer)
+
+
+def began_here(folder: Path) -> bool:
+    """Whether torchrun has started the processes again, after they had taken this folder."""
+    path = folder / JOB
+    return LAUNCHED["TORCHELASTIC_RESTART_COUNT"] > 0 and path.is_file() and path.read_text() == job()
+
+
+def job() -> str:
+    """What torchrun calls this job; nothing without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def adopt(run: TrainRun, parent: TrainRun) -> TrainRun:
+    """The settings of a run that starts from another's weights: the tokenizer and the sizes are those of the parent."""
+    tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
+    model = dataclasses.replace(parent.model, dropout=run.model.dropout)
+    adopted = dataclasses.replace(run, tokenizer=tokenizer, model=model)
+    if taken := [f"{key}={new} (not {old})" for key, new, old in differences(adopted, run)]:
+        log.info(f"as in init_from={run.init_from}: {', '.join(taken)}")
+    return adopted
 
 
 def check_folder(folder: Path, run: TrainRun) -> bool:
@@ -48,6 +119,30 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     if run.resume == "true" and not trained:
         raise UserError(f"resume=true, but {folder} holds no checkpoint; resume=auto starts where there is none")
     return trained
+
+
+def open_folder(state: TrainState, start: Start) -> FileLock:
+    """Take the run's folder: with nobody else in it, cleared or resumed, with settings and tokenizer.
+
+    Raises:
+        UserError: somebody else is there, or was.
+    """
+    folder, run = state.folder, start.run
+    held = lock(folder)
+    if (check_folder(folder, run), last_checkpoint(folder)) != (start.resuming, start.last):
+        raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
+    if start.resuming:
+        assert start.checkpoint is not None
+        resume(state, start.checkpoint)
+    else:
+        if start.checkpoint:
+            load_weights(state.model, start.checkpoint)
+        clear(folder)
+    if job():
+        write_atomically(folder / JOB, [job()])
+    save_config(folder, run)  # first of all: by it a folder is known to be a run
+    state.tokenizer.save(folder)
+    return held
 
 
 def lock(folder: Path) -> FileLock:
@@ -86,14 +181,14 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
     if refused := [text for key, text in changed.items() if key in lasting(dataclasses.asdict(run))]:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
-    harmless = {*FREE, *unused(run)}
+    harmless = {*FREE, *schedule(run)}
     if free := [text for key, text in changed.items() if key in harmless]:
         log.info(f"changed since this run began: {', '.join(free)}")
     if other := [text for key, text in changed.items() if key not in harmless]:
         log.warning(f"changed since this run began, which changes its numbers: {', '.join(other)}")
 
 
-def unused(run: TrainRun) -> tuple[str, ...]:
+def schedule(run: TrainRun) -> tuple[str, ...]:
     """Keys on which no number depends in this run: when it ends, and when it is validated."""
     share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
     judged = run.optim.schedule == "plateau" or run.train.patience

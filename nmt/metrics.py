@@ -9,7 +9,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -104,6 +104,9 @@ class LinkCounts:
         self.sure += len(gold.sure)
         self.found_sure += len(found & gold.sure)
         self.found_possible += len(found & gold.possible)
+
+    def __add__(self, other: "LinkCounts") -> "LinkCounts":
+        return LinkCounts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
     def scores(self) -> dict[str, float | None]:
         """Och and Ney 2003, section 5: precision |A n P| / |A|, recall |A n S| / |S|, and

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,10 @@ from nmt.checkpoint import (
     step_folders,
 )
 from nmt.config import TrainRun
-from nmt.data.batching import EncodedPairs
+from nmt.data.encoding import EncodedPairs
+from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import log
+from nmt.distributed import copied, log, rank, told
 from nmt.errors import UserError
 from nmt.files import plain, write_atomically
 from nmt.model.seq2seq import Seq2Seq
@@ -43,7 +45,9 @@ class Progress:
     corpus: str  # key of the training and validation text, as tokenised
     step: int = 0  # updates made or skipped
     epoch: int = 0  # the present one, from 0
-    position: int = 0  # batches of the present epoch done
+    window: int = 0  # of a stream, the present one, from 0
+    places: list[list[int]] = field(default_factory=list)  # of a stream, where the present window begins in each corpus
+    position: int = 0  # batches of the present epoch, or of the present window, done
     best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
     judged: int = -1  # step of the last validation
     waiting: int = 0  # validations since the last better one
@@ -69,6 +73,7 @@ class TrainState:
     valid: Dataset
     progress: Progress
     board: Any = None  # TensorBoard's writer, where its extra is installed
+    stream: Iterator[Window] | None = None  # where `train` is one window of it
     room: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
     differentiate: Differentiate = field(init=False)  # of this run and this model
     scale: LossScale = field(init=False)
@@ -93,11 +98,13 @@ def seed_of(*numbers: int) -> int:
 
 def save(state: TrainState) -> None:
     """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept: all but the
-    best ones, this one, and the one before it, which serves where this one is found damaged.
+    best ones, this one, and the one before it, which serves where this one is found damaged. The first process does it.
 
     Raises:
         UserError: there is no room, for one; the last checkpoint is as it was.
     """
+    if rank():
+        return
     progress = state.progress
     if state.scale.adapts:
         progress.loss_scale, progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
@@ -135,6 +142,9 @@ def read_progress(path: Path) -> Progress:
         for score, step in found.best:
             if type(score) is not float or type(step) is not int or math.isnan(score) or not 0 < step < 2**53:
                 raise TypeError(f"best is {repr(found.best)[:40]}")
+        for place in found.places:
+            if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
+                raise TypeError(f"places is {repr(found.places)[:40]}")
         found.best = [(score, step) for score, step in found.best]
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is damaged or from another version: {error}") from None
@@ -163,6 +173,14 @@ def resume(state: TrainState, folder: Path) -> None:
     write_atomically(path, (line for line in lines if 0 <= step_in(line) <= step))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
     log.info(f"resuming {state.folder} at step {step}")
+
+
+def share(state: TrainState) -> None:
+    """Give all processes of the job the weights, the optimiser's state and the progress of the first one."""
+    slots = [value for slot in state.optimiser.state.values() for value in slot.values() if torch.is_tensor(value)]
+    copied([*(parameter.detach() for parameter in state.model.parameters()), *slots])
+    state.progress = told(lambda: state.progress)
+    state.scale_loss()
 
 
 def step_in(line: str) -> int:

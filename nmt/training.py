@@ -3,17 +3,20 @@
 import json
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from nmt.config import SearchConfig, TrainConfig
-from nmt.data.batching import epoch_batches, padding_waste
+from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
-from nmt.distributed import deferred_signals, log, release_memory
-from nmt.errors import UserError
-from nmt.files import finite
+from nmt.data.encoding import EncodedPairs, Indices
+from nmt.distributed import agreed, deferred_signals, log, rank, release_memory
+from nmt.errors import UserError, told_by_another
+from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
 from nmt.state import TrainState, save
 from nmt.translator import Translator, warn_of_reach
@@ -35,35 +38,39 @@ def fit(state: TrainState) -> float:
         UserError: `train.max_skipped` updates in a row failed; or there is no room for a checkpoint.
     """
     run, progress = state.run, state.progress
-    batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
-    last_step = horizon(run.train, len(batches))
-    log.info(f"{len(batches)} updates an epoch, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
-    warn_of_reach(state.model, state.train.source_lengths, "training pairs")
+    batches = updates(state)
+    last_step = horizon(state)
+    what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
+    log.info(f"{len(batches)} updates in {what}, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
+    if state.model.reach is not None:
+        warn_of_reach(state.model, state.train.source_lengths, "training pairs")
     if finished(state, last_step):
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
     window, saved = Window(state), time.monotonic()
     with (
         deferred_signals() as signals,
-        tqdm(total=last_step, initial=progress.step, unit=" steps", disable=None) as bar,
+        tqdm(total=last_step, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
         if progress.judged != progress.step and validation_due(state, len(batches), last_step):
             judge(state, validate(state))  # a signal came before it
         while not finished(state, last_step):
             if progress.position >= len(batches):
-                progress.epoch, progress.position = progress.epoch + 1, 0
-                batches = epoch_batches(state.train, run.train, run.seed, progress.epoch)
+                turn_over(state)
+                batches = updates(state)
             window.outcomes.append(train_step(state, batches[progress.position], last_step))
             progress.position += 1
             bar.update()
 
+            signal = agreed(max(signals, default=0))  # of whichever process
             due = validation_due(state, len(batches), last_step)
             if progress.step % run.train.log_every == 0 or due:
                 bar.set_postfix_str(window.report(last_step, quiet=not bar.disable))
-            if due and not signals:
+            if due and not signal:
                 judge(state, validate(state))
                 window.restart()
-            elif signals or save_due(run.train, progress.step, time.monotonic() - saved):
+                signal = agreed(max(signals, default=0))  # one that came meanwhile
+            elif signal or save_due(run.train, progress.step, time.monotonic() - saved):
                 began = time.perf_counter()
                 window.settle()
                 save(state)
@@ -71,9 +78,9 @@ def fit(state: TrainState) -> float:
             else:
                 continue
             saved = time.monotonic()
-            if signals:
+            if signal:
                 log.info(f"stopped at step {progress.step}; the same command with resume=auto goes on")
-                raise SystemExit(128 + signals[0])
+                raise SystemExit(128 + signal)
     if progress.judged != progress.step:
         judge(state, validate(state))
     best = progress.best[0]
@@ -81,10 +88,37 @@ def fit(state: TrainState) -> float:
     return best[0]
 
 
-def horizon(config: TrainConfig, updates: int) -> int:
-    """The number of the last update, whichever of max_steps and max_epochs comes first; every epoch has `updates`."""
-    by_epochs = None if config.max_epochs is None else config.max_epochs * updates
-    return min(end for end in (config.max_steps, by_epochs) if end is not None)
+def updates(state: TrainState) -> Batches:
+    """Those of the present epoch, or of the present window of a stream."""
+    number = state.progress.epoch if state.stream is None else state.progress.window
+    return epoch_batches(state.train, state.run.train, state.run.seed, number)
+
+
+def turn_over(state: TrainState) -> None:
+    """Go to the next epoch, or to the next window of a stream."""
+    progress = state.progress
+    progress.position = 0
+    if state.stream is None:
+        progress.epoch += 1
+    else:
+        progress.window += 1
+        load_window(state)
+
+
+def load_window(state: TrainState) -> None:
+    """Take the next window of a stream for the text that is trained on."""
+    assert state.stream is not None
+    state.train, state.progress.places = next(state.stream)
+    state.progress.epoch = state.progress.places[0][0]
+
+
+def horizon(state: TrainState) -> int:
+    """The number of the last update, whichever of max_steps and max_epochs comes first. Of epochs that are not of one
+    length, all count as the first."""
+    config, by_epochs = state.run.train, math.inf
+    if config.max_epochs is not None and state.stream is None:
+        by_epochs = config.max_epochs * len(epoch_batches(state.train, config, state.run.seed, 0))
+    return int(min(config.max_steps or math.inf, by_epochs))
 
 
 def validation_due(state: TrainState, updates: int, last_step: int) -> bool:
@@ -182,15 +216,12 @@ class Window:
         """
         self.settle()
         state, progress = self.state, self.state.progress
-        sums = [outcome.sums for outcome, failed in zip(self.outcomes, self.failed, strict=True) if not failed]
-        learned = sum(part.target for part in sums)
-        nats, correct = (
-            torch.stack(terms).sum().item() / learned if learned else math.nan
-            for terms in ([part.loss.nats for part in sums], [part.loss.correct for part in sums])
-        )
         seconds = time.perf_counter() - self.started
         progress.seconds += seconds
-        source, target = (sum(getattr(o.sums, side) for o in self.outcomes) for side in ("source", "target"))
+        table = np.array(torch.stack([torch.stack(outcome.sums) for outcome in self.outcomes]).tolist())
+        *_, source, target = table.sum(axis=0)
+        _, nats, correct, _, learned = table[~np.array(self.failed)].sum(axis=0)
+        nats, correct = (nats / learned, correct / learned) if learned else (math.nan, math.nan)
         speed, target_speed = (source + target) / seconds, target / seconds
         rate = state.optimiser.param_groups[0]["lr"]
         event = {
@@ -215,15 +246,10 @@ class Window:
 
 def astray(state: TrainState, outcome: Outcome) -> UserError:
     """Write the pairs of an update that failed to a file, and say what can be done."""
-    path, encoded = state.folder / "skipped.jsonl", state.train
-    rows = encoded.rows[outcome.indices]
-    table = encoded.pairs[rows]
-    with open(path, "w", encoding="utf-8") as file:
-        for place, row in enumerate(rows.tolist()):
-            pair = {"pair": row + 1} | {name: values[place] for name, values in table.items()}
-            pair["source_pieces"] = encoded.tokenizer.source.pieces(encoded.source[row].tolist())
-            pair["target_pieces"] = encoded.tokenizer.target.pieces(encoded.target[row].tolist())
-            file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+    if rank():
+        told_by_another()
+    path = state.folder / "skipped.jsonl"
+    write_atomically(path, as_json(state.train, outcome.indices))
     return UserError(
         f"{state.progress.in_a_row} updates in a row (train.max_skipped) were skipped: their loss or gradient was "
         f"not finite, the last at step {outcome.step}: training went astray; try a smaller optim.lr, a longer "
@@ -231,8 +257,20 @@ def astray(state: TrainState, outcome: Outcome) -> UserError:
     )
 
 
+def as_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
+    """Pairs with their pieces, one a line."""
+    table = encoded.pairs[rows]
+    for place, row in enumerate(rows.tolist()):
+        pair = {"pair": row + 1} | {name: values[place] for name, values in table.items()}
+        pair["source_pieces"] = encoded.tokenizer.source.pieces(encoded.source[row].tolist())
+        pair["target_pieces"] = encoded.tokenizer.target.pieces(encoded.target[row].tolist())
+        yield json.dumps(pair, ensure_ascii=False) + "\n"
+
+
 def record(state: TrainState, event: dict[str, Any]) -> None:
     """Append one event to metrics.jsonl."""
+    if rank():
+        return
     with open(state.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(finite(event)) + "\n")
     if state.board is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from nmt import open_translator
 from nmt.alignment import writer
 from nmt.config import TranslateRun, main
-from nmt.distributed import log_to_stderr
+from nmt.distributed import in_turn, joined, log_to_stderr, mine, ranks
 from nmt.errors import UserError
 from nmt.files import chunks, finite, output, read_text, typed, write
 from nmt.translator import Translation, Translator, warn_of_cuts
@@ -81,10 +81,11 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
     interactive = command.input is None and sys.stdin.isatty()
     done = 0
     with ExitStack() as stack:
-        text_file = stack.enter_context(output(command.output))
+        text_file = stack.enter_context(output(mine(command.output)))
         align = None
         if command.alignments is not None:
-            align = stack.enter_context(writer(command.alignments, stack.enter_context(output(command.alignments))))
+            links_file = stack.enter_context(output(mine(command.alignments)))
+            align = stack.enter_context(writer(command.alignments, links_file))
         for pairs in chunks(with_beginnings(command, lines), 1 if interactive else CHUNK):
             chunk, beginnings = zip(*pairs, strict=True)
             found = translator.translate(chunk, want_links, done + 1, command.output is not None, beginnings)
@@ -103,7 +104,7 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
     sources, targets = (list(read_text(path)) for path in (command.input, command.target))
     if len(sources) != len(targets):
         raise UserError(f"input={command.input} has {len(sources):,} lines, target={command.target} {len(targets):,}")
-    with output(command.output) as file:
+    with output(mine(command.output)) as file:
         for start in range(0, len(sources), CHUNK):
             part = slice(start, start + CHUNK)
             for scored in translator.score(sources[part], targets[part], progress=command.output is not None):
@@ -117,14 +118,18 @@ def translate(command: TranslateRun) -> None:
     for path in (command.input, command.target, command.prefix):
         if path is not None and (not Path(path).exists() or Path(path).is_dir()):
             raise UserError(f"{path} is not a file")
-    translator = open_translator(command.checkpoint, command.device, command.precision, command.average, command.search)
-    if command.format == "links" and not translator.model.attends:
-        raise UserError("format=links shows where attention was, and the model has none; leave it out")
-    if command.mode == "score":
-        score_pairs(command, translator)
-    else:
-        talking = command.input is None and sys.stdin.isatty() and sys.stdout.isatty()
-        translate_lines(command, translator, typed("> ") if talking else read_text(command.input))
+    with joined(command.device) as device:
+        if command.input is None and ranks() > 1:
+            raise UserError(f"{ranks()} processes cannot share standard input; write input=FILE")
+        settings = command.precision, command.average, command.search
+        translator = in_turn(lambda: open_translator(command.checkpoint, device, *settings))
+        if command.format == "links" and not translator.model.attends:
+            raise UserError("format=links shows where attention was, and the model has none; leave it out")
+        if command.mode == "score":
+            score_pairs(command, translator)
+        else:
+            talking = command.input is None and sys.stdin.isatty() and sys.stdout.isatty()
+            translate_lines(command, translator, typed("> ") if talking else read_text(command.input))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from nmt.beams import Hypothesis
 from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.tokenizer import Tokenizer, words
-from nmt.distributed import log
+from nmt.distributed import dealt, gathered, log, rank
 from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.model.ensemble import Ensemble
@@ -248,16 +248,16 @@ class Translator:
     ) -> list[R]:  # fmt: skip
         """What `run(rows, size)` yields with the row that each is of, in order. It gets rows of like length, the
         longest first: up to `queue` times `size` of them, of which `size` are in work at a time. Where memory does not
-        suffice, sizes are halved from there on.
+        suffice, sizes are halved from there on. The processes of a job share the rows.
 
         Raises:
             UserError: it does not suffice for one line.
         """
         results: dict[int, R] = {}
-        order = by_length(lengths)
+        order = list(dealt(by_length(lengths)))
         most = len(order)
 
-        with tqdm(total=len(lengths), unit=" lines", disable=None if progress else True) as bar:
+        with tqdm(total=len(order), unit=" lines", disable=None if progress and not rank() else True) as bar:
 
             def work() -> bool:
                 for row, result in run(rows, size):
@@ -278,9 +278,10 @@ class Translator:
                     remedy = f"; lower search.beam={width}" if width > 1 else ""
                     raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}")
                 if short:
-                    log.warning(f"out of memory for {size:,} lines at a time: going on with fewer")
+                    log.warning(f"out of memory for {size:,} lines at a time: going on with fewer", extra={"own": True})
                     most, queue = max(1, size // 2), queue if size > 1 else 1
-        return [results[row] for row in range(len(lengths))]
+        found = {row: result for part in gathered(results) for row, result in part.items()}
+        return [found[row] for row in range(len(lengths))]
 
     def read(self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = ()) -> Translation:
         """A hypothesis as text and pieces; with source words, one for each id, unknown words are replaced by the one

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nmt.data.batching import Indices, assemble, micro_batches, sent
-from nmt.distributed import log
+from nmt.distributed import log, rank, ranks, summed
 from nmt.errors import UserError
 from nmt.model.loss import Loss
 from nmt.model.maps import wide
@@ -17,11 +17,13 @@ from nmt.state import TrainState, seed_of
 
 
 class Sums(NamedTuple):
-    """What was met on the way to a gradient."""
+    """What was met on the way to a gradient: sums over tokens, 0-dimensional."""
 
-    loss: Loss  # over target tokens
-    source: int  # tokens
-    target: int  # tokens
+    smoothed: torch.Tensor  # over target tokens, as are the next two: what training minimises, attention apart
+    nats: torch.Tensor  # negative log-likelihood
+    correct: torch.Tensor
+    source: torch.Tensor  # tokens
+    target: torch.Tensor
 
 
 class Outcome(NamedTuple):
@@ -29,68 +31,87 @@ class Outcome(NamedTuple):
 
     step: int  # its number, from 1
     indices: Indices  # its pairs
-    sums: Sums
+    sums: Sums  # of all processes
     failed: torch.Tensor  # whether loss or gradient was not finite, so that the weights are as before; 0-dimensional
 
 
 def train_step(state: TrainState, indices: Indices, last_step: int) -> Outcome:
-    """One update by the gradient of the mean loss over all target tokens. Where memory does not suffice for the batch,
-    it is divided further.
+    """One update by the gradient of the mean loss over all target tokens. Each process of the job makes its share of
+    it; where memory does not suffice for that, it is divided further.
 
     Raises:
-        UserError: memory does not suffice for a single pair.
+        UserError: memory does not suffice for a single pair; or another process has ended.
     """
     optim, progress = state.run.optim, state.progress
-    parts = parts_of(state, indices)
-    while (sums := within_memory(partial(find_gradient, state, parts, last_step))) is None:
-        parts = divided(state, indices, parts)
+    share, tokens = indices[rank() :: ranks()], int(state.train.lengths(indices)[1].sum())
+    parts = parts_of(state, share)
+    while (found := within_memory(partial(find_gradient, state, parts, tokens, last_step))) is None:
+        parts = divided(state, share, parts)
+    # The processes meet once an update, each with its whole gradient; DistributedDataParallel would have them meet
+    # within the backward pass, where one may have to divide its share anew, and where a GPU replays what waits for
+    # nobody. It would hide little of the sending: a recurrence's weight gradients are made last, all at once.
+    gradients, own = found
+    pooled = summed([*gradients, *own])
+    for parameter, gradient in zip(state.model.parameters(), pooled, strict=False):
+        parameter.grad = gradient
+    sums = Sums(*pooled[len(gradients) :])
     rate = learning_rate(optim, progress.step + 1, last_step, progress.decays)
     for group in state.optimiser.param_groups:
         group["lr"] = rate
-    failed = guarded_step(state.optimiser, optim.clip, state.scale.factor, sums.loss.smoothed)
+    excess = sums.target / tokens  # 1, but where subwords are drawn: nobody knows beforehand how many they will be
+    failed = guarded_step(state.optimiser, optim.clip, state.scale.factor * excess, sums.smoothed)
     state.optimiser.zero_grad(set_to_none=True)
     state.scale.adapt(failed)
     progress.step += 1
     return Outcome(progress.step, indices, sums, failed)
 
 
-def find_gradient(state: TrainState, parts: list[Indices], last_step: int) -> Sums:
-    """Give each parameter its gradient, times the loss scale: the sum over all micro-batches."""
+def find_gradient(
+    state: TrainState, parts: list[Indices], tokens: int, last_step: int
+) -> tuple[list[torch.Tensor], Sums]:
+    """What the micro-batches of this process add to the gradient of each parameter, times the loss scale and divided by
+    the `tokens` of the update; and to the sums."""
     run, model, step = state.run, state.model, state.progress.step
-    batches = [assemble(state.train, part, seed_of(run.seed, step, i)) for i, part in enumerate(parts)]
+    seeds = [seed_of(run.seed, step, rank() + ranks() * i) for i in range(len(parts))]
+    batches = [assemble(state.train, part, seed) for part, seed in zip(parts, seeds, strict=True)]
     source = sum(int(batch.source_length_B.sum()) for batch in batches)
     target = sum(int(batch.target_length_B.sum()) for batch in batches)
-    scale_2 = sent(torch.tensor([target, (step + 1) / last_step], dtype=wide(model.dtype)), state.device)
+    numbers_4 = torch.tensor([tokens, (step + 1) / last_step, source, target], dtype=wide(model.dtype))
+    scale_2, counts_2 = sent(numbers_4, state.device).split(2)
     model.train()
-    losses = []
+    sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields]
     totals: list[Any] = [None for _ in model.parameters()]
-    for i, batch in enumerate(batches):
-        torch.manual_seed(seed_of(run.seed, step, i))
+    for batch, seed in zip(batches, seeds, strict=True):
+        torch.manual_seed(seed)
         try:
             loss, found = state.differentiate(batch.to(state.device), scale_2, state.scale.factor)
         except (RuntimeError, MemoryError):
             model.zero_grad(set_to_none=True)  # half of a backward pass may be there
             raise
-        losses.append(loss)
+        sums = [total + new for total, new in zip(sums, loss, strict=True)]
         totals = [new if total is None else total.add_(new) for total, new in zip(totals, found, strict=True)]
-    for parameter, total in zip(model.parameters(), totals, strict=True):
-        parameter.grad = total
-    return Sums(Loss(*(sum(terms) for terms in zip(*losses, strict=True))), source, target)
+    if ranks() > 1:  # another process may have a gradient where this one has none
+        pairs = zip(totals, model.parameters(), strict=True)
+        totals = [torch.zeros_like(parameter) if total is None else total for total, parameter in pairs]
+    return totals, Sums(*sums, *counts_2)
 
 
 def parts_of(state: TrainState, indices: Indices) -> list[Indices]:
-    """The micro-batches of an update: `train.accumulate`, or more where memory was short for as many positions."""
+    """The micro-batches of a process: `train.accumulate`, or more where memory was short for as many positions."""
+    if not len(indices):  # there are more processes than pairs
+        return []
     return micro_batches(indices, max(state.run.train.accumulate, ceil(positions(state, indices) / state.room)))
 
 
 def positions(state: TrainState, indices: Indices) -> int:
     """Of both sides of a batch, padding included."""
-    return len(indices) * int(sum(longest(state, indices)))
+    return len(indices) * sum(longest(state, indices))
 
 
 def longest(state: TrainState, indices: Indices) -> tuple[int, int]:
     """Pieces of the longest source and of the longest target."""
-    return int(state.train.source_lengths[indices].max()), int(state.train.target_lengths[indices].max())
+    source, target = state.train.lengths(indices).max(axis=1).tolist()
+    return source, target
 
 
 def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[Indices]:
@@ -111,6 +132,7 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
     smaller = parts_of(state, indices)
     log.warning(
         f"out of memory for {len(largest)} pairs {shape}: once more in {len(smaller)} parts, and from here on no more "
-        f"at a time; train.accumulate={len(smaller)} would divide every batch so"
+        f"at a time; train.accumulate={len(smaller)} would divide every batch so",
+        extra={"own": True},
     )
     return smaller

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 
@@ -18,6 +19,7 @@ from nmt.data.batching import Batch, make_batch
 from nmt.data.corpus import column
 from nmt.data.lines import counted, first_of
 from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import dealt, gathered
 from nmt.errors import UserError
 from nmt.links import gold_of
 from nmt.metrics import LinkCounts
@@ -32,7 +34,8 @@ LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged line
 
 @torch.inference_mode()
 def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, Any]:
-    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing.
+    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
+    measured by all processes of the job together.
     Of the attention weights met there the mean entropy in nats per target token, None without attention, and the
     alignment error rate of their links, None without gold. Over every pair, but those of more than `LONGEST` pieces: a
     warning counts them.
@@ -44,29 +47,31 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     texts = list(column(pairs, "source")), list(column(pairs, "target"))
     sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
     gold, counts = gold_of(pairs), LinkCounts()
-    entropy: list[float] = []
-    nats = correct = tokens = 0.0
+    totals = np.zeros(5)  # nats, correct, tokens, entropy, batches whose entropy is known
     for rows, batch, loss, weights_BTS, disorder in forced(model, sources, targets, device):
-        nats, correct = nats + loss.nats.item(), correct + loss.correct.item()
-        tokens += int(batch.target_length_B.sum())
-        entropy += [] if disorder is None else [disorder]
+        tokens = int(batch.target_length_B.sum())
+        totals += [loss.nats.item(), loss.correct.item(), tokens, disorder or 0.0, disorder is not None]
         if gold is None or weights_BTS is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
             source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
             counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
+    parts = gathered((totals, counts))
+    nats, correct, tokens, disorder, attends = np.sum([numbers for numbers, _ in parts], axis=0).tolist()
     mean, accuracy = (nats / tokens, correct / tokens) if tokens else (math.nan, math.nan)
     return {
-        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": accuracy, "aer": counts.scores()["aer"]},
-        "entropy": sum(entropy) / tokens if entropy else None,
+        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": accuracy},
+        "aer": sum((own for _, own in parts), LinkCounts()).scores()["aer"],
+        "entropy": disorder / tokens if attends else None,
     }
 
 
 def forced(
     model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], device: torch.device
 ) -> Iterator[tuple[list[int], Batch, Loss, torch.Tensor | None, float | None]]:
-    """Rows of ids, some at a time: their batch, its loss, where each target piece looks, and the entropy of that."""
+    """Rows of ids, those of this process, some at a time: their batch, its loss, where each target piece looks, and the
+    entropy of that."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
     waiting = list(batches_by_length(lengths, SearchConfig(batch_tokens=4000)))[::-1]
     if longer := [row for row, length in enumerate(lengths) if length > LONGEST]:
@@ -74,6 +79,7 @@ def forced(
         which = f"{counted(len(longer), 'pair')} of more than {LONGEST:,} pieces"
         first = first_of([row + 1 for row in longer])
         log.warning(f"{which} ({first}): left out of loss, accuracy, entropy and AER, not of BLEU")
+    waiting = list(dealt(waiting))
 
     def work(rows: list[int]) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)

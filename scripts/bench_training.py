@@ -37,10 +37,11 @@ from plain_loop import Plain
 from torch import nn
 
 from nmt.config import OptimConfig, TrainConfig, TrainRun
-from nmt.data.batching import EncodedPairs, EncodedSide, assemble, encode_corpus, epoch_batches, padding_waste
+from nmt.data.batching import assemble, epoch_batches, padding_waste
 from nmt.data.config import DataConfig, TokenizerConfig
-from nmt.data.corpus import column, load_pairs
-from nmt.data.tokenizer import SPECIALS, train_tokenizer
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_tokenizer, encode_corpus
+from nmt.data.tokenizer import SPECIALS
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
 from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
 from nmt.model.seq2seq import build_model
@@ -91,7 +92,8 @@ def random_pairs(source: Any, target: Any, vocabulary: int) -> EncodedPairs:
         offsets = np.concatenate([[0], np.cumsum(lengths.astype(np.int64))])
         sides.append(EncodedSide(rng.integers(len(SPECIALS), vocabulary, offsets[-1], dtype=np.int32), offsets))
     nothing: Any = None
-    return EncodedPairs("random", nothing, nothing, *sides, np.arange(len(source)), 10**4, 0.0, False)  # type: ignore[arg-type, call-arg]
+    order, runs = by_length(np.stack([side.lengths(np.arange(len(source))) for side in sides]))
+    return EncodedPairs("random", nothing, nothing, *sides, order, runs, 10**4, 0.0, False)  # type: ignore[arg-type, call-arg]
 
 
 def made_up(size: Size, pairs: int) -> EncodedPairs:
@@ -160,7 +162,7 @@ def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:
             on_source = name.startswith(("encoder", "decoder.attention.score.key", "decoder.bridge"))
             per_source += on_source * parameter.numel()
             per_target += (not on_source) * parameter.numel()
-    source, target = encoded.source_lengths, encoded.target_lengths
+    source, target = encoded.lengths(encoded.order)
     attention = (system.model.hidden + system.model.memory) * (source * target).sum()
     return float(6 * (per_source * source.sum() + per_target * target.sum() + attention) / target.sum())
 
@@ -185,7 +187,7 @@ def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]
     eole = install_eole(folder)
     for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         ids = getattr(encoded, name)
-        text = [" ".join(side.pieces(ids[row].tolist())) for row in encoded.rows]
+        text = [" ".join(side.pieces(ids[row].tolist())) for row in np.sort(encoded.order)]
         write(folder / f"valid.{name}", text[:10])
         write(folder / f"train.{name}", text)
     config = configure_eole(folder, 100 + 20 * count, report_every=20)
@@ -251,7 +253,8 @@ def table(
     columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Both sides", "Plain loop",
                *["Eole"] * bool(eole), "Peak memory", "Share of product rate"]  # fmt: skip
     found = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    both = 1 + encoded.source_lengths.sum() / encoded.target_lengths.sum()
+    source, target = encoded.lengths(encoded.order).sum(axis=1)
+    both = 1 + source / target
     plain = {(s.precision, s.sentences): median(v) for s, v in speeds.items() if s.plain and s.model.input_feeding}
 
     def row(name: str, precision: str, values: list[float], *others: str) -> str:
@@ -358,8 +361,8 @@ def main() -> None:
         data = DataConfig(format="text", path=settings["data"], source=settings["source"], target=settings["target"])
         given = TokenizerConfig(type="bpe", vocab_size=size.vocabulary, joint=True)
         pairs = load_pairs(data, "train")
-        tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), given, folder)
-        encoded = encode_corpus(pairs, tokenizer, TrainRun(data=data, tokenizer=given))
+        given_run = TrainRun(data=data, tokenizer=given)
+        encoded = encode_corpus(pairs, cached_tokenizer(pairs, given_run), given_run)
     else:
         encoded = made_up(size, 20_000)
     half = -(-windows // 2)

@@ -1,14 +1,23 @@
 """The tokenised cache, what is left out, the order of an epoch, and batches."""
 
 import dataclasses
+import itertools
+import json
 import logging
 import random
 import resource
+import sys
+import tracemalloc
+from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -16,18 +25,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data import batching
-from nmt.data.batching import (
+from nmt.data import batching, encoding, pieces
+from nmt.data.batching import assemble, epoch_batches, make_batch, micro_batches, padding_waste
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import (
     EncodedPairs,
     EncodedSide,
-    assemble,
+    by_length,
+    cached_tokenizer,
+    content_key,
     encode_corpus,
-    epoch_batches,
-    make_batch,
-    micro_batches,
-    padding_waste,
+    sampled,
+    text_key,
 )
-from nmt.data.corpus import load_pairs
 from nmt.data.tokenizer import Side, Tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -49,10 +59,9 @@ def random_corpus(size: int, seed: int = 0) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer() -> Tokenizer:
     pairs = random_corpus(300)
-    config = TokenizerConfig(vocab_size=280, joint=False)
-    return train_tokenizer(pairs["source"], pairs["target"], config, tmp_path_factory.mktemp("tokenizer"))
+    return train_tokenizer(pairs["source"], pairs["target"], TokenizerConfig(vocab_size=280, joint=False))
 
 
 @pytest.fixture
@@ -72,7 +81,12 @@ def with_lengths(source: list[int], target: list[int]) -> EncodedPairs:
     for lengths in (source, target):
         offsets = np.cumsum([0, *(length - 1 for length in lengths)])
         sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
-    return EncodedPairs("", corpus([], []), Tokenizer, *sides, np.arange(len(source)), 100, 0.0, False)  # type: ignore[arg-type]
+    order, runs = by_length(np.array([source, target]))
+    return EncodedPairs("", corpus([], []), Tokenizer, *sides, order, runs, 100, 0.0, False)  # type: ignore[arg-type]
+
+
+def kept(encoded: EncodedPairs) -> list[int]:
+    return sorted(encoded.order.tolist())
 
 
 # -------------------------------------------------------------------------------------------------------------- batch
@@ -95,14 +109,15 @@ def test_a_batch_without_targets() -> None:
 # -------------------------------------------------------------------------------------------------------------- cache
 def test_a_corpus_is_encoded(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = random_corpus(50)
-    monkeypatch.setattr(batching, "CHUNK", 7)
+    monkeypatch.setattr(encoding, "CHUNK", 7)
+    monkeypatch.setattr(encoding, "BITE", 9)
     encoded = encode_corpus(pairs, tokenizer, run())
-    assert len(encoded) == 50
+    assert len(encoded) == 50 and encoded.source.ids.dtype == np.uint16 and encoded.order.dtype == np.uint32
     for i, row in enumerate(pairs):
         assert encoded.source[i].tolist() == tokenizer.source.encode([row["source"]])[0]
         assert encoded.target[i].tolist() == tokenizer.target.encode([row["target"]])[0]
-        assert encoded.source_lengths[i] == len(encoded.source[i]) + 1
-        assert encoded.target_lengths[i] == len(encoded.target[i]) + 1
+        assert encoded.lengths(np.array([i])).tolist() == [[len(encoded.source[i]) + 1], [len(encoded.target[i]) + 1]]
+    assert encoded.source_lengths.tolist() == encoded.lengths(encoded.order)[0].tolist()
     batch = assemble(encoded, np.array([3, 1]))
     expected = make_batch(*([side[3], side[1]] for side in (encoded.source, encoded.target)))
     assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
@@ -113,7 +128,7 @@ def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pyt
     sources = ["ab", "", "ab", " \t", "ab " * 9, "ab " * 10, "ab", "cd"]
     targets = ["ab", "ab", " ", "ab", "ab", "ab", "ab " * 40, "gh"]
     encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
-    assert encoded.rows.tolist() == [0, 4, 7]
+    assert kept(encoded) == [0, 4, 7]
     assert "train: 8 pairs, dropped 3 with an empty side, 2 longer than data.max_length=10 pieces" in caplog.text
     for message in (
         "left out 2 pairs of the built-in corpus, de: empty, or nothing but white space (first: 2, 4)",
@@ -122,11 +137,11 @@ def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pyt
         "left out 1 pair of the built-in corpus, en: longer than data.max_length=10 pieces (first: 7)",
     ):
         assert message in caplog.text
-    batch = assemble(encoded, np.array([2]))
+    batch = assemble(encoded, np.array([7]))
     assert batch.source_BS.tolist() == [[*tokenizer.source.encode(["cd"])[0], EOS]]
 
     encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=100))
-    assert encoded.rows.tolist() == [0, 4, 5, 6, 7]
+    assert kept(encoded) == [0, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("sources, targets", [(["", " "], ["a", "b"]), (["ab"], ["ab " * 20]), (["", ""], ["", ""])])
@@ -146,7 +161,9 @@ def test_what_is_left_out_has_the_numbers_of_its_lines(
     config = run(format="text", path=str(tmp_path), invalid="drop")
     pairs = load_pairs(config.data, "train")
     encoded = encode_corpus(pairs, tokenizer, config)
-    assert pairs[encoded.rows.tolist()]["line"] == [2, 4, 15]
+    assert pairs[kept(encoded)]["line"] == [2, 4, 15]
+    caplog.clear()
+    assert encode_corpus(pairs, tokenizer, config).order.tolist() == encoded.order.tolist()
     for message in (
         "train: 13 pairs, dropped 9 with an empty side, 1 longer than data.max_length=100 pieces",
         "left out 8 lines of {}/train.de: empty, or nothing but white space (first: 3, 6, 7, 8, 9)",
@@ -182,58 +199,139 @@ def test_the_cache_goes_by_content(run: Run, tokenizer: Tokenizer, tmp_path: Pat
 
 def test_the_second_use_encodes_nothing(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     encode_corpus(random_corpus(20), tokenizer, run())
-    monkeypatch.setattr(batching, "encode_side", None)
+    monkeypatch.setattr(encoding, "encode_side", None)
     assert len(encode_corpus(random_corpus(20), tokenizer, run())) == 20
 
 
 def test_a_cache_cut_short_is_not_used(
     run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole, pairs = batching.encode_side, random_corpus(20)
+    whole, pairs = encoding.encode_side, random_corpus(20)
 
     def breaks(folder: Path, name: str, *rest: Any) -> None:
         if name == "target":
             raise KeyboardInterrupt
         whole(folder, name, *rest)
 
-    monkeypatch.setattr(batching, "encode_side", breaks)
+    monkeypatch.setattr(encoding, "encode_side", breaks)
     with pytest.raises(KeyboardInterrupt):
         encode_corpus(pairs, tokenizer, run())
     assert not list((tmp_path / "ids").iterdir())
-    monkeypatch.setattr(batching, "encode_side", whole)
+    monkeypatch.setattr(encoding, "encode_side", whole)
     assert len(encode_corpus(pairs, tokenizer, run())) == 20
 
 
-def test_two_processes_may_encode_the_same(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs, whole = random_corpus(20), batching.encode_side
+def test_the_number_of_cores_changes_nothing(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(encoding, "CHUNK", 40)
+    sources, targets = (list(side) for side in (random_corpus(500)["source"], random_corpus(500, 1)["source"]))
+    sources[7], targets[33] = " ", "x " * 9_000
+    found = []
+    for number in (None, 1, 2, 7):
+        cache = tmp_path / str(number)
+        encode_corpus(corpus(sources, targets), tokenizer, TrainRun(data=DataConfig(cache=str(cache), num_proc=number)))
+        [folder] = (cache / "ids").iterdir()
+        found.append((folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}))
+    assert found[1:] == found[:-1]
 
-    def slower(*arguments: Any) -> None:
-        monkeypatch.setattr(batching, "encode_side", whole)
-        encode_corpus(pairs_again, tokenizer, run())
-        whole(*arguments)
 
-    pairs_again = random_corpus(20)
-    monkeypatch.setattr(batching, "encode_side", slower)
-    assert len(encode_corpus(pairs, tokenizer, run())) == 20
+def test_white_space_is_what_it_is_to_python() -> None:
+    letters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    assert pc.utf8_is_space(pa.array(letters)).to_pylist() == [letter.isspace() for letter in letters]
+
+
+@lru_cache
+def side_of(type: str, normalisation: str) -> Side:
+    pairs = random_corpus(300)
+    config = TokenizerConfig(type=type, vocab_size=270, normalisation=normalisation)
+    return train_tokenizer(pairs["source"], pairs["target"], config).source
+
+
+words = st.sampled_from(
+    ["ab", "cd", "abcd", "abab", "", "", "\t", "\u2581", "a\u2581b", "\u00a0", "\0", "é", "gh" * 30]
+)
+lines = st.lists(words, max_size=9).map(" ".join) | st.text(st.sampled_from("abcd  \u2581\ufdfa<s>"), max_size=30)
+
+
+@pytest.mark.parametrize(
+    "type, normalisation", [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc"), ("word", "identity")]
+)
+@settings(deadline=None)
+@given(texts=st.lists(lines, max_size=12), limit=st.sampled_from([3, 10]))
+def test_word_by_word_is_line_by_line(type: str, normalisation: str, texts: list[str], limit: int) -> None:
+    side = side_of(type, normalisation)
+    assert side.word_by_word == (type == "bpe" and normalisation == "identity")
+    known: dict[str, list[int]] = {}
+    expected = [pieces.encode_lines([text], side, limit)[0].tolist() for text in texts]
+    for _ in range(2):  # with words that are new, and with words that are known
+        ids, lengths = pieces.encode_texts(pa.array(texts, pa.string()), side, limit, known)
+        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected
+
+
+def test_large_vocabularies_take_more_room(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = random_corpus(30)
+    small = encode_corpus(pairs, tokenizer, run())
+    for module in (encoding, pieces):
+        monkeypatch.setattr(module, "kind_of", lambda side: np.int32)
+    large = encode_corpus(pairs, tokenizer, run(max_length=99))
+    assert large.source.ids.dtype == np.int32 and large.source.ids.tolist() == small.source.ids.tolist()
+
+
+def test_the_key_is_that_of_the_texts(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever format they come in, and however that is parted."""
+    texts = [("Äa", "b"), ("", "c\u2028 d"), ("efg", "")] * 20
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for side, ending in enumerate(("de", "en")):
+        (folder / f"train.{ending}").write_text("".join(pair[side] + "\n" for pair in texts))
+    (folder / "train.tsv").write_text("".join("\t".join(pair) + "\n" for pair in texts))
+    columns = [list(side) for side in zip(*texts, strict=True)]
+    pq.write_table(pa.table(dict(zip(("de", "en"), columns, strict=True))), folder / "train.parquet", row_group_size=7)
+    (folder / "train.jsonl").write_text("".join(json.dumps({"de": s, "en": t}) + "\n" for s, t in texts))
+    data = DataConfig(format="text", path=str(folder), cache=str(tmp_path / "cache"))
+    keys = [text_key(corpus(*columns))]
+    for format in ("text", "tsv", "jsonl", "parquet"):
+        sides = {"source": "1", "target": "2"} if format == "tsv" else {}
+        pairs = load_pairs(dataclasses.replace(data, format=format, **sides), "train")
+        for chunk in (10_000, 4):
+            monkeypatch.setattr(encoding, "CHUNK", chunk)
+            keys.append(text_key(pairs))
+    assert len(set(keys)) == 1
+    assert text_key(pairs.select(range(len(pairs) - 1))) != keys[0]
+    assert text_key(corpus(columns[1], columns[0])) != keys[0]
+    assert text_key(pairs.select([*range(1, len(pairs)), 0])) != keys[0]
+    assert content_key(pairs, tokenizer) != content_key(pairs, Tokenizer(tokenizer.target, tokenizer.source))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 @pytest.mark.parametrize(
-    "name", ["source.ids", "target.ids", "source.offsets", "target.offsets", "digests.json", "another"]
+    "name",
+    [
+        "source.ids",
+        "target.ids",
+        "source.offsets",
+        "target.offsets",
+        "order",
+        "runs",
+        "report.json",
+        "digests.json",
+        "another",
+    ],
 )
 def test_a_damaged_cache_is_made_anew(
     run: Run, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     pairs = random_corpus(20)
     first = encode_corpus(pairs, tokenizer, run())
-    before = [first.source.ids.tolist(), first.target.ids.tolist(), first.rows.tolist()]
+    before = [first.source.ids.tolist(), first.target.ids.tolist(), first.order.tolist()]
     [folder] = (tmp_path / "ids").iterdir()
     content = (folder / name).read_bytes() if name != "another" else b"12"
     (folder / name).unlink(missing_ok=True)
     if damage != "gone" or name == "another":
         (folder / name).write_bytes(content[:-1] if damage == "cut" else bytes([content[0] ^ 1]) + content[1:])
     again = encode_corpus(pairs, tokenizer, run())
-    assert [again.source.ids.tolist(), again.target.ids.tolist(), again.rows.tolist()] == before
+    assert [again.source.ids.tolist(), again.target.ids.tolist(), again.order.tolist()] == before
     assert "the cache is damaged" in caplog.text
     caplog.clear()
     encode_corpus(pairs, tokenizer, run())
@@ -256,10 +354,10 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(run: Run, tokenizer:
 
 # ------------------------------------------------------------------------------------------------------ endless lines
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
-def side(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Side:
+def side(request: pytest.FixtureRequest) -> Side:
     pairs = random_corpus(300)
     config = TokenizerConfig(vocab_size=280, normalisation=request.param)
-    return train_tokenizer(pairs["source"], pairs["target"], config, tmp_path_factory.mktemp("side")).source
+    return train_tokenizer(pairs["source"], pairs["target"], config).source
 
 
 @settings(deadline=None)
@@ -279,24 +377,63 @@ def test_endless_lines_are_not_tokenised(
     caplog.set_level(logging.INFO)
     encode, longest = Side.encode, []
 
-    def watched(side: Side, lines: list[str], *rest: Any) -> list[list[int]]:
+    def watched(side: Side, lines: list[str], **others: Any) -> list[list[int]]:
         longest.append(max(map(len, lines)))
-        return encode(side, lines, *rest)
+        return encode(side, lines, **others)
 
     monkeypatch.setattr(Side, "encode", watched)
     encoded = encode_corpus(corpus(["ab", "x" * 100_000, "cd"], ["ab", "ef", "ab " * 40_000]), tokenizer, run())
-    assert encoded.rows.tolist() == [0] and max(longest) == 2
+    assert kept(encoded) == [0] and max(longest) == 2
     assert "dropped 0 with an empty side, 2 longer than data.max_length=100 pieces" in caplog.text
 
 
-def test_endless_lines_train_no_tokenizer(tmp_path: Path) -> None:
+def test_endless_lines_train_no_tokenizer() -> None:
     pairs, endless = random_corpus(300), ["zy" * 50_000, "x " * 801]
     sources, targets = list(pairs["source"]), list(pairs["target"])
     config = TokenizerConfig(vocab_size=280)
-    with_them = train_tokenizer(sources + endless, endless + targets, config, tmp_path / "a", 100)
-    assert with_them == train_tokenizer(sources, targets, config, tmp_path / "b")
+    with_them = train_tokenizer(sources + endless, endless + targets, config, 100)
+    assert with_them == train_tokenizer(sources, targets, config)
     with pytest.raises(UserError, match="no text .*all lines are empty, or far longer than data.max_length pieces"):
-        train_tokenizer(endless, endless, config, tmp_path / "c", 100)
+        train_tokenizer(endless, endless, config, 100)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizer
+def test_a_tokenizer_is_trained_once(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pairs, config = random_corpus(300), run()
+    config.tokenizer.vocab_size = 280
+    first = cached_tokenizer(pairs, config)
+    assert first == train_tokenizer(pairs["source"], pairs["target"], config.tokenizer, config.data.max_length)
+    config.tokenizer.sampling = 0.1
+    assert cached_tokenizer(random_corpus(300), config) == first
+    assert caplog.messages == [
+        "training a bpe tokenizer of 280 pieces",
+        "the bpe tokenizer of 280 pieces was trained on this text before",
+    ]
+    config.tokenizer.joint = False
+    assert cached_tokenizer(pairs, config) != first
+    assert cached_tokenizer(random_corpus(299), config) != first
+    assert caplog.messages[2:] == ["training a bpe tokenizer of 280 pieces"] * 2
+    config.tokenizer.vocab_size = 9_000
+    with pytest.raises(UserError, match="tokenizer.vocab_size=9000 is more than"):
+        cached_tokenizer(pairs, config)
+    assert len(list((tmp_path / "tokenizers").iterdir())) == 3
+
+
+def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "SAMPLE", 2_000)
+    monkeypatch.setattr(encoding, "CHUNK", 999)
+    lines = [str(i) for i in range(20_000)]
+    pairs = corpus(lines, lines[::-1])
+    assert list(sampled(pairs.select(range(2_000)), "target")) == lines[::-1][:2_000]
+    sample = list(sampled(pairs, "source"))
+    assert len(set(sample)) == 2_000 and sample == list(sampled(pairs, "source"))
+    assert sample == sorted(sample, key=int)
+    quarters = Counter(int(line) // 5_000 for line in sample)
+    assert all(400 < quarters[quarter] < 600 for quarter in range(4))
+    digits = Counter(line[-1] for line in sample)
+    assert all(140 < digits[digit] < 260 for digit in "0123456789")
+    assert 1_300 < len(list(sampled(pairs.select(range(2_100)), "source"))) <= 2_000
 
 
 # -------------------------------------------------------------------------------------------------------------- epoch
@@ -324,15 +461,84 @@ def test_an_epoch_has_every_pair_once_within_the_budget(
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1), budget=st.integers(1, 100))
 def test_cuts_are_those_of_going_along(lengths: list[int], budget: int) -> None:
-    ends, start = [], 0
+    lengths = sorted(lengths)
+    ends, start = [0], 0
     while start < len(lengths):
         count = 1
         while start + count < len(lengths) and sum(lengths[start : start + count + 1]) <= budget:
             count += 1
         start += count if count <= batching.STEP else count // batching.STEP * batching.STEP
         ends.append(start)
-    ends.pop()
-    assert batching.cuts(np.array(lengths), budget) == ends
+    sizes, counts = np.unique(lengths, return_counts=True)
+    assert batching.cuts(sizes, counts, budget).tolist() == ends
+    again = np.repeat(sizes, counts)  # runs may be of the same size
+    assert batching.cuts(again, np.ones(len(again), dtype=np.int64), budget).tolist() == ends
+
+
+def size_of(source: int, target: int) -> tuple[int, int]:
+    """What pairs are sorted by."""
+    longer, difference = max(source, target), source - target
+    return longer, difference if longer % 2 else -difference
+
+
+@settings(deadline=None)
+@given(sizes=sizes, many=st.booleans())
+def test_pairs_are_sorted_by_the_longer_side_then_by_the_difference(sizes: list[tuple[int, int]], many: bool) -> None:
+    sizes = [(s + 400 * many, t) for s, t in sizes]
+
+    order, runs = by_length(np.array(sizes, dtype=np.int32).T)
+    assert order.tolist() == sorted(range(len(sizes)), key=lambda row: size_of(*sizes[row]))
+    expected = [
+        (*sizes[rows[0]], len(rows)) for rows in (list(g) for _, g in itertools.groupby(order, lambda row: sizes[row]))
+    ]
+    assert list(zip(*runs.tolist(), strict=True)) == expected
+
+
+def test_an_epoch_is_that_of_its_slow_twin() -> None:
+    rng = random.Random(1)
+    sizes = [(rng.randint(2, 12), rng.randint(2, 12)) for _ in range(3_000)]
+    encoded = with_lengths(*(list(side) for side in zip(*sizes, strict=True)))
+    rows, expected = sorted(range(3_000), key=lambda row: size_of(*sizes[row])), []
+    while rows:
+        count = 1
+        while count < len(rows) and sum(max(sizes[row]) for row in rows[: count + 1]) <= 500:
+            count += 1
+        count -= count % batching.STEP
+        expected.append([sizes[row] for row in rows[:count]])
+        rows = rows[count:]
+    batches = epoch_batches(encoded, TrainConfig(batch_tokens=500), 3, 4)
+    found = [[sizes[row] for row in batch] for batch in batches]
+    assert found != expected and sorted(found) == sorted(expected)
+    assert batches[-1].tolist() == list(batches)[-1].tolist() and batches[0].dtype == np.int64
+
+
+def test_an_epoch_takes_little_memory() -> None:
+    """Less than eight bytes a pair, whatever is needed in between."""
+    count, rng = 300_000, np.random.default_rng(0)
+    lengths = rng.integers(5, 40, (2, count), dtype=np.int32)
+    offsets = np.cumsum(np.pad(lengths - 1, ((0, 0), (1, 0))), axis=1, dtype=np.int64)
+    sides = [EncodedSide(np.zeros(1, dtype=np.uint16), side) for side in offsets]
+    order, runs = by_length(lengths)
+    nothing: Any = None
+    encoded = EncodedPairs("", nothing, nothing, *sides, order.astype(np.uint32), runs, 100, 0.0, False)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        batches = epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)
+        padding_waste(encoded, batches)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(batches) > 1_000 and peak < 8 * count
+
+
+def test_waste_of_many_batches_is_that_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    encoded = with_lengths(*rng.integers(2, 60, (2, 5_000)).tolist())
+    batches = epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, 0)
+    exact = padding_waste(encoded, batches)
+    monkeypatch.setattr(batching, "LOOKED_AT", 200)
+    assert len(batches) > 700 and padding_waste(encoded, batches) == pytest.approx(exact, rel=0.2)
+    assert padding_waste(encoded, batches[:1]) < 1
 
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
@@ -375,7 +581,7 @@ def test_micro_batches(size: int, parts: int) -> None:
 def test_sampled_batches_have_the_same_text(run: Run, tokenizer: Tokenizer) -> None:
     pairs = corpus(["ab", "", "abcd ef gh", "cd ab"], ["gh", "ab", "abcd ef gh", "cd ab"])
     encoded = encode_corpus(pairs, tokenizer, run(sampling=0.5))
-    indices = np.array([2, 0, 1])
+    indices = np.array([3, 0, 2])
     texts = ["cd ab", "ab", "abcd ef gh"]
     seen = set()
     for seed in range(20):
@@ -401,7 +607,7 @@ def test_sampled_sentences_that_get_too_long_keep_their_best_pieces(run: Run, to
 def test_waste_on_multi30k(tmp_path: Path) -> None:
     run = TrainRun(data=DataConfig(format="text", path=str(MULTI30K), cache=str(tmp_path)))
     pairs = load_pairs(run.data, "train")
-    tokenizer = train_tokenizer(pairs["source"], pairs["target"], run.tokenizer, tmp_path)
+    tokenizer = cached_tokenizer(pairs, run)
     encoded = encode_corpus(pairs, tokenizer, run)
     assert len(encoded) == 29_000
     assert padding_waste(encoded, epoch_batches(encoded, run.train, 1, 0)) < 0.025

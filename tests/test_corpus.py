@@ -1,12 +1,14 @@
 """Sentence pairs from every kind of source, and what is said of bad ones."""
 
-import errno
 import io
 import itertools
 import json
 import logging
 import os
 import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import environment
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nmt.config import DataConfig
-from nmt.data import corpus, toy
+from nmt.data import cache, corpus, readers, toy
 from nmt.data.cache import DAY, cache_folder
-from nmt.data.corpus import VALID, column, load_pairs, origins
+from nmt.data.corpus import column, load_pairs, origins
 from nmt.data.lines import raw_lines, read_lines
 from nmt.data.parting import cost, first_gap
 from nmt.data.readers import LINE_READERS, lengths_of
+from nmt.data.splits import VALID
 from nmt.errors import UserError
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
@@ -205,7 +209,7 @@ def test_lines_keep_their_numbers_whatever_is_left_out(
     (folder / "train.de").write_bytes(b"\n".join(texts))
     (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(good)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "BLOCK", block)
+        patch.setattr(readers, "BLOCK", block)
         if not expected:
             with pytest.raises(UserError, match="has no pair"):
                 load_pairs(data, "train")
@@ -244,15 +248,11 @@ PAIRS = (["a", "b"] * 1_000, ["x", "y"] * 1_000)
 
 
 def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole, calls = LINE_READERS["text"], []
+    whole = LINE_READERS["text"]
 
     def breaks_while_storing(*paths: Path) -> Any:
-        calls.append(paths)
-        pairs = whole(*paths)
-        yield next(pairs)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        yield from pairs
+        yield next(whole(*paths))
+        raise KeyboardInterrupt
 
     monkeypatch.setitem(LINE_READERS, "text", breaks_while_storing)
     with pytest.raises(KeyboardInterrupt):
@@ -262,22 +262,90 @@ def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPat
     assert read(TEXT) == PAIRS
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "train.de"), None])
+@pytest.mark.parametrize("gone", [True, False])
 def test_text_that_goes_or_changes_while_it_is_read_is_no_corpus(
-    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError | None
+    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: bool
 ) -> None:
-    whole, calls = LINE_READERS["text"], []
+    whole = LINE_READERS["text"]
 
     def changes(*paths: Path) -> Any:
-        calls.append(paths)
-        if len(calls) == 2 and error:
-            raise error
-        return itertools.islice(whole(*paths), 10 * len(calls))
+        yield from whole(*paths)
+        paths[0].unlink()
+        if not gone:
+            paths[0].write_text("b\na\n" * 1_000)
 
     monkeypatch.setitem(LINE_READERS, "text", changes)
-    with pytest.raises(OSError if error else UserError, match="train.de" if error else "changed while it was read"):
+    with pytest.raises(OSError if gone else UserError, match="train.de" if gone else "changed while it was read"):
         read(TEXT)
     assert not list((tmp_path / "cache" / "text").iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from nmt.config import DataConfig
+from nmt.data.corpus import load_pairs
+from nmt.data.readers import LINE_READERS
+text = LINE_READERS["text"]
+def dies(*files):
+    yield next(text(*files))
+    os.kill(os.getpid(), signal.SIGKILL)
+LINE_READERS["text"] = dies
+load_pairs(DataConfig(format="text", path=sys.argv[1], cache=sys.argv[2]), "train")
+"""
+
+
+def test_killed_while_preparing_and_started_again(read: Read, tmp_path: Path) -> None:
+    assert read({"train.de": "0\n", "train.en": "1\n"}) == (["0"], ["1"])  # writes the folder
+    for name, text in TEXT.items():
+        (tmp_path / "data" / name).write_text(str(text))
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "data"), str(tmp_path / "cache")]
+    done = subprocess.run(arguments, env=environment(tmp_path))
+    assert done.returncode == -signal.SIGKILL
+    left = {path.suffix for path in (tmp_path / "cache" / "text").iterdir()}
+    assert left == {"", ".part", ".lock"}
+    assert read({}) == PAIRS
+    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {""}
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from nmt.data.cache import made
+from nmt.distributed import log_to_stderr
+def fill(part):
+    (part / "who").write_text(sys.argv[2])
+    with open(Path(sys.argv[1]).parent / "times", "a") as file:
+        file.write("once\\n")
+    time.sleep(0.5)
+log_to_stderr()
+import nmt.data.cache
+nmt.data.cache.PATIENCE = 0.1
+made(Path(sys.argv[1]), fill)
+"""
+
+
+def test_several_processes_make_it_once(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(tmp_path / "thing"), str(number)],
+            env=environment(tmp_path), stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert (tmp_path / "times").read_text() == "once\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thing", "times"]
+    assert {text for text in said if text} <= {f"waiting for another process that prepares {tmp_path}/thing\n"}
+
+
+def test_without_locks_it_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unsupported(*_: object, **__: object) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(cache.FileLock, "acquire", unsupported)
+    folder = cache.made(tmp_path / "thing", lambda part: (part / "x").touch())
+    assert (folder / "x").exists() and cache.whole(folder)
 
 
 def flip(file: Path) -> None:
@@ -358,6 +426,115 @@ def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> No
     assert read(TEXT) == PAIRS
     modes = {path.stat().st_mode for path in (tmp_path / "cache", *(tmp_path / "cache" / "text").iterdir())}
     assert len(modes) == 1
+
+
+# ------------------------------------------------------------------------------------------------ large, packed, parted
+def slowly(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
+    """The pairs line by line, with their numbers; or what the refusal begins with."""
+    sides = [list(raw_lines(io.BytesIO(side))) for side in (source, target)]
+    found = []
+    for number, (left, right) in enumerate(itertools.zip_longest(*sides), 1):
+        if left is None or right is None:
+            return f"train.de has {len(sides[0])} line"
+        try:
+            found.append((number, left.decode(), right.decode()))
+        except UnicodeDecodeError:
+            if not drop:
+                side = "de" if left.decode(errors="replace").encode() != left else "en"
+                return f"train.{side}:{number}: not UTF-8"
+    return found or "train.de has no pair"
+
+
+bytes_of_text = st.lists(
+    st.sampled_from(
+        [b"\n", b"\n", b"\r", b"\r\n", b"a", b"bc", "ä€".encode(), b"\xef\xbb\xbf", b"\xff", b"\xc3", b"\0"]
+    )
+).map(b"".join)
+
+
+@settings(deadline=None, max_examples=200)
+@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans(), block=st.integers(1, 9))
+def test_blocks_hold_what_lines_do(
+    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool, block: int
+) -> None:
+    if source.count(b"\n") > target.count(b"\n"):  # as many lines on both sides, mostly
+        target += b"x\n" * (source.count(b"\n") - target.count(b"\n"))
+    folder = tmp_path_factory.mktemp("blocks")
+    (folder / "train.de").write_bytes(source)
+    (folder / "train.en").write_bytes(target)
+    data = DataConfig(
+        format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
+    )
+    expected = slowly(source, target, drop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "BLOCK", block)
+        try:
+            pairs = load_pairs(data, "train")
+            found: Any = list(zip(pairs["line"], pairs["source"], pairs["target"], strict=True))
+        except UserError as error:
+            found = str(error).removeprefix(f"{folder}/")
+    assert found == expected if isinstance(expected, list) else found.startswith(expected)
+
+
+def packed(text: bytes, ending: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, {".gz": "gzip", ".zst": "zstd"}[ending]) as stream:
+        stream.write(text)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_packed_files(read: Read, ending: str) -> None:
+    text = "ä\nb\r\n".encode() * 5_000
+    files = {f"train.de{ending}": packed(text, ending), "train.en": b"x\ny\n" * 5_000}
+    assert read(files) == (["ä", "b"] * 5_000, ["x", "y"] * 5_000)
+    assert read({f"valid.tsv{ending}": packed(b"a\tb\n", ending)}, "valid", "tsv", source="1", target="2")[1] == ["b"]
+    assert read({f"dev.jsonl{ending}": packed(b'{"de": "a", "en": "b"}\n', ending)}, "dev", "jsonl")[0] == ["a"]
+    with pytest.raises(UserError, match=f"train.de{ending}:10001: not UTF-8 .byte 0xFF"):
+        read({f"train.de{ending}": packed(text + b"\xff", ending), "train.en": b"x\ny\n" * 5_000 + b"z"})
+    with pytest.raises(UserError, match=f"train.de{ending} has 10,000 lines and .*train.en has 1;"):
+        read({f"train.de{ending}": packed(text, ending), "train.en": "x\n"})
+    with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):
+        read({f"train.de{ending}": packed(text, ending)[:-20]})
+    with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):
+        read({f"train.de{ending}": text})
+    assert read({"train.de": "1\n"}) == (["1"], ["x"])  # before the packed one
+
+
+@pytest.mark.parametrize("names", [(".00", ".01", ".10"), ("-00000-of-00003", "-00001-of-00003", "-00002-of-00003")])
+def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
+    files = {f"train{name}.{side}": f"{side}{i}\n{i}\n" for i, name in enumerate(names) for side in ("de", "en")}
+    files |= {"train.tok.de": "another file", "trainer.00.de": "another, too"}
+    assert read(files) == (["de0", "0", "de1", "1", "de2", "2"], ["en0", "0", "en1", "1", "en2", "2"])
+    assert read.lines == [1, 2] * 3
+    first, last = (tmp_path / "data" / f"train{name}" for name in (names[0], names[2]))
+    data = DataConfig(format="text", path=str(tmp_path / "data"))
+    assert origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
+    with pytest.raises(UserError, match=f"train{names[1]}.en has 3 lines|train{names[1]}.de has 2 lines and .* has 3;"):
+        read({f"train{names[1]}.en": "a\nb\nc"})
+    with pytest.raises(UserError, match=f"train{names[1]}.en:2: not UTF-8"):
+        read({f"train{names[1]}.en": b"a\n\xff"})
+    with pytest.raises(UserError, match=f"has train.de and train{names[0]}.de: the split train as a whole and in sha"):
+        read({"train.de": "a\n"})
+    (tmp_path / "data" / "train.de").unlink()
+    (tmp_path / "data" / f"train{names[1]}.en").unlink()
+    with pytest.raises(UserError, match=f"train{names[1]}.en does not exist; "):
+        read({})
+
+
+def test_shards_of_tables(read: Read, caplog: pytest.LogCaptureFixture) -> None:
+    files: dict[str, str | bytes] = {"train.0.tsv": "a\tb\nc\n", "train.1.tsv": b"d\te\n\xff\n"}
+    assert read(files, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
+    assert "train.0.tsv: short of columns (first: 2)" in caplog.text and "train.1.tsv: not UTF-8" in caplog.text
+    lines = {f"train.{i}.jsonl": lines_of({"de": f"{i}", "en": "x"}) for i in range(2)}
+    assert read(lines, format="jsonl")[0] == ["0", "1"]
+
+
+def test_pairs_are_written_some_at_a_time(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "BATCH", 3)
+    table = "".join(f"{i}\t{-i}\n" for i in range(20))
+    assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
+    assert read.lines == list(range(1, 21))
 
 
 # ------------------------------------------------------------------------------------------------------------ parting

@@ -157,6 +157,19 @@ def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> di
     return found
 
 
+def read(format: str, *arguments: Any) -> list[Line | BadLine]:
+    """What a reader finds, in the order of the lines."""
+    found: list[Line | BadLine] = []
+    for item in LINE_READERS[format](*arguments):
+        pairs = [] if isinstance(item, BadLine) else item.to_pylist()
+        found += (
+            [item]
+            if isinstance(item, BadLine)
+            else [Line(*(p[k] for k in ("line", "source", "target"))) for p in pairs]
+        )
+    return sorted(found, key=lambda line: line.number)
+
+
 @pytest.mark.parametrize("kind", CORPORA)
 def test_each_line_of_a_damaged_file_is_a_pair_or_named(kind: str, folder: Path) -> None:
     """The pairs are those of a slow twin, under the same numbers; all other lines are bad ones, in the same order."""
@@ -169,7 +182,7 @@ def test_each_line_of_a_damaged_file_is_a_pair_or_named(kind: str, folder: Path)
             path.write_bytes(content)
         expected = read_by_hand(kind, contents, sides)
         try:
-            items = list(LINE_READERS[format](*paths, *(() if format == "text" else sides)))
+            items = read(format, *paths, *(() if format == "text" else sides))
         except UserError:
             assert expected is None
             outcomes["refused"] += 1
@@ -223,7 +236,7 @@ def test_texts_read_back(format: str, folder: Path, pairs: list[tuple[str, str]]
         end = "\r\n" if crlf else "\n"
         path.write_bytes(b"\xef\xbb\xbf" + "".join(line + end for line in lines).encode())
     names = {"text": (), "tsv": ("1", "2"), "jsonl": ("x.a", "b")}[format]
-    assert list(LINE_READERS[format](*paths, *names)) == [Line(n, *pair) for n, pair in enumerate(pairs, 1)]
+    assert read(format, *paths, *names) == [Line(n, *pair) for n, pair in enumerate(pairs, 1)]
 
 
 @fuzz

@@ -11,8 +11,9 @@ from conftest import TINY, works, write_corpus
 
 from nmt.alignment import extract_links
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, encode_corpus, guide, make_batch
-from nmt.data.corpus import column, load_pairs
+from nmt.data.batching import assemble, guide, make_batch
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.data.tokenizer import train_tokenizer, words
 from nmt.errors import UserError
 from nmt.links import gold_of
@@ -40,7 +41,7 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
     pairs = load_pairs(run.data, "train")
     gold = gold_of(pairs)
     assert gold is not None
-    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, tmp_path)
+    tokenizer = cached_tokenizer(pairs, run)
     encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
     indices = np.array([5, 1, 17, 30])
     batch = assemble(encoded, indices, 3)
@@ -74,7 +75,7 @@ def test_links_mean_the_words_of_the_text_however_it_is_normalised(tmp_path: Pat
     """nmt_nfkc makes two words of one with a no-break space in it, and none of a zero-width one; so does U+2581."""
     pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
     tokenizers = [
-        train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config, tmp_path / config.normalisation)
+        train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config)
         for config in (TokenizerConfig(vocab_size=300, normalisation=n) for n in ("identity", "nmt_nfkc"))
     ]
     gold = {"sure": [[(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)], []], "possible": [[], [], []]}
@@ -118,7 +119,7 @@ def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> No
     run = run_of(corpus, alignments="nothing")
     pairs = load_pairs(run.data, "train")
     assert gold_of(pairs) is None
-    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, tmp_path)
+    tokenizer = cached_tokenizer(pairs, run)
     with pytest.raises(UserError, match="train.guided_alignment=0.5 needs gold links"):
         encode_corpus(pairs, tokenizer, run)
     lines = (corpus / "valid.links").read_text(encoding="utf-8").splitlines()

@@ -23,7 +23,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
-DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.corpus", "data.batching"}
+DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.splits", "data.corpus"}
+DATA |= {"data.pieces", "data.encoding", "data.batching", "data.mixing", "data.stream"}
 MODEL = {
     "model.attention",
     "model.config",
@@ -72,13 +73,18 @@ MAY_IMPORT = {
     "data.gold": {"data.lines", "links"},
     "data.parting": set(),
     "data.readers": {"data.lines", "data.parting"},
-    "data.cache": {"files"},
-    "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.cache"},
+    "data.splits": {"data.readers"},
+    "data.cache": set(),
+    "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.splits", "data.cache"},
     "data.tokenizer": {"distributed", "files"},
-    "data.batching": {
-        *("data.cache", "data.corpus", "data.lines", "data.tokenizer"),
-        *("distributed", "alignment", "links"),
+    "data.pieces": {"data.tokenizer"},
+    "data.encoding": {
+        *("data.cache", "data.corpus", "data.lines", "data.pieces", "data.tokenizer"),
+        *("distributed", "links"),
     },
+    "data.batching": {"data.encoding", "data.tokenizer", "alignment", "links"},
+    "data.mixing": {"data.cache", "data.corpus", "data.encoding", "data.readers", "data.tokenizer"},
+    "data.stream": DATA - {"data.batching", "data.stream"} | {"distributed"},
     "model.__init__": set(),
     "model.frozen": set(),
     "model.maps": {"model.frozen"},
@@ -105,7 +111,7 @@ MAY_IMPORT = {
     "optim": set(),
     "files": {"data.lines"},
     "checkpoint": TOKENIZER | MODEL | {"files"},
-    "folder": {"checkpoint", "distributed"},
+    "folder": {"checkpoint", "data.tokenizer", "distributed", "files", "state"},
     "state": BELOW,
     "update": BELOW | {"state"},
     "validation": BELOW,

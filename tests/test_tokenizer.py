@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
-from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, sample_lines, train_tokenizer, words
+from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, train_tokenizer, words
 from nmt.errors import UserError
 
 SUBWORDS = ("bpe", "unigram", "char")
@@ -35,9 +34,8 @@ def sentences(number: int, seed: int = 1) -> list[str]:
 
 @lru_cache
 def trained(type: str, **settings: Any) -> Tokenizer:
-    with TemporaryDirectory() as folder:
-        config = TokenizerConfig(type=type, vocab_size=320, **settings)
-        return train_tokenizer(sentences(300), [line.upper() for line in sentences(300)], config, Path(folder))
+    config = TokenizerConfig(type=type, vocab_size=320, **settings)
+    return train_tokenizer(sentences(300), [line.upper() for line in sentences(300)], config)
 
 
 nasty = st.lists(
@@ -212,7 +210,8 @@ def test_unigram_segmentations_have_their_probabilities(word: str, exponent: flo
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_tokenizer_is_found_again(tmp_path: Path, type: str, joint: bool) -> None:
     config = TokenizerConfig(type=type, vocab_size=300, joint=joint)
-    tokenizer = train_tokenizer(iter(sentences(100)), iter(WORDS * 20), config, tmp_path / "new" / "folder")
+    tokenizer = train_tokenizer(iter(sentences(100)), iter(WORDS * 20), config)
+    tokenizer.save(tmp_path / "new" / "folder")
     names = ["tokenizer.model"] if joint else ["tokenizer.source.model", "tokenizer.target.model"]
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == names
     again = load_tokenizer(tmp_path / "new" / "folder")
@@ -240,7 +239,7 @@ from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 lines = Path(sys.argv[1]).read_text(encoding="utf-8").split("\\n")
 for type in ("bpe", "unigram"):
-    tokenizer = train_tokenizer(lines, lines, TokenizerConfig(type=type, vocab_size=300), Path(sys.argv[2]))
+    tokenizer = train_tokenizer(lines, lines, TokenizerConfig(type=type, vocab_size=300))
     print(tokenizer.fingerprint, tokenizer.source.encode(lines, 0.2, 5)[:20])
 """
 
@@ -250,69 +249,58 @@ def test_another_process_on_one_core_gets_the_same(tmp_path: Path) -> None:
     here = []
     for type in ("bpe", "unigram"):
         config = TokenizerConfig(type=type, vocab_size=300)
-        tokenizer = train_tokenizer(sentences(300), sentences(300), config, tmp_path / "here")
+        tokenizer = train_tokenizer(sentences(300), sentences(300), config)
         here.append(f"{tokenizer.fingerprint} {tokenizer.source.encode(sentences(300), 0.2, 5)[:20]}")
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "lines"), str(tmp_path / "there")]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "lines")]
     there = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
     assert there.stdout.splitlines() == here
     assert there.stderr == ""
 
 
-def test_nothing_is_lost_in_training(tmp_path: Path) -> None:
+def test_nothing_is_lost_in_training() -> None:
     """Neither long lines nor those with characters that SentencePiece keeps for itself."""
     lines = [" ".join(["Fernsehturm"] * 2000), "\u2585 Bahnhof \u2585 Bahnhof", "Rathaus\0 Rathaus Rathaus"] * 3
     config = TokenizerConfig(type="word", vocab_size=100)
-    side = train_tokenizer(lines, [], config, tmp_path).source
+    side = train_tokenizer(lines, [], config).source
     assert {"▁Fernsehturm", "▁Bahnhof", "▁Rathaus"} <= set(side.vocabulary)
-    train_tokenizer(["x" * 100_000], ["y"], config, tmp_path)
-    train_tokenizer(["x" * 100_000], ["y"], TokenizerConfig(type="bpe", vocab_size=264), tmp_path)
-
-
-def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAMPLE", 2_000)
-    lines = [str(i) for i in range(20_000)]
-    assert sample_lines(lines[:2_000]) == lines[:2_000]
-    sample = sample_lines(iter(lines))
-    assert len(set(sample)) == 2_000 and sample == sample_lines(lines)
-    quarters = Counter(int(line) // 5_000 for line in sample)
-    assert all(400 < quarters[quarter] < 600 for quarter in range(4))
+    train_tokenizer(["x" * 100_000], ["y"], config)
+    train_tokenizer(["x" * 100_000], ["y"], TokenizerConfig(type="bpe", vocab_size=264))
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_training_is_silent(tmp_path: Path, type: str, capfd: pytest.CaptureFixture[str]) -> None:
-    train_tokenizer(sentences(50), sentences(50), TokenizerConfig(type=type, vocab_size=300), tmp_path)
+def test_training_is_silent(type: str, capfd: pytest.CaptureFixture[str]) -> None:
+    train_tokenizer(sentences(50), sentences(50), TokenizerConfig(type=type, vocab_size=300))
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("joint, name", [(True, "both sides"), (False, "the source side")])
 @pytest.mark.parametrize("type", ["bpe", "unigram"])
-def test_the_size_that_is_advised_works(tmp_path: Path, type: str, joint: bool, name: str) -> None:
+def test_the_size_that_is_advised_works(type: str, joint: bool, name: str) -> None:
     for size, advice in ((50_000, r"more than .* (\d+) or less"), (264, r"too small .* (\d+) or more")):
         with pytest.raises(UserError, match=f"^tokenizer.vocab_size={size} is .*{name}") as caught:
-            train_tokenizer(WORDS * 9, WORDS * 9, TokenizerConfig(type, size, joint), tmp_path)
+            train_tokenizer(WORDS * 9, WORDS * 9, TokenizerConfig(type, size, joint))
         advised = re.search(advice, str(caught.value))
         assert advised is not None
         config = TokenizerConfig(type, int(advised[1]), joint)
-        assert train_tokenizer(WORDS * 9, WORDS * 9, config, tmp_path).source.vocab_size == int(advised[1])
+        assert train_tokenizer(WORDS * 9, WORDS * 9, config).source.vocab_size == int(advised[1])
 
 
-def test_characters_and_words_take_what_there_is(tmp_path: Path) -> None:
+def test_characters_and_words_take_what_there_is() -> None:
     for type, size in (("char", 4 + 256 + 1 + len(set("".join(WORDS)))), ("word", 4 + len(set(WORDS)))):
-        assert train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 8000), tmp_path).source.vocab_size == size
+        assert train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 8000)).source.vocab_size == size
 
 
 @pytest.mark.parametrize("type", SUBWORDS)
-def test_bytes_need_their_places(tmp_path: Path, type: str) -> None:
+def test_bytes_need_their_places(type: str) -> None:
     with pytest.raises(UserError, match="^tokenizer.vocab_size=260 is too small: .* 256 bytes"):
-        train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 260), tmp_path)
+        train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 260))
 
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("lines", [[], ["", ""]])
-def test_no_text(tmp_path: Path, type: str, lines: list[str]) -> None:
+def test_no_text(type: str, lines: list[str]) -> None:
     with pytest.raises(UserError, match="no text on the target side"):
-        train_tokenizer(sentences(300), lines, TokenizerConfig(type, 300, joint=False), tmp_path)
-    assert not list(tmp_path.iterdir())
+        train_tokenizer(sentences(300), lines, TokenizerConfig(type, 300, joint=False))
 
 
 # ------------------------------------------------------------------------------------------------------------ loading

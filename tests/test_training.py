@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import Batch, encode_corpus, epoch_batches
-from nmt.data.corpus import column, load_pairs
-from nmt.data.tokenizer import train_tokenizer
+from nmt.data.batching import Batch, epoch_batches
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.errors import UserError
 from nmt.folder import check_folder, check_same, lock
 from nmt.model.maps import Dropout
@@ -48,7 +48,8 @@ def state_of(
     )
     folder.mkdir(exist_ok=True)
     pairs = load_pairs(run.data, "train")
-    tokenizer = train_tokenizer(column(pairs, "source"), column(pairs, "target"), run.tokenizer, folder)
+    tokenizer = cached_tokenizer(pairs, run)
+    tokenizer.save(folder)
     encoded = encode_corpus(pairs, tokenizer, run)
     torch.manual_seed(1)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
@@ -112,7 +113,7 @@ def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path
     assert torch.equal(state.model.target_embedding.weight, before)
     indices = epoch_batches(state.train, state.run.train, state.run.seed, 0)[2]
     pairs = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [pair["pair"] - 1 for pair in pairs] == state.train.rows[indices].tolist()
+    assert [pair["pair"] - 1 for pair in pairs] == indices.tolist()
     lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
     assert all(pair["source"] == lines[pair["pair"] - 1] for pair in pairs)
     assert "".join(pairs[0]["target_pieces"]).replace("▁", " ").strip() == pairs[0]["target"]
@@ -167,7 +168,7 @@ def test_a_batch_too_large_for_memory_is_divided(
                 train_step(state, np.arange(20), 1)
             break
         outcome = train_step(state, np.arange(20), 1)
-        found.append((outcome.sums.target, outcome.sums.loss.nats, state.model.state_dict()))
+        found.append((outcome.sums.target, outcome.sums.nats, state.model.state_dict()))
         said = caplog.text
         train_step(state, np.arange(20), 2)
         assert caplog.text == said  # it knows now

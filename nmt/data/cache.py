@@ -1,26 +1,31 @@
 """The cache: what was read and tokenised, in folders that are whole or not there.
 
-Each folder has digests of its files, which are compared before they are used.
+Each folder has digests of its files, which are compared before they are used. They tell damage, not malice, and so are
+quick ones: a corpus may have gigabytes.
 """
 
+import hashlib
 import json
 import logging
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from xxhash import xxh3_128
+
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.files import digest
 
 log = logging.getLogger("nmt")
 DIGESTS = "digests.json"
 UNFINISHED = ".part"  # the ending of folders that are being filled
 DAY = 86_400  # seconds
+PATIENCE = 5.0  # seconds of waiting for another process before the log says so
 
 
 def cache_folder(data: DataConfig) -> Path:
@@ -35,6 +40,24 @@ def cache_folder(data: DataConfig) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the cache {folder} cannot be made ({error.strerror}); write data.cache=FOLDER") from error
+    return folder
+
+
+def made(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """The folder, whole: as it is there already, or new and filled. Of several processes of a machine one fills it, and
+    the others wait.
+
+    Raises:
+        UserError: the cache cannot be written, as on a full disk.
+    """
+    if whole(folder):
+        return folder
+    with alone(folder) as locked:
+        if not whole(folder):
+            if locked:
+                remove_parts(folder.parent, folder.name, older=0)  # who made them is dead
+            with making(folder) as part:
+                fill(part)
     return folder
 
 
@@ -66,6 +89,35 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: digest(path) for path in folder.iterdir() if path.name != DIGESTS}
 
 
+def digest(path: Path) -> str:
+    """Of the bytes of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, xxh3_128).hexdigest()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Wait until no other process of this machine makes the folder; a process that dies lets others go on. False where
+    there are no locks, as on some network drives: there several may make it, and the first to end is taken."""
+    path = folder.with_name(f"{folder.name}.lock")
+    lock = FileLock(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            log.info(f"waiting for another process that prepares {folder}")
+            lock.acquire()
+    except (OSError, NotImplementedError):  # if nothing can be written, who makes the folder says so
+        pass
+    try:
+        yield lock.is_locked
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # who waits for it finds the folder whole, or makes it
+            lock.release()
+
+
 @contextmanager
 def making(folder: Path) -> Iterator[Path]:
     """A new folder to fill, which becomes `folder` when it is whole, and goes if it is not to be.
@@ -76,7 +128,7 @@ def making(folder: Path) -> Iterator[Path]:
     part = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_left_behind(folder.parent)
+        remove_parts(folder.parent, "*", DAY)
         part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{UNFINISHED}")
         part.mkdir()
         yield part
@@ -93,11 +145,12 @@ def making(folder: Path) -> Iterator[Path]:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def remove_left_behind(folder: Path) -> None:
-    """Remove what processes that were killed have left unfinished: folders in which nothing was made for a day."""
-    for part in folder.glob(f"*.{'[0-9a-f]' * 32}{UNFINISHED}"):
+def remove_parts(folder: Path, name: str, older: float) -> None:
+    """Remove what processes that were killed have left unfinished: folders in which nothing was made for so many
+    seconds."""
+    for part in folder.glob(f"{name}.{'[0-9a-f]' * 32}{UNFINISHED}"):
         with suppress(OSError):
-            if time.time() - part.stat().st_mtime > DAY:
+            if time.time() - part.stat().st_mtime >= older:
                 shutil.rmtree(part)
 
 

@@ -1,7 +1,8 @@
 """Every knob of the data and the tokenizer: what it is called, what it may be, what it means. No torch here."""
 
 import dataclasses
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,29 @@ from nmt.errors import UserError, check_at_least, check_choice, check_share
 
 FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
 TOKENIZERS = ("bpe", "unigram", "char", "word")
+
+
+@dataclass(slots=True)
+class CorpusConfig:
+    """A corpus beside that of `data.path`: its train split is trained on, too. Null: as in `data.*`."""
+
+    path: str = ""
+    weight: float = 1.0  # how often its pairs are used, where those of data.path are used once
+    tag: str | None = None  # bt: the piece <bt> stands before each source, so that the model knows where it is from
+    format: str | None = None
+    subset: str | None = None
+    source: str | None = None
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UserError("a corpus of data.corpora needs a path: data.corpora=[{path:FOLDER}]")
+        if self.format is not None:
+            check_choice("format of data.corpora", self.format, FORMATS[1:])
+        if not 0 < self.weight <= 1000:
+            raise UserError(f"weight={self.weight} of data.corpora must be greater than 0 and at most 1,000")
+        if self.tag is not None and not re.fullmatch(r"[^\W_]+", self.tag):
+            raise UserError(f"tag={self.tag!r} of data.corpora must be letters and digits, as bt")
 
 
 @dataclass(slots=True)
@@ -27,11 +51,16 @@ class DataConfig:
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
     cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
+    streaming: bool = False  # read the training text while it is trained on, over and over; nothing is kept on disk
+    buffer: int = 100_000  # streaming: pairs that are shuffled and sorted by length at a time
+    corpora: list[CorpusConfig] = field(default_factory=list)  # more training text: [{path:DIR,weight:1.0,tag:bt}]
+    num_proc: int | None = None  # cores that tokenise; null: all that this process may use
 
     def __post_init__(self) -> None:
         check_choice("data.format", self.format, FORMATS)
         check_choice("data.invalid", self.invalid, ("refuse", "drop"))
         check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
+        check_at_least(1, data__num_proc=self.num_proc, data__buffer=self.buffer)
         check_at_least(0, data__seed=self.seed)
         if self.split != Path(self.split).name:
             raise UserError(f"data.split={self.split} is the name of a split, as train, valid or test, and no path")
@@ -41,6 +70,10 @@ class DataConfig:
             raise UserError(
                 f"data.path={self.path}: the built-in corpus has no folder; write data=text or data.format=text"
             )
+        if self.streaming and (self.format == "toy" or self.alignments is not None):
+            raise UserError("data.streaming=true is for text without gold links; leave it out")
+        if self.corpora and (self.format == "toy" or self.alignments is not None):
+            raise UserError("data.corpora is for text without gold links, beside data.path; leave it out")
         if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
             raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
         if self.source == self.target:
@@ -100,4 +133,5 @@ class DataOverride:
                 f"the model was trained to translate {run.source} to {run.target}"
             )
         unset |= {"cache"}  # where a command writes is for its user to say, not for who made the run
-        return dataclasses.replace(run, **{**dict.fromkeys(unset), **given})
+        alone = dict.fromkeys(unset) | {"streaming": False, "corpora": []}  # these two are for training
+        return dataclasses.replace(run, **{**alone, **given})

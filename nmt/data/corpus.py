@@ -1,15 +1,14 @@
 """Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`; those from files of
 lines have `line`, too, the number of the line.
 
-What reads text here looks at every line before it stores any, so that a complaint names the file and the line.
+What reads text here names the file and the line in a complaint, and keeps nothing of a file that it refuses.
 """
 
 import errno
-import hashlib
+import json
 import logging
-from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,24 +16,23 @@ from typing import Any
 
 import datasets
 import huggingface_hub.utils
-import numpy as np
-from datasets import Dataset, DatasetDict, Features, Value
-from datasets.arrow_writer import ArrowWriter
+import pyarrow as pa
+from datasets import Dataset, DatasetDict
+from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.data import toy
-from nmt.data.cache import DIGESTS, cache_folder, making, seal, unwritable, whole
+from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import counted, first_of
-from nmt.data.readers import LINE_READERS, BadLine, Line, clipped, listed
+from nmt.data.lines import FIRST, counted, first_of
+from nmt.data.readers import LINE_READERS, SCHEMA, BadLine, clipped, listed
+from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
 
 log = logging.getLogger("nmt")
-VALID = ("valid", "validation", "val", "dev")  # the validation split's names
 CHUNK = 10_000  # pairs in memory at a time
-BLOCK = 1_000  # lines in memory at a time, some of which may be very long
-FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
-PAIRS = "pairs.arrow"
+PAIRS, REPORT = "pairs.arrow", "report.json"  # what was read of files of lines, and what was left out
+LAYOUT = 1  # of these two; another one gets another key
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,86 +64,78 @@ def column(pairs: Dataset, name: str) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- files of lines
-def stored(kind: str, arguments: tuple[Any, ...], data: DataConfig) -> Dataset:
-    """Check all lines, then keep the pairs in the cache, under a key made of themselves and of their lines' numbers."""
-    bad: dict[tuple[Path, str], array[int]] = defaultdict(lambda: array("q"))
+def stored(kind: str, shards: list[tuple[Path, ...]], columns: tuple[str, ...], data: DataConfig) -> Dataset:
+    """The pairs of files of lines, in the cache under a key made of the files' bytes; and what was left out of them, in
+    the log, also where that was found out before."""
+    files = [file for shard in shards for file in shard]
 
-    def note(line: BadLine) -> None:
-        if data.invalid == "refuse":
-            raise UserError(
-                f"{line.file}:{line.number}: {line.reason}; mend the line, or leave such lines out: data.invalid=drop"
-            )
-        bad[line.file, line.kind].append(line.number)
+    def key() -> str:
+        parts = (LAYOUT, kind, columns, data.invalid, [digest(file) for file in files])
+        return xxh3_128(repr(parts).encode()).hexdigest()
 
-    key = digest(blocks(kind, arguments, note))
-    for (file, trouble), numbers in bad.items():
-        count = counted(len(numbers), "line")
-        log.warning(f"data.invalid=drop: left out {count} of {file}: {trouble} ({first_of(numbers)})")
-    if key == digest([]):
-        raise UserError(f"{arguments[0]} has no pair of texts")
-    folder = cache_folder(data) / "text" / key
-    if not whole(folder):
-        with making(folder) as part:
-            if digest(written(blocks(kind, arguments, lambda line: None), part / PAIRS)) != key:
-                raise UserError(f"{arguments[0]} changed while it was read; repeat the command")
+    def fill(part: Path) -> None:
+        bad: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
+        rows = 0
+        with open(part / PAIRS, "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+            for shard in shards:
+                for item in LINE_READERS[kind](*shard, *columns):
+                    if isinstance(item, BadLine):
+                        note(item, bad, data)
+                    else:
+                        rows += len(item)
+                        writer.write_batch(item)
+        report = [(files.index(path), trouble, *counts) for (path, trouble), counts in bad.items()]
+        if not rows:
+            tell(report, files)
+            raise UserError(f"{files[0]} has no pair of texts")
+        if key() != begun:
+            raise UserError(f"{files[0]} changed while it was read; repeat the command")
+        (part / REPORT).write_text(json.dumps(report), encoding="utf-8")
+
+    begun = key()
+    folder = made(cache_folder(data) / "text" / begun, fill)
+    tell(json.loads((folder / REPORT).read_bytes()), files)
     return Dataset.from_file(str(folder / PAIRS))
 
 
-def blocks(kind: str, arguments: tuple[Any, ...], note: Callable[[BadLine], None]) -> Iterator[list[Line]]:
-    """The pairs of files of lines, some at a time; `note` is told of lines that hold none."""
-    block: list[Line] = []
-    for item in LINE_READERS[kind](*arguments):
-        if isinstance(item, BadLine):
-            note(item)
-            continue
-        block.append(item)
-        if len(block) == BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block
+def note(line: BadLine, bad: dict[tuple[Path, str], list[int]], data: DataConfig) -> None:
+    """Refuse a line, or count it, and keep the numbers of the first."""
+    if data.invalid == "refuse":
+        raise UserError(
+            f"{line.file}:{line.number}: {line.reason}; mend the line, or leave such lines out: data.invalid=drop"
+        )
+    counts = bad[line.file, line.kind]
+    counts[0] += 1
+    counts += [line.number] * (len(counts) <= FIRST)
 
 
-def digest(blocks: Iterable[list[Line]]) -> str:
-    key = hashlib.sha256()
-    for block in blocks:
-        sizes = [(line.number, len(line.source), len(line.target)) for line in block]
-        key.update(np.array(sizes, dtype=np.int64).tobytes())
-        key.update("".join([text for line in block for text in line[1:]]).encode())
-    return key.hexdigest()
+def tell(report: list[Any], files: list[Path]) -> None:
+    """Which lines were left out: the place of their file, the trouble, how many, the first numbers."""
+    for place, trouble, count, *first in report:
+        tell_of(files[place], trouble, count, *first)
 
 
-def written(blocks: Iterable[list[Line]], path: Path) -> Iterator[list[Line]]:
-    """The same, and each is written to a file on its way."""
-    with ArrowWriter(features=FEATURES, path=str(path)) as writer:
-        for block in blocks:
-            lines, sources, targets = zip(*block, strict=True)
-            writer.write_batch({"source": list(sources), "target": list(targets), "line": list(lines)})
-            yield block
-        writer.finalize()
+def tell_of(file: Path, trouble: str, count: int, *first: int) -> None:
+    log.warning(f"data.invalid=drop: left out {counted(count, 'line')} of {file}: {trouble} ({first_of(first)})")
 
 
-def read_text(data: DataConfig, split: str) -> Dataset:
-    return stored("text", text_files(data, split), data)
-
-
-def text_files(data: DataConfig, split: str) -> tuple[Path, ...]:
-    return find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"])
-
-
-def is_text(data: DataConfig) -> bool:
-    """Whether the sides have files of their own: a folder of text may take the place of a dataset of the hub."""
-    file = Path(str(data.path)) / f"train.{last(data.source)}"
-    return data.format == "text" or (data.format == "hub" and file.is_file())
+def read_lines(data: DataConfig, split: str) -> Dataset:
+    files = files_of(data, split)
+    assert files is not None
+    return stored(*files, data)
 
 
 def origins(data: DataConfig, split: str) -> tuple[str, str]:
     """What to call source and target of a split in a message: their files, or one and the columns."""
-    if is_text(data):
-        source, target = text_files(data, split)
-        return str(source), str(target)
-    lines = data.format in LINE_READERS
-    where = find_files(data, split, [f".{data.format}"])[0] if lines else data.path or "the built-in corpus"
+    if split == "train" and data.corpora:
+        where = f"data.path={data.path} and data.corpora"
+    elif (files := files_of(data, split)) is None:
+        where = data.path or "the built-in corpus"
+    elif files[0] == "text":
+        source, target = (called(list(side)) for side in zip(*files[1], strict=True))
+        return source, target
+    else:
+        where = called([file for (file,) in files[1]])
     return f"{where}, {data.source}", f"{where}, {data.target}"
 
 
@@ -173,83 +163,45 @@ def between_spaces(line: str) -> list[int]:
     return [place for place, word in enumerate(filter(None, line.split(" "))) for _ in word.split()]
 
 
-def read_tsv(data: DataConfig, split: str) -> Dataset:
-    return stored("tsv", (*find_files(data, split, [".tsv"]), data.source, data.target), data)
-
-
-def read_jsonl(data: DataConfig, split: str) -> Dataset:
-    return stored("jsonl", (*find_files(data, split, [".jsonl"]), data.source, data.target), data)
-
-
-def find_files(data: DataConfig, split: str, endings: list[str]) -> tuple[Path, ...]:
-    """The files of a split, one for each ending; named after the split, or by another name of the validation split."""
-    folder = existing_folder(data)
-    sets = [tuple(folder / f"{name}{ending}" for ending in endings) for name in names_of(split)]
-    files = next((files for files in sets if any(file.exists() for file in files)), sets[0])
-    for file in files:
-        if not file.is_file():
-            raise missing(file, data)
-    return files
-
-
-def existing_folder(data: DataConfig) -> Path:
-    folder = Path(str(data.path))
-    if not folder.is_dir():
-        raise UserError(f"data.path={folder} is not a folder")
-    return folder
-
-
-def missing(file: Path, data: DataConfig) -> UserError:
-    held = sorted(path.name for path in file.parent.iterdir())
-    return UserError(
-        f"{file} does not exist; data.format={data.format} with data.source={data.source} data.target={data.target} "
-        f"needs it. The folder has {listed(held)}"
-    )
-
-
-def names_of(split: str) -> list[str]:
-    return [split, *(name for name in VALID if name != split)] if split in VALID else [split]
-
-
-def last(name: str) -> str:
-    """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
-    return name.rpartition(".")[2]
-
-
 # ----------------------------------------------------------------------------------------------------- parquet and hub
 def read_parquet(data: DataConfig, split: str) -> Dataset:
-    folder = existing_folder(data)
-    found = [sorted(folder.glob(f"{name}*.parquet")) for name in names_of(split)]
-    files = next((files for files in found if files), None)
-    if files is None:
-        raise missing(folder / f"{split}*.parquet", data)
-    where = ", ".join(map(str, files))
-    cache = cache_folder(data) / "parquet"
+    files, cache = parquet_files(data, split), cache_folder(data) / "parquet"
     try:
-        table = through_cache(cache, "parquet", data_files=list(map(str, files)), split="train")
+        table = through_cache(cache, "parquet", data_files=files, split="train")
     except Exception as error:  # the libraries have no common one for files that they cannot read
-        raise full_disk(cache, error) or UserError(f"{where} cannot be read: {reason(error)}") from error
-    return two_columns(table, where, data)
+        raise full_disk(cache, error) or unreadable(data, ", ".join(files), error) from error
+    return two_columns(table, ", ".join(files), data)
 
 
 def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
-    path = Path(str(data.path))
     if is_text(data):
-        return read_text(data, split)
+        return read_lines(data, split)
+    path = Path(str(data.path))
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
     try:
         table = through_cache(cache, str(path), data.subset)
     except Exception as error:  # whatever the library, the network or the hub may say
-        raise full_disk(cache, error) or UserError(
-            f"data.path={path} data.subset={data.subset} cannot be loaded: {reason(error)}. Check the name, the subset "
-            "and the connection; a folder on this machine does as well: data.path=FOLDER"
-        ) from error
+        raise full_disk(cache, error) or unreadable(data, "", error) from error
+    return two_columns(split_of(table, split, data), f"the split {split} of {path}", data)
+
+
+def unreadable(data: DataConfig, files: str, error: BaseException) -> UserError:
+    """What to say where the datasets library fails, at these files or at the hub."""
+    if files:
+        return UserError(f"{files} cannot be read: {reason(error)}")
+    return UserError(
+        f"data.path={data.path} data.subset={data.subset} cannot be loaded: {reason(error)}. Check the name, the "
+        "subset and the connection; a folder on this machine does as well: data.path=FOLDER"
+    )
+
+
+def split_of(table: Any, split: str, data: DataConfig) -> Any:
     name = next((name for name in names_of(split) if name in table), None)
     if name is None:
-        raise UserError(f"data.path={path} has no split {split}; it has {listed(list(table))}")
-    return two_columns(table[name], f"the split {name} of {path}", data)
+        raise UserError(f"data.path={data.path} has no split {split}; it has {listed(list(table))}")
+    return table[name]
 
 
 def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
@@ -292,23 +244,30 @@ def full_disk(cache: Path | None, error: BaseException) -> UserError | None:
 def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
     """The columns `data.source` and `data.target`, which may be nested as in `translation.de`, checked to be texts."""
     table = table.flatten()
-    columns = {"source": data.source, "target": data.target}
-    for key, name in columns.items():
-        if name not in table.column_names:
-            names = table.column_names
-            raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{nearest(name, names)}")
-    pairs = table.select_columns([data.source, data.target]).rename_columns(
-        {name: key for key, name in columns.items()}
-    )
+    check_columns(table.column_names, where, data)
+    names = {data.source: "source", data.target: "target"}
+    pairs = table.select_columns(list(names)).rename_columns(names)
     rows = 0
     for batch in pairs.with_format("arrow").iter(CHUNK):
-        for key, name in columns.items():
-            texts = str(batch[key].type) in ("string", "large_string")
-            if not texts or batch[key].null_count:
-                row = rows + (batch[key].to_pylist().index(None) if texts else 0)
-                raise UserError(f"{where}: row {row + 1} has no text in '{name}' but {clipped(pairs[row][key])}")
+        check_texts(batch, where, rows, data)
         rows += len(batch)
     return pairs
+
+
+def check_columns(names: list[str], where: str, data: DataConfig) -> None:
+    for key, name in (("source", data.source), ("target", data.target)):
+        if name not in names:
+            raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{nearest(name, names)}")
+
+
+def check_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> None:
+    """See that a table of pairs, before which there were so many rows, has texts and nothing else."""
+    for key, name in (("source", data.source), ("target", data.target)):
+        texts = str(table[key].type) in ("string", "large_string")
+        if not texts or table[key].null_count:
+            row = table[key].to_pylist().index(None) if texts else 0
+            value = clipped(table[key][row].as_py())
+            raise UserError(f"{where}: row {rows + row + 1} has no text in '{name}' but {value}")
 
 
 @contextmanager
@@ -350,9 +309,9 @@ def read_toy(data: DataConfig, split: str) -> Dataset:
 
 READERS = {
     "toy": read_toy,
-    "text": read_text,
-    "tsv": read_tsv,
-    "jsonl": read_jsonl,
+    "text": read_lines,
+    "tsv": read_lines,
+    "jsonl": read_lines,
     "parquet": read_parquet,
     "hub": read_hub,
 }

@@ -1,19 +1,30 @@
-"""Pairs from files of lines, each with the number of its line, or what is wrong with a line in its place."""
+"""Pairs from files of lines, as record batches with the numbers of their lines, or what is wrong with a line in its
+place.
 
+Line-aligned text is read in blocks of bytes, without a step of Python for each line; only a block in which something is
+no UTF-8 is looked at line by line.
+"""
+
+import io
 import json
-from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
+import pyarrow as pa
 
-from nmt.data.lines import NOT_TEXT, counted, raw_lines, undecodable
+from nmt.data.lines import BOM, NOT_TEXT, counted, raw_lines, undecodable
 from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, nearest
 
 SHOWN = 20  # names in a message
 CLIPPED = 100  # characters of a name or a value in one
+PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
+BLOCK = 2**20  # bytes of a side in memory at a time; one line may have more
+BATCH = 10_000  # pairs at most that are parsed one by one before they are written
+SCHEMA = pa.schema({"source": pa.string(), "target": pa.string(), "line": pa.int64()})
 
 
 class Line(NamedTuple):
@@ -37,23 +48,95 @@ class NoPair(ValueError):
     """Of a line, with the kind of trouble and the reason."""
 
 
-def text_pairs(source: Path, target: Path) -> Iterator[Line | BadLine]:
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file in binary, unpacked if its name says that it is packed.
+
+    Raises:
+        UserError: it is damaged, or packed in another way.
+    """
+    if path.suffix not in PACKED:
+        with open(path, "rb") as file:
+            yield file
+        return
+    try:
+        with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream, io.BufferedReader(stream) as file:
+            yield cast(BinaryIO, file)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+def text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
     """The pairs of two line-aligned files.
 
     Raises:
         UserError: one has more lines; and where they part, as far as can be told.
     """
-    with open(source, "rb") as source_file, open(target, "rb") as target_file:
-        lines = zip_longest(raw_lines(source_file), raw_lines(target_file))
-        for number, (left, right) in enumerate(lines, 1):
-            if left is None or right is None:
-                raise UserError(different_lengths(source, target))
-            try:
-                pair = Line(number, left.decode(), right.decode())
-            except UnicodeDecodeError:
-                yield from undecodable_sides(number, {source: left, target: right})
-            else:
-                yield pair
+    with opened(source) as source_file, opened(target) as target_file:
+        left_blocks, right_blocks = line_blocks(source_file, source), line_blocks(target_file, target)
+        left, right = next(left_blocks, None), next(right_blocks, None)
+        number = 1
+        while left is not None and right is not None:
+            count = min(len(left), len(right))
+            yield from checked(number, {source: left[:count], target: right[:count]})
+            number += count
+            left = left[count:] if count < len(left) else next(left_blocks, None)
+            right = right[count:] if count < len(right) else next(right_blocks, None)
+    if left is not None or right is not None:
+        raise UserError(different_lengths(source, target))
+
+
+def line_blocks(file: BinaryIO, name: Path) -> Iterator[pa.StringArray]:
+    """The lines of a file, as `raw_lines` has them, some at a time and never none; they may be no UTF-8.
+
+    Raises:
+        UserError: a line has more bytes than a text may have here.
+    """
+    rest: list[bytes] = []
+    block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
+    while block:
+        end = block.rfind(b"\n") + 1
+        rest.append(block[:end] if end else block)
+        if sum(map(len, rest)) >= 2**31:
+            raise UserError(f"{name}: a line has more than {2**31:,} bytes")
+        if end:
+            yield lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
+            rest = [block[end:]]
+        block = file.read(BLOCK)
+    if tail := b"".join(rest):
+        yield strings(np.array([0, len(tail)]), tail)
+
+
+def lines_of(text: bytes) -> pa.StringArray:
+    """The lines of a text that ends with one."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    return strings(np.append(0, ends - np.arange(len(ends))), text.translate(None, b"\n"))
+
+
+def strings(offsets: Lengths, text: bytes) -> pa.StringArray:
+    return pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text))
+
+
+def checked(number: int, sides: dict[Path, pa.StringArray]) -> Iterator[pa.RecordBatch | BadLine]:
+    """The pairs of two blocks of lines, the first of which has this number; those that are UTF-8."""
+    left, right = sides.values()
+    numbers = np.arange(number, number + len(left))
+    try:
+        left.validate(full=True)
+        right.validate(full=True)
+    except pa.ArrowInvalid:
+        good = []
+        for place, lines in enumerate(zip(left.view(pa.binary()), right.view(pa.binary()), strict=True)):
+            raw = {file: line.as_py() for file, line in zip(sides, lines, strict=True)}
+            bad = list(undecodable_sides(number + place, raw))
+            yield from bad
+            if not bad:
+                good.append(place)
+        chosen = pa.array(good, pa.int64())
+        left, right, numbers = left.take(chosen), right.take(chosen), numbers[good]
+    if len(left):
+        yield pa.record_batch([left, right, numbers], schema=SCHEMA)
 
 
 def undecodable_sides(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine]:
@@ -80,13 +163,36 @@ def different_lengths(source: Path, target: Path) -> str:
 
 def lengths_of(file: Path) -> Lengths:
     """Of the lines of a file, in bytes."""
-    with open(file, "rb") as stream:
+    with opened(file) as stream:
         return np.fromiter(map(len, raw_lines(stream)), np.int64)
+
+
+# ------------------------------------------------------------------------------------------------------ tsv and jsonl
+def gathered(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
+    """The same with pairs put together, as many as make a block."""
+    pairs: list[Line] = []
+    size = 0
+    for line in lines:
+        if isinstance(line, BadLine):
+            yield line
+            continue
+        pairs.append(line)
+        size += len(line.source) + len(line.target)
+        if len(pairs) == BATCH or size > BLOCK:
+            yield together(pairs)
+            pairs, size = [], 0
+    if pairs:
+        yield together(pairs)
+
+
+def together(pairs: Sequence[Line]) -> pa.RecordBatch:
+    numbers, sources, targets = zip(*pairs, strict=True)
+    return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=SCHEMA)
 
 
 def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0) -> Iterator[Line | BadLine]:
     """The pairs that `parse` finds in the lines of a file after the first `skip`; it may raise `NoPair`."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(raw_lines(file), 1):
             if number <= skip:
                 continue
@@ -101,11 +207,11 @@ def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int
                     yield Line(number, *pair)
 
 
-def tsv_pairs(path: Path, source: str, target: str) -> Iterator[Line | BadLine]:
+def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
     """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1."""
     header = not (source.isdecimal() and target.isdecimal())
     if header:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
         for name in (source, target):
             if name not in names:
@@ -126,10 +232,10 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[Line | BadLine]:
             raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
         return cells[left], cells[right]
 
-    return parsed(path, parse, skip=int(header))
+    return gathered(parsed(path, parse, skip=int(header)))
 
 
-def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[Line | BadLine]:
+def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
     """The pairs of a file of JSON objects, one a line; keys may be nested as in `translation.de`. Empty lines are
     skipped."""
 
@@ -154,7 +260,7 @@ def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[Line | BadLine
                 raise NoPair(f"without a text under '{key}'", f"no text under '{key}': {error}") from None
         return texts
 
-    return parsed(path, parse)
+    return gathered(parsed(path, parse))
 
 
 def dig(record: Any, key: str) -> Any:
@@ -176,7 +282,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(shown) + more if names else "nothing"
 
 
-LINE_READERS: dict[str, Callable[..., Iterator[Line | BadLine]]] = {
+LINE_READERS: dict[str, Callable[..., Iterator[pa.RecordBatch | BadLine]]] = {
     "text": text_pairs,
     "tsv": tsv_pairs,
     "jsonl": jsonl_pairs,

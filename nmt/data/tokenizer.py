@@ -13,10 +13,11 @@ import io
 import itertools
 import random
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import exp, isfinite, log
 from operator import add
 from pathlib import Path
@@ -30,8 +31,7 @@ from nmt.files import write_atomically
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
 WORD = re.compile("▁[^▁]*")
-FIRST_BYTE, BYTE_PIECES = len(SPECIALS), 256  # byte pieces follow the specials
-SAMPLE = 1_000_000  # lines of a side that a model is trained on; a random sample where there are more
+BYTE_PIECES = 256  # they follow the specials and the tags
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
 FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
 LONGEST_PIECE = 16  # characters, by SentencePiece's default
@@ -59,9 +59,15 @@ class Side:
         return bool(self.processor.piece_to_id("<0x00>") != UNK)
 
     @cached_property
+    def tags(self) -> dict[str, int]:
+        """The ids of tags, which follow the specials; a model of words has them among these."""
+        end = self.processor.piece_to_id("<0x00>") if self.bytes_fall_back else len(SPECIALS)
+        return {self.processor.id_to_piece(i): i for i in range(len(SPECIALS), end)}
+
+    @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """The ids of ordinary pieces, neither specials nor bytes."""
-        first = FIRST_BYTE + BYTE_PIECES * self.bytes_fall_back
+        """The ids of ordinary pieces: no specials, tags or bytes."""
+        first = len(SPECIALS) + len(self.tags) + BYTE_PIECES * self.bytes_fall_back
         return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
 
     @cached_property
@@ -79,22 +85,35 @@ class Side:
         """Characters of the longest ordinary piece."""
         return max(map(len, self.vocabulary), default=1)
 
+    @cached_property
+    def word_by_word(self) -> bool:
+        """Whether the ids of a line are those of its words, where one space stands between each two and none around
+        them: no merge knows a space within, and no normalisation looks at neighbours. (A unigram model rounds sums of
+        scores, which may decide otherwise in a line than in a word.)"""
+        text = " \uff58  \ufb01 "  # two letters that nmt_nfkc would make others
+        as_it_is = self.processor.normalize(text) == SPACE + text.replace(" ", SPACE)
+        return self.bytes_fall_back and self.merges and as_it_is and not any(SPACE in p[1:] for p in self.vocabulary)
+
     def surely_longer(self, line: str, limit: int) -> bool:
         """Whether a line has more than `limit` pieces for certain, as its characters tell: no piece has more than
         `longest_piece` of them. A word has any number (type `word`), so there nothing is certain."""
         most = self.longest_piece * limit
         return self.bytes_fall_back and len(line) > most and len(self.processor.normalize(line)) > most
 
-    def encode(self, lines: list[str], sampling: float = 0.0, seed: int = 0) -> list[list[int]]:
+    def encode(
+        self, lines: list[str], sampling: float = 0.0, seed: int = 0, threads: int | None = None
+    ) -> list[list[int]]:
         """Ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
 
         sampling: 0 for the best segmentation, else BPE's dropout (Provilkov et al. 2020), or the exponent on the
             probability of a unigram segmentation (Kudo 2018: smaller is more random).
         seed: of the sampling; the same lines, sampling and seed give the same ids, anywhere.
+        threads: of SentencePiece, for many lines without sampling; by default one for each core.
         """
         if self.bytes_fall_back and not sampling:
             few = len(lines) < FEW  # a list goes to several threads, which takes longer to begin with
-            return [self.processor.encode(line) for line in lines] if few else self.processor.encode(lines)
+            many = partial(self.processor.encode, num_threads=threads)
+            return [self.processor.encode(line) for line in lines] if few else many(lines)
         texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
         if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbours
             return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]
@@ -126,6 +145,8 @@ class Side:
         return [-1 if owner < 0 else originals[owner] for owner in words(self.pieces(ids))[1]]
 
     def _sample(self, word: str, sampling: float, rng: random.Random) -> list[int]:
+        if word in self.tags:
+            return [self.tags[word]]
         if self.merges:
             pieces = drop_merges(word, self.vocabulary, sampling, rng)
         else:
@@ -133,7 +154,7 @@ class Side:
         ids = []
         for piece in pieces:
             known = self.vocabulary.get(piece)
-            ids += [FIRST_BYTE + byte for byte in piece.encode()] if known is None else [known]
+            ids += [len(SPECIALS) + len(self.tags) + byte for byte in piece.encode()] if known is None else [known]
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -254,51 +275,30 @@ def draw_segmentation(word: str, choices: list[tuple[list[int], list[float]]], r
 
 # --------------------------------------------------------------------------------------------------- training, loading
 def train_tokenizer(
-    source_lines: Iterable[str],
-    target_lines: Iterable[str],
-    config: TokenizerConfig,
-    folder: Path,
-    max_length: int | None = None,
-) -> Tokenizer:
-    """Train on text, write the model (or the two models) to `folder`, which is made if need be.
+    source_lines: Iterable[str], target_lines: Iterable[str], config: TokenizerConfig, max_length: int | None = None,
+    tags: Sequence[str] = (),
+) -> Tokenizer:  # fmt: skip
+    """Train on text. Each tag is a piece wherever it stands at the beginning of a word.
 
-    The same lines give the same files, on any number of cores. `vocab_size` is exact for bpe and unigram, an upper
-    limit for char and word. Of a side with more than a million lines a random sample of a million is used. Lines of
-    over 16 characters for each of `max_length` pieces are left out: they are not trained on either, and a few of
-    them can outweigh all others.
+    The same lines give the same models, on any number of cores. `vocab_size` is exact for bpe and unigram, an upper
+    limit for char and word. Lines of over 16 characters for each of `max_length` pieces are left out: they are not
+    trained on either, and a few of them can outweigh all others.
 
     Raises:
         UserError: for a `tokenizer.vocab_size` that the text does not allow, or when there is no text.
     """
-    longest = LONGEST_PIECE * max_length if max_length else None
-    source, target = sample_lines(source_lines, longest), sample_lines(target_lines, longest)
+    longest = LONGEST_PIECE * max_length if max_length else sys.maxsize
+    source, target = ((line for line in lines if len(line) <= longest) for lines in (source_lines, target_lines))
     if config.joint:
-        side = train_side(itertools.chain(source, target), config, "both sides")
-        tokenizer = Tokenizer(side, side)
-    else:
-        tokenizer = Tokenizer(
-            train_side(source, config, "the source side"), train_side(target, config, "the target side")
-        )
-    tokenizer.save(folder)
-    return tokenizer
+        side = train_side(itertools.chain(source, target), config, "both sides", tags)
+        return Tokenizer(side, side)
+    source_side = train_side(source, config, "the source side", tags)
+    return Tokenizer(source_side, train_side(target, config, "the target side"))
 
 
-def sample_lines(lines: Iterable[str], longest: int | None = None) -> list[str]:
-    """At most `SAMPLE` of the lines that have no more than `longest` characters, each with equal probability, always
-    the same."""
-    rng = random.Random(0)
-    sample: list[str] = []
-    for number, line in enumerate(line for line in lines if longest is None or len(line) <= longest):
-        if number < SAMPLE:
-            sample.append(line)
-        elif (place := rng.randrange(number + 1)) < SAMPLE:
-            sample[place] = line
-    return sample
-
-
-def train_side(lines: Iterable[str], config: TokenizerConfig, name: str) -> Side:
+def train_side(lines: Iterable[str], config: TokenizerConfig, name: str, tags: Sequence[str] = ()) -> Side:
     byte_fallback = config.type != "word"
-    smallest = len(SPECIALS) + BYTE_PIECES + 1
+    smallest = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
     if byte_fallback and config.vocab_size < smallest:
         raise UserError(
             f"tokenizer.vocab_size={config.vocab_size} is too small: there are {len(SPECIALS)} special pieces and "
@@ -310,6 +310,7 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, name: str) -> Side
             sentence_iterator=trainable(lines),
             model_writer=model,
             model_type=config.type,
+            user_defined_symbols=[SPACE + tag for tag in tags],
             vocab_size=config.vocab_size,
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=byte_fallback,
@@ -391,7 +392,7 @@ def sound(side: Side) -> bool:
         ValueError: a piece is not UTF-8.
         RuntimeError: this is no model.
     """
-    first = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
+    first = [*SPECIALS, *side.tags, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
     text = " ".join(piece.removeprefix(SPACE) for piece in first)
     [ids] = side.encode([text])
     survives = side.decode(ids) == text if side.bytes_fall_back else len(ids) == len(first)

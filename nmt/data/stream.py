@@ -1,0 +1,239 @@
+"""A corpus that is read while it is trained on, over and over, and kept nowhere (`data.streaming`).
+
+It comes in windows of `data.buffer` pairs, each shuffled, sorted by length and trained on like a corpus of its own. A
+window is the same whatever the number of processes: each reads all text, tokenises its share of it, and hands that to
+the others.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from datasets.table import InMemoryTable
+from xxhash import xxh3_128
+
+from nmt.config import DataConfig, TrainRun
+from nmt.data.corpus import CHUNK, check_columns, check_texts, note, split_of, tell_of, unreadable
+from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length
+from nmt.data.mixing import Part, parts_of, with_tag
+from nmt.data.pieces import encode_texts
+from nmt.data.readers import LINE_READERS, SCHEMA, BadLine
+from nmt.data.splits import files_of, parquet_files
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import gathered, rank, ranks, tried
+from nmt.errors import UserError
+
+log = logging.getLogger("nmt")
+Place = list[int]  # in a corpus: how often it was read to its end, and the pairs read since
+Encoded = list[tuple[Array, Indices]]  # of each side the ids, end to end, and how many each text has
+PLAIN = SCHEMA.remove(SCHEMA.get_field_index("line"))
+
+
+class Window(NamedTuple):
+    """What is trained on at a time."""
+
+    pairs: EncodedPairs
+    places: list[Place]  # where it begins, in each corpus
+
+
+def windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterator[Window]:
+    """Without an end, from these places on, or from the start. While one is trained on the next is read.
+
+    Raises:
+        UserError: something is wrong with the text.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        coming = raw_windows(run, tokenizer, places)
+        future = pool.submit(next, coming)
+        while True:
+            found = tried(future.result, mine=True)
+            assert found is not None
+            begin, table, own = found
+            future = pool.submit(next, coming)
+            yield Window(put_together(run, tokenizer, table, gathered(own)), begin)
+
+
+def raw_windows(
+    run: TrainRun, tokenizer: Tokenizer, places: list[Place]
+) -> Iterator[tuple[list[Place], pa.Table, Encoded]]:
+    """Where a window begins, its texts, and this process's share of its pieces."""
+    parts, size = parts_of(run.data), run.data.buffer
+    readers = [Reader(*given, run.seed) for given in zip(parts, places or [[0, 0]] * len(parts), strict=True)]
+    counts = counts_of(run.data, size)
+    if not all(counts):
+        raise UserError(
+            f"data.buffer={size} is too small for the weights of data.corpora: a window would have no pair of "
+            f"{parts[counts.index(0)].data.path}"
+        )
+    known: list[dict[str, list[int]]] = [{}, {}]
+    while True:
+        begin = [[reader.turn, reader.row] for reader in readers]
+        table = pa.concat_tables([reader.take(count) for reader, count in zip(readers, counts, strict=True)])
+        first, last = (size * number // ranks() for number in (rank(), rank() + 1))
+        own = []
+        for name, side, words in zip(SIDES, (tokenizer.source, tokenizer.target), known, strict=True):
+            texts = table[name][first:last].combine_chunks()
+            own.append(encode_texts(texts, side, run.data.max_length, words))
+        yield begin, table, own
+
+
+def counts_of(data: DataConfig, pairs: int) -> list[int]:
+    """How many of so many pairs are from each corpus."""
+    ends = np.cumsum([0.0, *(part.weight for part in parts_of(data))])
+    return np.diff(np.round(ends / ends[-1] * pairs).astype(int)).tolist()
+
+
+def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: list[Encoded]) -> EncodedPairs:
+    """The pairs of a window, sorted; those with an empty or overlong side are left out and counted in the log."""
+    limit, sides = run.data.max_length, []
+    for side in range(len(SIDES)):
+        ids, lengths = (np.concatenate([share[side][what] for share in shares]) for what in (0, 1))
+        sides.append(EncodedSide(ids, np.append(0, np.cumsum(lengths))))
+    source, target = sides
+    lengths = np.stack([np.diff(side.offsets) for side in sides])
+    empty, longer = (lengths == 0).any(axis=0), (lengths > limit).any(axis=0)
+    kept = np.flatnonzero(~(empty | longer))
+    counts = f"{empty.sum():,} with an empty side, {(longer & ~empty).sum():,} longer than data.max_length={limit}"
+    if not len(kept):
+        raise UserError(f"no training pair is left of {len(table):,}: {counts}; look at the text, or raise the length")
+    log.info(f"train: {len(table):,} pairs of the stream, dropped {counts}")
+    order, runs = by_length(lengths[:, kept] + 1)
+    pairs, sampling = Dataset(InMemoryTable(table)), run.tokenizer.sampling
+    return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, sampling, guided=False)
+
+
+def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
+    """Before the first window.
+
+    Raises:
+        UserError: training needs what a stream has not.
+    """
+    if run.train.guided_alignment:
+        raise UserError(
+            f"train.guided_alignment={run.train.guided_alignment} needs gold links, and data.streaming=true has none; "
+            "leave one of them out"
+        )
+    pairs, none = Dataset(InMemoryTable(PLAIN.empty_table())), np.zeros(0, dtype=np.int64)
+    side, limit = EncodedSide(none.astype(np.int32), none), run.data.max_length
+    key = stream_key(run.data, tokenizer)
+    return EncodedPairs(key, pairs, tokenizer, side, side, none, none.reshape(3, 0), limit, 0.0, guided=False)
+
+
+class Reader:
+    """One corpus, over and over; its place is that of the next pair."""
+
+    def __init__(self, part: Part, place: Place, seed: int) -> None:
+        self.turn, self.row = place
+        self.tables = endless(part, seed, *place)
+        self.rest = PLAIN.empty_table()
+
+    def take(self, count: int) -> pa.Table:
+        """The next pairs."""
+        taken = []
+        while count:
+            if not len(self.rest):
+                turn, self.rest = next(self.tables)
+                self.row = self.row if turn == self.turn else 0
+                self.turn = turn
+            taken.append(self.rest[:count])
+            self.rest = self.rest[count:]
+            self.row += len(taken[-1])
+            count -= len(taken[-1])
+        return pa.concat_tables(taken) if taken else PLAIN.empty_table()
+
+
+def endless(part: Part, seed: int, turn: int, skipped: int) -> Iterator[tuple[int, pa.Table]]:
+    """The pairs of a corpus some at a time, with how often it was read before."""
+    while True:
+        end = 0
+        for table in once(part.data, seed, turn):
+            start, end = end, end + len(table)
+            if part.data.limit is not None:
+                table, end = table[: max(0, part.data.limit - start)], min(end, part.data.limit)
+            if end > max(start, skipped):
+                yield turn, with_tag(table[max(0, skipped - start) :], part.tag)
+            if end == part.data.limit:
+                break
+        if not end:
+            raise UserError(f"the split train of data.path={part.data.path} is empty")
+        turn, skipped = turn + 1, 0
+
+
+def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
+    """All training pairs; shards of files of lines come in another order each time. What was left out is told at the
+    end, also where no more is asked for."""
+    if (found := files_of(data, "train")) is None:
+        yield from streamed(data)
+        return
+    kind, shards, columns = found
+    bad: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
+    try:
+        for i in np.random.default_rng((seed, turn)).permutation(len(shards)):
+            for item in LINE_READERS[kind](*shards[i], *columns):
+                if isinstance(item, BadLine):
+                    note(item, bad, data)
+                else:
+                    yield pa.Table.from_batches([item]).select(SIDES)
+    finally:
+        for (file, trouble), counts in bad.items():
+            tell_of(file, trouble, *counts)
+
+
+def streamed(data: DataConfig) -> Iterator[pa.Table]:
+    """The training pairs of Parquet files, or of a dataset of the hub, as the datasets library reads them."""
+    files = parquet_files(data, "train") if data.format == "parquet" else []
+    where, row = ", ".join(files) or f"the split train of {data.path}", 0
+    try:
+        if files:
+            rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+        else:
+            rows = split_of(datasets.load_dataset(str(data.path), data.subset, streaming=True), "train", data)
+        for table in rows.with_format("arrow").iter(CHUNK):
+            table = flat(table)
+            check_columns(table.column_names, where, data)
+            pairs = pa.table({"source": table[data.source], "target": table[data.target]})
+            check_texts(pairs, where, row, data)
+            row += len(pairs)
+            yield pairs.cast(PLAIN)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the library, the network or the hub may say
+        raise unreadable(data, ", ".join(files), error) from error
+
+
+def flat(table: pa.Table) -> pa.Table:
+    """With nested columns as in `translation.de`, however deep."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
+
+
+def sample(run: TrainRun) -> Dataset:
+    """The first pairs, for the tokenizer to be trained on: of each corpus its share of a million, or all it has."""
+    tables = []
+    for part, count in zip(parts_of(run.data), counts_of(run.data, SAMPLE), strict=True):
+        for turn, table in endless(part, run.seed, 0, 0):
+            if turn or not count:
+                break
+            tables.append(table[:count])
+            count -= len(tables[-1])
+    return Dataset(InMemoryTable(pa.concat_tables(tables)))
+
+
+def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
+    """A key made of what a stream is read from: of its files the names and sizes, and of the tokenizer."""
+    sources: list[Any] = [tokenizer.fingerprint]
+    for part in parts_of(data):
+        found = files_of(part.data, "train")
+        files = [file for shard in found[1] for file in shard] if found else []
+        if part.data.format == "parquet":
+            files = list(map(Path, parquet_files(part.data, "train")))
+        sources += [(file.name, file.stat().st_size) for file in files] or [part.data.path, part.data.subset]
+    return xxh3_128(repr(sources).encode()).hexdigest()
