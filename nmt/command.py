@@ -165,11 +165,10 @@ def check_direction(config: Any) -> None:
         raise UserError(f"hydra.sweeper.direction={given} looks for the worst {monitor}; write {wanted}")
 
 
-def fail(message: str, common: bool = False) -> None:
-    """Report a failure. What is wrong with the command line is `common` to all processes of a job: the first reports
-    it."""
+def fail(message: str, own: bool = False) -> None:
+    """Report a failure. Of the processes of a job the first does so, but for what is another one's `own`."""
     number = int(os.environ.get("RANK", "0"))
-    if number and common:
+    if number and not own:
         told_by_another()
     failures.append(message)
     print(f"error: {f'process {number}: ' if number else ''}{message}", file=sys.stderr, flush=True)
@@ -179,10 +178,10 @@ class Failure:
     """What a failed job returns: no number, by which a search knows it (over NaN Optuna's plug-in stumbles). One from
     another process is reported by the first process when it comes there, which is when it is unpickled."""
 
-    def __init__(self, message: str, report: bool = True, common: bool = False) -> None:
+    def __init__(self, message: str, report: bool = True, own: bool = False) -> None:
         self.message = message
         if report:
-            fail(message, common)
+            fail(message, own)
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return Failure, (self.message,)
@@ -224,7 +223,6 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
         def job(config: DictConfig) -> float | Failure | None:
             nonlocal inside
             inside = True
-            settings = None
             try:
                 settings = checked(config)
                 check_direction(settings)
@@ -238,8 +236,8 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 if ended:  # a library has made another error of the exit
                     sys.exit(128 + ended[0])
                 message = trouble(error) if isinstance(error, OSError) else str(error)
-                score = Failure(message, report=os.getpid() == first, common=settings is None)
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
+                score = Failure(message, report=os.getpid() == first, own=getattr(error, "own", False))
             inside = False
             return score
 
@@ -264,7 +262,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                     sys.exit(128 + ended[0])
                 if inside or hasattr(error, "__notes__"):
                     raise
-                fail(str(error) if isinstance(error, UserError) else explain(error), common=True)
+                fail(str(error) if isinstance(error, UserError) else explain(error))
             if failures:
                 sys.exit(1)
 

@@ -56,7 +56,7 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
         remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
-        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}")
+        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", own=True)
     return device
 
 
@@ -129,6 +129,8 @@ def release_memory() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
+_times = 0  # that this process has joined others: once for each run of a sweep
+_store: Any = None  # torchrun's, which outlives the processes that it starts anew
 _joined = False  # the other processes of this job; torch.distributed may also be in use by somebody who imports nmt
 
 
@@ -145,8 +147,6 @@ def joined(name: str) -> Iterator[torch.device]:
         yield device
         return
     if name not in ("auto", "cpu", "cuda"):
-        if LAUNCHED["RANK"]:
-            told_by_another()
         raise UserError(f"device={name} is for one process; with several write device=auto, cuda or cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -161,11 +161,24 @@ def joined(name: str) -> Iterator[torch.device]:
 
 
 def join(backend: str) -> None:
-    """Meet the other processes. After a restart by torchrun the addresses of those that died are still in its store:
-    each attempt has names of its own there."""
-    store, number, count = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt {LAUNCHED['TORCHELASTIC_RESTART_COUNT']}", store)
+    """Meet the other processes. After a restart by torchrun the addresses of those that died are still in its store, in
+    a sweep those of the run before: each time has names of its own there."""
+    global _store, _times
+    _times += 1
+    _store, number, count = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt {LAUNCHED['TORCHELASTIC_RESTART_COUNT']}.{_times}", _store)
     dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=number, store=store)
+
+
+def begin(run: Path) -> None:
+    """Note that this job has taken a run's folder, for processes that torchrun starts in place of these."""
+    if _joined:
+        _store.set(f"begun {run}", "")
+
+
+def begun(run: Path) -> bool:
+    """Whether processes that were here before have noted that."""
+    return _joined and bool(_store.check([f"begun {run}"]))
 
 
 def rank() -> int:
@@ -188,7 +201,8 @@ def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
         call(*arguments, **others)
     except RuntimeError as error:  # gloo has no class of its own for it
         reason = re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
-        raise UserError(f"another process of this job has ended, so this one cannot go on ({reason[:200]})") from None
+        gone = f"another process of this job has ended, so this one cannot go on ({reason[:200]})"
+        raise UserError(gone, own=True) from None
 
 
 def summed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -259,6 +273,7 @@ def tried(work: Callable[[], T], mine: bool) -> T | None:
         error = caught
     failed = gathered(error is not None)
     if error and failed.index(True) == rank():
+        error.own = True  # type: ignore[union-attr]
         raise error
     if any(failed):
         told_by_another()

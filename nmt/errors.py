@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -9,12 +10,18 @@ from typing import NoReturn
 
 
 class UserError(Exception):
-    """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone."""
+    """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone. The
+    processes of a job find the same, and the first reports it; but what is `own` only one of them has found."""
+
+    def __init__(self, message: str, own: bool = False) -> None:
+        super().__init__(message)
+        self.own = own
 
 
 def told_by_another() -> NoReturn:
     """End this process of a job without a word, where another one says why: torchrun then ends it, or it does so itself
     after the time that torchrun would give it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which training puts off
     time.sleep(30)
     sys.exit(1)
 

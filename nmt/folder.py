@@ -2,7 +2,6 @@
 there."""
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +21,11 @@ from nmt.checkpoint import (
 )
 from nmt.config import FREE, TrainRun, flat, lasting
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import LAUNCHED, choose_precision, log
+from nmt.distributed import begin, begun, choose_precision, log
 from nmt.errors import UserError
-from nmt.files import write_atomically
 from nmt.state import TrainState, resume
 
 CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "skipped.jsonl", "train.log")
-JOB = ".job"  # which job of torchrun was the last to train in a folder
 
 
 class Start(NamedTuple):
@@ -47,7 +44,7 @@ def find_start(run: TrainRun, folder: Path, device: torch.device) -> Start:
     Raises:
         UserError: something is in the way, missing or damaged, or settings have changed that must not.
     """
-    if began_here(folder):
+    if begun(folder):  # and a process has died
         run = dataclasses.replace(run, resume="auto", overwrite=False)
     resuming, last = check_folder(folder, run), last_checkpoint(folder)
     origin = (folder, last_whole(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
@@ -63,17 +60,6 @@ def find_start(run: TrainRun, folder: Path, device: torch.device) -> Start:
     if resuming:
         check_same(run, settings)
     return Start(run, resuming, last, origin[1], tokenizer)
-
-
-def began_here(folder: Path) -> bool:
-    """Whether torchrun has started the processes again, after they had taken this folder."""
-    path = folder / JOB
-    return LAUNCHED["TORCHELASTIC_RESTART_COUNT"] > 0 and path.is_file() and path.read_text() == job()
-
-
-def job() -> str:
-    """What torchrun calls this job; nothing without it."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 def adopt(run: TrainRun, parent: TrainRun) -> TrainRun:
@@ -138,8 +124,7 @@ def open_folder(state: TrainState, start: Start) -> FileLock:
         if start.checkpoint:
             load_weights(state.model, start.checkpoint)
         clear(folder)
-    if job():
-        write_atomically(folder / JOB, [job()])
+    begin(folder)
     save_config(folder, run)  # first of all: by it a folder is known to be a run
     state.tokenizer.save(folder)
     return held

@@ -15,7 +15,7 @@ from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.distributed import agreed, deferred_signals, log, rank, release_memory
-from nmt.errors import UserError, told_by_another
+from nmt.errors import UserError
 from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
 from nmt.state import TrainState, save
@@ -62,7 +62,9 @@ def fit(state: TrainState) -> float:
             progress.position += 1
             bar.update()
 
-            signal = agreed(max(signals, default=0))  # of whichever process
+            late = save_due(run.train, progress.step, time.monotonic() - saved)
+            # One word for both: a signal may have come to any process, and their clocks differ.
+            signal, saving = divmod(agreed(2 * max(signals, default=0) + late), 2)
             due = validation_due(state, len(batches), last_step)
             if progress.step % run.train.log_every == 0 or due:
                 bar.set_postfix_str(window.report(last_step, quiet=not bar.disable))
@@ -70,7 +72,7 @@ def fit(state: TrainState) -> float:
                 judge(state, validate(state))
                 window.restart()
                 signal = agreed(max(signals, default=0))  # one that came meanwhile
-            elif signal or save_due(run.train, progress.step, time.monotonic() - saved):
+            elif signal or saving:
                 began = time.perf_counter()
                 window.settle()
                 save(state)
@@ -246,10 +248,9 @@ class Window:
 
 def astray(state: TrainState, outcome: Outcome) -> UserError:
     """Write the pairs of an update that failed to a file, and say what can be done."""
-    if rank():
-        told_by_another()
     path = state.folder / "skipped.jsonl"
-    write_atomically(path, as_json(state.train, outcome.indices))
+    if not rank():
+        write_atomically(path, as_json(state.train, outcome.indices))
     return UserError(
         f"{state.progress.in_a_row} updates in a row (train.max_skipped) were skipped: their loss or gradient was "
         f"not finite, the last at step {outcome.step}: training went astray; try a smaller optim.lr, a longer "

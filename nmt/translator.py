@@ -276,7 +276,7 @@ class Translator:
                 order = [row for row in order if row not in results]
                 if short and len(rows) == 1:
                     remedy = f"; lower search.beam={width}" if width > 1 else ""
-                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}")
+                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}", own=True)
                 if short:
                     log.warning(f"out of memory for {size:,} lines at a time: going on with fewer", extra={"own": True})
                     most, queue = max(1, size // 2), queue if size > 1 else 1

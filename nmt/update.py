@@ -126,7 +126,8 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
     if len(largest) == 1:
         raise UserError(
             f"out of memory for a single pair {shape}; lower data.max_length={state.run.data.max_length} or "
-            f"model.hidden={state.run.model.hidden}"
+            f"model.hidden={state.run.model.hidden}",
+            own=True,
         )
     state.room = positions(state, largest) / 2
     smaller = parts_of(state, indices)

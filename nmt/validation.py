@@ -97,7 +97,7 @@ def forced(
         elif len(rows) > 1:
             waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
         else:
-            raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation")
+            raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
 
 
 def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:

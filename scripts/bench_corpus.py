@@ -9,6 +9,7 @@ written is deleted at the end, unless keep=1. Other settings: vocabulary=8000 st
 training command out).
 """
 
+import itertools
 import multiprocessing
 import re
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,10 +28,12 @@ from nmt.config import DataConfig, TokenizerConfig, TrainRun
 from nmt.data.batching import assemble, epoch_batches
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
+from nmt.data.stream import sample, windows
 from nmt.distributed import log_to_stderr
 
 WORDS = 100_000  # of each language
 BLOCK = 250_000  # pairs in memory at a time
+WINDOWS = 10  # of a stream
 SETTINGS = {"pairs": "20000000", "folder": "", "vocabulary": "8000", "steps": "20", "updates": "2000", "train": "1"}
 SETTINGS |= {"keep": "0"}
 CONTEXT = multiprocessing.get_context("spawn")
@@ -111,6 +115,19 @@ def prepare(run: TrainRun, updates: int, connection: Connection) -> None:
     connection.send(("read", tokens / (time.perf_counter() - started), 0.0))
 
 
+def read_stream(run: TrainRun) -> None:
+    """The same text as a stream: windows read, tokenised, sorted and cut into batches."""
+    data, config = replace(run.data, streaming=True), replace(run.train, max_steps=1, validate_every=1)
+    run = replace(run, data=data, train=config)
+    coming = windows(run, cached_tokenizer(sample(run), run), [])
+    started, tokens = time.perf_counter(), 0
+    for number, (pairs, _) in enumerate(itertools.islice(coming, WINDOWS)):
+        for rows in epoch_batches(pairs, run.train, run.seed, number):
+            batch = assemble(pairs, rows)
+            tokens += int(batch.source_length_B.sum() + batch.target_length_B.sum())
+    print(f"reading as a stream: {tokens / (time.perf_counter() - started):,.0f} tokens/s", flush=True)
+
+
 def start(name: str, run: TrainRun, pairs: int, updates: int) -> None:
     ours, theirs = CONTEXT.Pipe()
     started = time.perf_counter()
@@ -170,6 +187,7 @@ def main() -> None:
     )
     for name in ("cold", "warm"):
         start(f"preparing, {name}", run, pairs, int(settings["updates"]))
+    read_stream(run)
     if settings["train"] == "1":
         train("training, warm", folder, int(settings["vocabulary"]), int(settings["steps"]))
     if settings["keep"] != "1":

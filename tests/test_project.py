@@ -111,7 +111,7 @@ MAY_IMPORT = {
     "optim": set(),
     "files": {"data.lines"},
     "checkpoint": TOKENIZER | MODEL | {"files"},
-    "folder": {"checkpoint", "data.tokenizer", "distributed", "files", "state"},
+    "folder": {"checkpoint", "data.tokenizer", "distributed", "state"},
     "state": BELOW,
     "update": BELOW | {"state"},
     "validation": BELOW,

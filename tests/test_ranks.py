@@ -1,0 +1,487 @@
+"""Several processes: whatever their number, the numbers are the same; and what happens when one of them is ended.
+
+Most tests start processes that have imported everything, and tell them what torchrun would; what is about torchrun
+itself starts it.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import environment, write_corpus
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nmt.checkpoint import last_whole
+from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.data.batching import Batch, Indices, assemble, epoch_batches
+from nmt.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
+from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.optim import build_optimiser
+from nmt.state import Progress, TrainState, seed_of
+from nmt.train import read_corpus
+from nmt.update import find_gradient, parts_of, train_step
+
+CONTEXT = multiprocessing.get_context("forkserver")
+# The first optimiser of a process imports torch._dynamo.
+CONTEXT.set_forkserver_preload(["nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
+RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # as --standalone, under the name of all jobs
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, "--nproc-per-node=2")
+SIZES = ("tokenizer.vocab_size=400", "model.embed=8", "model.hidden=16", "train.batch_tokens=400", "optim.lr=0.005")
+EXACT = (
+    *SIZES,
+    "precision=fp64",
+    "model.dropout=0",
+    "train.log_every=1",
+    "train.max_steps=20",
+    "train.validate_every=20",
+)
+LONG = (*SIZES, "train.max_steps=200", "train.max_epochs=null", "train.validate_every=200", "train.save_every=20")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Settings that name a small corpus."""
+    folder = write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=13, test=2)
+    return "data=text", f"data.path={folder}", f"data.cache={folder / 'cache'}"
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+def one_of(
+    number: int, count: int, port: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """Do the work as one of so many processes; what it says goes to a file."""
+    os.chdir(folder)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "XDG_CACHE_HOME": str(folder / "cache")}
+    LAUNCHED.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, RANK=number, LOCAL_RANK=number)
+    with open("said", "ab", buffering=0) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    work(*arguments)
+
+
+def together(count: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> tuple[int, str]:
+    """Let so many processes do the work. Like torchrun, end the others when one has failed. Returns the first exit code
+    that is not 0, or 0, and what they said."""
+    folder.mkdir(exist_ok=True)
+    (folder / "said").write_bytes(b"")
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    given = [(number, count, store.port, folder, work, arguments) for number in range(count)]
+    processes = [CONTEXT.Process(target=one_of, args=arguments) for arguments in given]
+    for process in processes:
+        process.start()
+    code, last = 0, time.monotonic() + 120
+    while alive := [process for process in processes if process.exitcode is None]:
+        if not wait([process.sentinel for process in alive], last - time.monotonic()):
+            for process in alive:
+                process.kill()
+            raise TimeoutError((folder / "said").read_text())
+        for process in processes:
+            code = code or process.exitcode or 0
+        if code:
+            for process in alive:
+                process.terminate()
+    return code, (folder / "said").read_text()
+
+
+def command(name: str, *arguments: str) -> None:
+    sys.argv = [name, *arguments]
+    getattr(importlib.import_module(f"nmt.{name}"), name)()
+
+
+def works(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """A command by so many processes."""
+    code, said = together(count, folder, command, name, *map(str, arguments))
+    assert code == 0, said
+    return said
+
+
+def refused(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """The message of a command that must fail as users should see it: once."""
+    code, said = together(count, folder, command, name, *map(str, arguments))
+    assert code == 1 and "Traceback" not in said, said
+    (message,) = re.findall("^error: (.*)", said, re.MULTILINE)
+    return message
+
+
+def launched(folder: Path, *arguments: str, restarts: int = 0) -> "subprocess.Popen[bytes]":
+    """`torchrun -m nmt.train`; what it says goes to a file."""
+    whole = (*TORCHRUN, f"--max-restarts={restarts}", "-m", "nmt.train", *arguments)
+    with open(folder / "said", "wb") as said:
+        return subprocess.Popen(whole, cwd=folder, env=environment(folder), stdout=said, stderr=said)
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [event for event in found if event["event"] == kind]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(last_whole(run) / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path, rtol: float) -> None:
+    """Every number of two runs but their speeds."""
+    for kind in ("train", "validate"):
+        pairs = list(zip(events(one, kind), events(other, kind), strict=True))
+        assert pairs
+        for first, second in pairs:
+            numbers = [key for key in first if key != "event" and not key.endswith("per_second")]
+            assert [second[key] is None for key in numbers] == [first[key] is None for key in numbers]
+            numbers = [key for key in numbers if first[key] is not None]
+            wanted = [first[key] for key in numbers]
+            assert [second[key] for key in numbers] == pytest.approx(wanted, rel=rtol, abs=rtol), numbers
+    torch.testing.assert_close(weights(one), weights(other), rtol=rtol, atol=rtol)
+
+
+def meet_thrice(late: int) -> None:
+    for _ in range(3):
+        time.sleep(0.5 * (LAUNCHED["RANK"] == late))
+        with joined("cpu"):
+            assert gathered(rank()) == [0, 1]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_processes_meet_again(late: int, tmp_path: Path) -> None:
+    """As for each run of a sweep, whichever of them comes later."""
+    code, said = together(2, tmp_path, meet_thrice, late)
+    assert code == 0, said
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "as it is": ((), (2, 3)),
+    "micro-batches": (("train.accumulate=2",), (2,)),
+    "guided": (("data.alignments=links", "train.guided_alignment=0.5", "optim.schedule=cosine"), (2,)),
+    "fewer pairs than processes": (("train.batch_sentences=1",), (3,)),
+    "coverage, luong, sgd": (("model=luong", "optim.name=sgd", "model.attention.score=general"), (2,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_do_not_depend_on_the_number_of_processes(case: str, text: tuple[str, ...], tmp_path: Path) -> None:
+    settings, counts = CASES[case]
+    for count in (1, *counts):
+        works(count, tmp_path, "train", f"name={count}", *text, *EXACT, *settings)
+    for count in counts:
+        run = tmp_path / "runs" / str(count)
+        assert_same_run(tmp_path / "runs" / "1", run, 1e-9)
+        assert [event["step"] for event in events(run, "train")] == [*range(1, 21)]  # nothing is written twice
+        log = (run / "train.log").read_text()
+        assert log.count("finished at step 20") == 1 and f"{count} processes" in log
+
+
+def test_a_run_goes_on_with_another_number_of_processes(text: tuple[str, ...], tmp_path: Path) -> None:
+    works(1, tmp_path, "train", "name=whole", *text, *EXACT)
+    for count, steps in ((2, 7), (1, 13), (3, 20)):
+        settings = (f"train.max_steps={steps}", "resume=auto", "name=parts")
+        said = works(count, tmp_path, "train", *text, *EXACT, *settings)
+        assert "changes its numbers" not in said
+    whole, parts = (tmp_path / "runs" / name for name in ("whole", "parts"))
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=1e-9, atol=1e-9)
+    losses = [[event["loss"] for event in events(run, "train")] for run in (parts, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+def opened(text: tuple[str, ...], folder: Path, sampling: float, **train: Any) -> tuple[TrainState, Indices]:
+    """A run that begins, in fp64, and the pairs of its first update."""
+    path, cache = (setting.partition("=")[2] for setting in text[1:])
+    run = TrainRun(
+        precision="fp64",
+        data=DataConfig(format="text", path=path, cache=cache),
+        tokenizer=TokenizerConfig(vocab_size=400, sampling=sampling),
+        model=ModelConfig(embed=8, hidden=16, dropout=0.0, attention=AttentionConfig()),
+        optim=OptimConfig(name="sgd", lr=0.5, clip=None),
+        train=TrainConfig(batch_tokens=400, **train),
+    )
+    encoded, valid, key = read_corpus(run, None)
+    torch.manual_seed(1)
+    model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
+    cpu = torch.device("cpu")
+    place(model, "fp64", cpu, training=True)
+    optimiser = build_optimiser(run.optim, model.parameters())
+    state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
+    return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
+
+
+def update(text: tuple[str, ...], folder: Path, sampling: float, accumulate: int, short: bool) -> None:
+    """One of the processes makes an update, the second one perhaps with too little memory, and keeps the weights."""
+    with joined("cpu"):
+        state, indices = opened(text, folder, sampling, accumulate=accumulate)
+        differentiate, calls = state.differentiate, []
+
+        def stumbling(batch: Batch, *others: Any) -> Any:
+            calls.append(len(batch.source_BS))
+            if short and rank() == 1 and len(calls) == accumulate:  # the last part, when others have been made
+                raise MemoryError
+            return differentiate(batch, *others)
+
+        state.differentiate = stumbling
+        outcome = train_step(state, indices, 10)
+        assert not outcome.failed and sum(calls[-accumulate:]) <= len(indices)
+        save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
+
+
+def by_hand(state: TrainState, shares: list[tuple[Indices, int]]) -> dict[str, torch.Tensor]:
+    """The weights after a step down the gradient of the mean loss over the tokens of all shares, each of which has
+    pairs and a seed."""
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for rows, seed in shares:
+        batch = assemble(state.train, rows, seed)
+        smoothing = state.run.optim.label_smoothing
+        total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
+        tokens += int(batch.target_length_B.sum())
+    (total / tokens).backward()
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter -= state.run.optim.lr * parameter.grad
+    return dict(state.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("count", "sampling", "accumulate", "short"),
+    [(2, 0.3, 1, False), (2, 0.3, 2, False), (3, 0.0, 2, False), (2, 0.0, 1, True), (2, 0.0, 2, True)],
+)
+def test_an_update_is_the_mean_over_the_tokens_of_all(
+    count: int, sampling: float, accumulate: int, short: bool, text: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where subwords are drawn, each process its own, and where one of them has too little memory."""
+    code, said = together(count, tmp_path, update, text, tmp_path, sampling, accumulate, short)
+    assert code == 0 and said.count("out of memory") == short, said
+    state, indices = opened(text, tmp_path, sampling)
+    parts = [np.array_split(indices[number::count], accumulate) for number in range(count)]
+    shares = [(part, seed_of(1, 0, n + count * i)) for n, own in enumerate(parts) for i, part in enumerate(own)]
+    wanted = by_hand(state, shares)
+    for number in range(count):
+        torch.testing.assert_close(
+            load_file(tmp_path / f"weights.{number}"),
+            wanted,
+            rtol=1e-6 if sampling else 1e-9,
+            atol=1e-9 if sampling else 1e-12,
+        )
+
+
+class Mean(nn.Module):
+    """What torch's own parallel training needs: a module whose call is a loss."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, tokens: int) -> torch.Tensor:
+        loss, _ = self.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, 0.1)
+        return loss.smoothed / tokens
+
+
+def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
+    with joined("cpu"):
+        state, indices = opened(text, folder, 0.0)
+        tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: ranks()]
+        gradients = summed(find_gradient(state, parts_of(state, own), tokens, 10)[0])
+        twin = DistributedDataParallel(Mean(state.model))
+        (ranks() * twin(assemble(state.train, own), tokens)).backward()  # torch takes the mean over processes
+        for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
+            assert gradient.any()
+
+
+def test_the_gradient_is_that_of_distributed_data_parallel(text: tuple[str, ...], tmp_path: Path) -> None:
+    code, said = together(2, tmp_path, compare_with_torch, text, tmp_path)
+    assert code == 0, said
+
+
+# ------------------------------------------------------------------------------------------------------- other commands
+def test_translations_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
+    run = home / "runs" / "mine"
+    lines = [*(corpus / "test.de").read_text().splitlines(), "", "Ein Hund . " * 20, "\x00 ?", ""]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    model = (f"checkpoint={run}", "input=in")
+    ways: dict[str, tuple[str, ...]] = {
+        "text": (),
+        "jsonl": ("format=jsonl", "search.n_best=3"),
+        "pharaoh": ("alignments=links.pharaoh", "search.max_source=12"),
+        "npz": ("alignments=links.npz", "search.beam=1"),
+        "samples": ("search.sample=true", "search.n_best=3"),
+        "score": ("mode=score", "target=in"),
+    }
+    for way, arguments in ways.items():
+        made = []
+        for count in (1, 2):
+            folder = tmp_path / str(count)
+            folder.mkdir(exist_ok=True)
+            shutil.copy(tmp_path / "in", folder / "in")
+            works(count, folder, "translate", *model, f"output={way}", *arguments)
+            made.append({path.name: path.read_bytes() for path in folder.glob("*") if path.name not in ("said", "in")})
+        assert made[0] == made[1] and len(made[0][way].splitlines()) >= len(lines), way
+
+
+def test_measures_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
+    measured, written = [], []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        shutil.copytree(home / "runs" / "mine", folder / "mine", ignore=shutil.ignore_patterns("eval"))
+        said = works(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
+        assert said.count("sentences_per_second") == 1
+        results = folder / "mine" / "eval" / "test"
+        written.append([(results / name).read_bytes() for name in ("translations.txt", "alignments.jsonl")])
+        measured.append(json.loads((results / "metrics.json").read_text()))
+        measured[-1].pop("sentences_per_second")
+    sums = [[each.pop(name) for name in ("loss", "ppl", "entropy")] for each in measured]  # in another order
+    assert measured[0] == measured[1] and measured[0]["aer"] is not None
+    assert written[0] == written[1]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6)
+
+
+def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
+    files = (f"checkpoint={home / 'runs' / 'mine'}", f"source={corpus / 'valid.de'}", f"target={corpus / 'valid.en'}")
+    for name, gold in (("links.pharaoh", (f"gold={corpus / 'valid.links'}",)), ("weights.jsonl", ())):
+        said = [works(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
+        assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
+        tables = [re.findall("^(?:aer|oracle|prec|rec).*", each, re.MULTILINE) for each in said]
+        assert tables[0] == tables[1] and bool(tables[0]) == bool(gold)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("output=out", "2 processes cannot share standard input; write input=FILE"),
+        ("input=nowhere", "nowhere is not a file"),
+        ("input=in search.max_length=2 prefix=in", "line 1: the given beginning has"),
+        ("input=in prefix=more", "prefix=more and the input have different numbers of lines, from 2 on"),
+    ],
+)
+def test_translate_says_once_what_is_wrong(argument: str, message: str, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("Ein Hund schläft .\n")
+    (tmp_path / "more").write_text("A dog\n\n")
+    model = f"checkpoint={home / 'runs' / 'mine'}"
+    assert refused(2, tmp_path, "translate", model, *argument.split()).startswith(message)
+
+
+# -------------------------------------------------------------------------------------------------------------- trouble
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "a key": (("train.max_stepz=1",), "there is no key 'train.max_stepz'"),
+    "a value": (("train.max_steps=0",), "train.max_steps=0"),
+    "a device": (("device=cpu:1",), "device=cpu:1 is not one of"),
+    "a device for one": (("device=cuda:0",), "device=cuda:0 is "),
+    "a folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
+    "a tokenizer": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
+    "astray": (("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"), "3 updates in a row"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_once(name: str, text: tuple[str, ...], tmp_path: Path) -> None:
+    arguments, message = MISTAKES[name]
+    assert refused(2, tmp_path, "train", "name=x", *text, *EXACT, "precision=fp32", *arguments).startswith(message)
+    assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "astray")
+
+
+def test_a_damaged_line_is_told_once(text: tuple[str, ...], tmp_path: Path) -> None:
+    path = write_corpus(tmp_path, train=40, valid=4, test=2) / "train.de"
+    path.write_bytes(path.read_bytes().replace(b"\n", b" \xff\n", 1))
+    message = refused(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *EXACT)
+    assert "train.de:1: not UTF-8" in message
+
+
+def await_step(run: Path, step: int, launcher: "subprocess.Popen[bytes]") -> None:
+    """Wait for the checkpoint of a step."""
+    last = time.monotonic() + 120
+    while not (run / "checkpoints" / f"step_{step:06}").is_dir():
+        assert launcher.poll() is None and time.monotonic() < last, (run.parent.parent / "said").read_text()
+        time.sleep(0.02)
+
+
+def worker(launcher: "subprocess.Popen[bytes]", number: int) -> int:
+    """The process of this rank."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    (found,) = (
+        p for p in children if f"RANK={number}".encode() in Path(f"/proc/{p}/environ").read_bytes().split(b"\0")
+    )
+    return int(found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes come to that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    works(2, folder, "train", "name=x", *text, *LONG)
+    return folder / "runs" / "x"
+
+
+def assert_equal(run: Path, undisturbed: Path) -> None:
+    torch.testing.assert_close(weights(run), weights(undisturbed), rtol=0, atol=0)
+    assert events(run, "validate") == events(undisturbed, "validate")
+    assert [event["step"] for event in events(run, "train")] == [*range(50, 201, 50)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_death_of_one_ends_all(number: int, undisturbed: Path, text: tuple[str, ...], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "x"
+    launcher = launched(tmp_path, "name=x", *text, *LONG)
+    await_step(run, 20, launcher)
+    os.kill(worker(launcher, number), signal.SIGKILL)
+    began = time.monotonic()
+    code, said = launcher.wait(60), (tmp_path / "said").read_text()
+    assert code != 0 and time.monotonic() - began < 30
+    assert "another process of this job has ended" in said and not re.search('File ".*nmt/(?!.*site-packages)', said), (
+        said
+    )
+    works(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
+    assert_equal(run, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+@pytest.mark.parametrize("number", [0, 1])
+def test_torchrun_starts_them_again(number: int, undisturbed: Path, text: tuple[str, ...], tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "x"
+    launcher = launched(tmp_path, "name=x", *text, *LONG, "overwrite=true", restarts=2)
+    await_step(run, 40, launcher)
+    os.kill(worker(launcher, number), signal.SIGKILL)
+    code = launcher.wait(120)
+    assert code == 0, (tmp_path / "said").read_text()
+    assert_equal(run, undisturbed)
+
+
+@pytest.mark.slow
+def test_what_was_refused_is_not_resumed_when_torchrun_starts_again(text: tuple[str, ...], tmp_path: Path) -> None:
+    """Nor does another job of that name count, which had begun there."""
+    for steps, restarts in ((2, 0), (3, 1)):
+        launcher = launched(tmp_path, "name=x", *text, *SIZES, f"train.max_steps={steps}", restarts=restarts)
+        assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "said").read_text()
+    assert "holds a trained model already" in (tmp_path / "said").read_text()
+    assert last_whole(tmp_path / "runs" / "x").name == "step_000002"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_torchrun_saves(
+    number: signal.Signals, undisturbed: Path, text: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "x"
+    launcher = launched(tmp_path, "name=x", *text, *LONG)
+    await_step(run, 20, launcher)
+    launcher.send_signal(number)
+    code, said = launcher.wait(60), (tmp_path / "said").read_text()
+    (step,) = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto goes on", said))
+    assert code != 0 and step >= 20 and last_whole(run).name == f"step_{step:06}"
+    works(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
+    assert_equal(run, undisturbed)
