@@ -242,6 +242,20 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             return score
 
         def run() -> None:
+            try:
+                work()
+                code: Any = 0
+            except SystemExit as error:
+                code = error.code
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                # Where processes were joined, threads of gloo now and then abort one that ends as usual, with all done.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code or 0)
+            if code:
+                sys.exit(code)
+
+        def work() -> None:
             nonlocal first
             first = os.getpid()
             failures.clear()  # of an earlier call
@@ -263,6 +277,8 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 if inside or hasattr(error, "__notes__"):
                     raise
                 fail(str(error) if isinstance(error, UserError) else explain(error))
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be cleared away
             if failures:
                 sys.exit(1)
 

@@ -56,7 +56,7 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
         remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
-        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", own=True)
+        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", own=chosen == "cuda")
     return device
 
 
