@@ -5,7 +5,7 @@
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
-A manifest has the digests of the files beside it, and of the settings and the tokenizer that the model goes with.
+A manifest has the digests of the files beside it, the settings that the model goes with, and its tokenizer's digest.
 Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML. Nor does it take more memory than
 what is in the files: sizes are compared before anything is made.
 """

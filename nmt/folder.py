@@ -166,18 +166,18 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
     if refused := [text for key, text in changed.items() if key in lasting(dataclasses.asdict(run))]:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
-    harmless = {*FREE, *schedule(run)}
-    if free := [text for key, text in changed.items() if key in harmless]:
+    if free := [text for key, text in changed.items() if key in harmless(run)]:
         log.info(f"changed since this run began: {', '.join(free)}")
-    if other := [text for key, text in changed.items() if key not in harmless]:
+    if other := [text for key, text in changed.items() if key not in harmless(run)]:
         log.warning(f"changed since this run began, which changes its numbers: {', '.join(other)}")
 
 
-def schedule(run: TrainRun) -> tuple[str, ...]:
-    """Keys on which no number depends in this run: when it ends, and when it is validated."""
+def harmless(run: TrainRun) -> set[str]:
+    """Keys on which no number depends in this run; some of them in other runs, as when it ends or is validated."""
     share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
     judged = run.optim.schedule == "plateau" or run.train.patience
-    return ("train.max_steps", "train.max_epochs") * (not share) + ("train.validate_every",) * (not judged)
+    ends = ("train.max_steps", "train.max_epochs") * (not share)
+    return {*FREE, *ends, *("train.validate_every",) * (not judged)}
 
 
 def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:

@@ -52,7 +52,7 @@ def train_step(state: TrainState, indices: Indices, last_step: int) -> Outcome:
     # nobody. It would hide little of the sending: a recurrence's weight gradients are made last, all at once.
     gradients, own = found
     pooled = summed([*gradients, *own])
-    for parameter, gradient in zip(state.model.parameters(), pooled, strict=False):
+    for parameter, gradient in zip(state.model.parameters(), pooled[: len(gradients)], strict=True):
         parameter.grad = gradient
     sums = Sums(*pooled[len(gradients) :])
     rate = learning_rate(optim, progress.step + 1, last_step, progress.decays)

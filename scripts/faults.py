@@ -113,7 +113,7 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
                     os.kill(process.pid, number)
                 process.join()
                 ended += 1
-                moments[moment(folder / "runs" / "torn", process.exitcode)] += 1
+                moments[moment(folder / "runs" / "torn")] += 1
                 said = (folder / "said").read_text()[-2000:]
                 promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
             else:
@@ -134,7 +134,7 @@ def await_writing(run: Path, process: Any, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def moment(run: Path, exitcode: int) -> str:
+def moment(run: Path) -> str:
     """What a training was doing when it was ended."""
     checkpoints = run / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
@@ -309,14 +309,15 @@ TRIALS: dict[str, Callable[[int, Path], None]] = {
 }
 
 
-def main() -> None:
+def run_trials(trials: dict[str, Callable[[int, Path], None]]) -> None:
+    """Those that the command line names, each so large, in a temporary folder or in folder=DIR."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    CONTEXT.set_forkserver_preload(["nmt.train", "nmt.evaluate"])
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(given.pop("folder", temporary)).resolve()
         for name, size in given.items():
-            TRIALS[name](int(size), place / name)
+            trials[name](int(size), place / name)
 
 
 if __name__ == "__main__":
-    main()
+    CONTEXT.set_forkserver_preload(["nmt.train", "nmt.evaluate"])
+    run_trials(TRIALS)

@@ -21,13 +21,12 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults import SMALL, fruits, promise, write_corpus
+from faults import SMALL, fruits, promise, run_trials, write_corpus
 
 from nmt import train, training
 
@@ -231,16 +230,8 @@ def speed(rounds: int, folder: Path) -> None:
 TRIALS: dict[str, Callable[[int, Path], None]] = {"curve": curve, "kill": kill, "bytes": bytes_, "speed": speed}
 
 
-def main() -> None:
+if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:  # started by `bytes_`
         counted_training()
-        return
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    with tempfile.TemporaryDirectory() as temporary:
-        place = Path(given.pop("folder", temporary)).resolve()
-        for name, size in given.items():
-            TRIALS[name](int(size), place / name)
-
-
-if __name__ == "__main__":
-    main()
+    else:
+        run_trials(TRIALS)

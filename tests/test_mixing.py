@@ -26,7 +26,7 @@ from nmt.data.batching import copies, epoch_batches, padding_waste
 from nmt.data.config import CorpusConfig, DataOverride
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
-from nmt.data.mixing import Part, load_mixture, parts_of
+from nmt.data.mixing import Part, corpora_of, load_mixture
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -136,8 +136,8 @@ def test_what_a_corpus_leaves_open_is_as_in_data() -> None:
     alone = dataclasses.replace(data, corpora=[])
     more = dataclasses.replace(alone, path="z", limit=None)
     tsv = dataclasses.replace(alone, path="y", limit=None, format="tsv", source="1", target="2")
-    assert parts_of(data) == [Part(alone, 1.0, None), Part(more, 1.0, None), Part(tsv, 0.5, "<bt>")]
-    assert parts_of(DataConfig()) == [Part(DataConfig(), 1.0, None)]
+    assert corpora_of(data) == [Part(alone, 1.0, None), Part(more, 1.0, None), Part(tsv, 0.5, "<bt>")]
+    assert corpora_of(DataConfig()) == [Part(DataConfig(), 1.0, None)]
 
 
 def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:

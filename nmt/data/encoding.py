@@ -143,10 +143,7 @@ def encode_corpus(
     # The limit belongs to the name, for what is far longer is not tokenised.
     folder = made(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
     report = json.loads((folder / REPORT).read_bytes())
-    counts = f"{report['empty']:,} with an empty side, {report['longer']:,} longer than data.max_length={limit} pieces"
-    if not report["kept"]:
-        raise UserError(f"no training pair is left of {len(pairs):,}: {counts}; look at the text, or raise the length")
-    log.info(f"train: {len(pairs):,} pairs, dropped {counts}")
+    tell_dropped(len(pairs), report["kept"], report["empty"], limit)
     for trouble, number, count, first in report["left out"]:
         tell(origins(run.data, "train")[number], trouble, count, first, pairs)
     source, target = (
@@ -191,7 +188,7 @@ def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length:
     ):
         end = np.zeros(1, dtype=np.int64)
         offsets_file.write(end.tobytes())
-        for ids, lengths in in_turn(pool, encode, texts_of(pairs, name), 2 * threads):
+        for ids, lengths in in_order(pool, encode, texts_of(pairs, name), 2 * threads):
             ends = end[-1] + np.cumsum(lengths)
             ids_file.write(ids.tobytes())
             offsets_file.write(ends.tobytes())
@@ -199,7 +196,7 @@ def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length:
             bar.update(len(lengths))
 
 
-def in_turn(pool: ThreadPoolExecutor, work: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
+def in_order(pool: ThreadPoolExecutor, work: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
     """What becomes of the items, in their order, with so many taken ahead."""
     waiting: deque[Future[U]] = deque()
     for item in items:
@@ -226,7 +223,6 @@ def arrange(folder: Path, limit: int) -> None:
     report = {
         "kept": int(kept.sum()),
         "empty": int(without.sum()),
-        "longer": int((~without & ~kept).sum()),
         "left out": left_out,
     }
     (folder / REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -245,6 +241,18 @@ def lengths_in(path: Path, most: int) -> npt.NDArray[np.int32]:
     for start in range(0, len(lengths), BITE):
         lengths[start : start + BITE] = np.minimum(np.diff(offsets[start : start + BITE + 1]), most)
     return lengths
+
+
+def tell_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
+    """How many of the training pairs are left out and why, in the log.
+
+    Raises:
+        UserError: all are.
+    """
+    counts = f"{empty:,} with an empty side, {pairs - kept - empty:,} longer than data.max_length={limit} pieces"
+    if not kept:
+        raise UserError(f"no training pair is left of {pairs:,}: {counts}; look at the text, or raise the length")
+    log.info(f"train: {pairs:,} pairs, dropped {counts}")
 
 
 def tell(where: str, trouble: str, count: int, first: list[int], pairs: Dataset) -> None:
@@ -308,7 +316,7 @@ def text_key(pairs: Dataset) -> str:
     for name in SIDES:
         letters, lengths = xxh3_128(), xxh3_128()
         for texts in texts_of(pairs, name):
-            offsets, data = parts_of(texts)
+            offsets, data = buffers_of(texts)
             lengths.update(np.diff(offsets).data)
             letters.update(data)
         keys += [lengths.hexdigest(), letters.hexdigest()]
@@ -330,7 +338,7 @@ def texts_of(pairs: Dataset, name: str) -> Iterator[pa.Array]:
         yield table[name].combine_chunks()
 
 
-def parts_of(texts: pa.Array) -> tuple[Indices, memoryview]:
+def buffers_of(texts: pa.Array) -> tuple[Indices, memoryview]:
     """Where each text begins and the last one ends; and their letters, in UTF-8."""
     texts = texts.cast(pa.large_string())
     _, offsets, letters = texts.buffers()

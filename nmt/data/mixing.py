@@ -14,7 +14,7 @@ from nmt.config import UNK, DataConfig
 from nmt.data.cache import cache_folder, made
 from nmt.data.corpus import CHUNK, PAIRS, load_pairs
 from nmt.data.encoding import SIDES, text_key
-from nmt.data.readers import SCHEMA
+from nmt.data.readers import TEXTS
 from nmt.data.tokenizer import SPACE, Tokenizer
 from nmt.errors import UserError
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     tag: str | None  # as it stands in the text
 
 
-def parts_of(data: DataConfig) -> list[Part]:
+def corpora_of(data: DataConfig) -> list[Part]:
     """The corpora that are trained on, that of `data.path` first; where one leaves something open, it is as there."""
     alone = dataclasses.replace(data, corpora=[])
     found = [Part(alone, 1.0, None)]
@@ -45,7 +45,7 @@ def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
     Raises:
         UserError: one is not.
     """
-    for part in parts_of(data):
+    for part in corpora_of(data):
         if part.tag and tokenizer.source.processor.piece_to_id(SPACE + part.tag) == UNK:
             raise UserError(
                 f"the tokenizer of init_from has no piece {part.tag}; leave out the tag of data.path={part.data.path}, "
@@ -59,7 +59,7 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
     Raises:
         UserError: as `load_pairs`.
     """
-    parts = parts_of(data)
+    parts = corpora_of(data)
     if len(parts) == 1:
         return load_pairs(data, "train"), []
     loaded = [tagged(load_pairs(part.data, "train"), part.tag, data) for part in parts]
@@ -73,14 +73,13 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
 def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
     """The texts of a corpus alone, with its tag before each source: in the cache, unless they are as they should be."""
     pairs = pairs.select_columns(SIDES)
-    plain = SCHEMA.remove(SCHEMA.get_field_index("line"))
-    if tag is None and pairs.data.schema.types == plain.types:
+    if tag is None and pairs.data.schema.types == TEXTS.types:
         return pairs
 
     def fill(part: Path) -> None:
-        with open(part / PAIRS, "wb") as file, pa.ipc.new_stream(file, plain) as writer:
+        with open(part / PAIRS, "wb") as file, pa.ipc.new_stream(file, TEXTS) as writer:
             for table in pairs.with_format("arrow").iter(CHUNK):
-                writer.write_table(with_tag(table.cast(plain), tag))
+                writer.write_table(with_tag(table.cast(TEXTS), tag))
 
     key = xxh3_128(f"{text_key(pairs)} {tag}".encode()).hexdigest()
     folder = made(cache_folder(data) / "text" / key, fill)

@@ -30,7 +30,7 @@ def encode_texts(texts: pa.Array, side: Side, max_length: int, known: dict[str, 
     lengths[plain], lengths[~plain] = plain_lengths, other_lengths
     starts[plain] = np.cumsum(plain_lengths) - plain_lengths
     starts[~plain] = len(ids_of_plain) + np.cumsum(other_lengths) - other_lengths
-    return gathered(np.concatenate([ids_of_plain, ids_of_others]), starts, lengths), lengths
+    return picked(np.concatenate([ids_of_plain, ids_of_others]), starts, lengths), lengths
 
 
 def odd(texts: pa.Array, longest: int) -> npt.NDArray[np.bool_]:
@@ -54,7 +54,7 @@ def encode_words(texts: pa.Array, side: Side, known: dict[str, list[int]]) -> tu
     places = words.indices.to_numpy()
     counts = each[places]
     lengths = np.diff(np.append(0, np.cumsum(counts))[split.offsets.to_numpy()])
-    return gathered(ids, (np.cumsum(each) - each)[places], counts), lengths
+    return picked(ids, (np.cumsum(each) - each)[places], counts), lengths
 
 
 def encode_lines(texts: list[str], side: Side, max_length: int) -> tuple[Array, Indices]:
@@ -72,7 +72,7 @@ def end_to_end(found: list[list[int]], side: Side) -> tuple[Array, Indices]:
     return np.fromiter(itertools.chain.from_iterable(found), kind_of(side), lengths.sum()), lengths
 
 
-def gathered(ids: Array, starts: Indices, lengths: Indices) -> Array:
+def picked(ids: Array, starts: Indices, lengths: Indices) -> Array:
     """Pieces of `ids` of these lengths, end to end."""
     before = np.cumsum(lengths) - lengths
     return ids[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]

@@ -24,7 +24,8 @@ CLIPPED = 100  # characters of a name or a value in one
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
 BLOCK = 2**20  # bytes of a side in memory at a time; one line may have more
 BATCH = 10_000  # pairs at most that are parsed one by one before they are written
-SCHEMA = pa.schema({"source": pa.string(), "target": pa.string(), "line": pa.int64()})
+TEXTS = pa.schema({"source": pa.string(), "target": pa.string()})
+SCHEMA = TEXTS.append(pa.field("line", pa.int64()))
 
 
 class Line(NamedTuple):
@@ -168,7 +169,7 @@ def lengths_of(file: Path) -> Lengths:
 
 
 # ------------------------------------------------------------------------------------------------------ tsv and jsonl
-def gathered(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
+def in_batches(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
     """The same with pairs put together, as many as make a block."""
     pairs: list[Line] = []
     size = 0
@@ -179,13 +180,13 @@ def gathered(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | BadLi
         pairs.append(line)
         size += len(line.source) + len(line.target)
         if len(pairs) == BATCH or size > BLOCK:
-            yield together(pairs)
+            yield batch_of(pairs)
             pairs, size = [], 0
     if pairs:
-        yield together(pairs)
+        yield batch_of(pairs)
 
 
-def together(pairs: Sequence[Line]) -> pa.RecordBatch:
+def batch_of(pairs: Sequence[Line]) -> pa.RecordBatch:
     numbers, sources, targets = zip(*pairs, strict=True)
     return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=SCHEMA)
 
@@ -232,7 +233,7 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
             raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
         return cells[left], cells[right]
 
-    return gathered(parsed(path, parse, skip=int(header)))
+    return in_batches(parsed(path, parse, skip=int(header)))
 
 
 def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
@@ -260,7 +261,7 @@ def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch
                 raise NoPair(f"without a text under '{key}'", f"no text under '{key}': {error}") from None
         return texts
 
-    return gathered(parsed(path, parse))
+    return in_batches(parsed(path, parse))
 
 
 def dig(record: Any, key: str) -> Any:

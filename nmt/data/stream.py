@@ -21,10 +21,10 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
 from nmt.data.corpus import CHUNK, check_columns, check_texts, note, split_of, tell_of, unreadable
-from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length
-from nmt.data.mixing import Part, parts_of, with_tag
+from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length, tell_dropped
+from nmt.data.mixing import Part, corpora_of, with_tag
 from nmt.data.pieces import encode_texts
-from nmt.data.readers import LINE_READERS, SCHEMA, BadLine
+from nmt.data.readers import LINE_READERS, TEXTS, BadLine
 from nmt.data.splits import files_of, parquet_files
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import gathered, rank, ranks, tried
@@ -33,7 +33,6 @@ from nmt.errors import UserError
 log = logging.getLogger("nmt")
 Place = list[int]  # in a corpus: how often it was read to its end, and the pairs read since
 Encoded = list[tuple[Array, Indices]]  # of each side the ids, end to end, and how many each text has
-PLAIN = SCHEMA.remove(SCHEMA.get_field_index("line"))
 
 
 class Window(NamedTuple):
@@ -64,7 +63,7 @@ def raw_windows(
     run: TrainRun, tokenizer: Tokenizer, places: list[Place]
 ) -> Iterator[tuple[list[Place], pa.Table, Encoded]]:
     """Where a window begins, its texts, and this process's share of its pieces."""
-    parts, size = parts_of(run.data), run.data.buffer
+    parts, size = corpora_of(run.data), run.data.buffer
     readers = [Reader(*given, run.seed) for given in zip(parts, places or [[0, 0]] * len(parts), strict=True)]
     counts = counts_of(run.data, size)
     if not all(counts):
@@ -86,7 +85,7 @@ def raw_windows(
 
 def counts_of(data: DataConfig, pairs: int) -> list[int]:
     """How many of so many pairs are from each corpus."""
-    ends = np.cumsum([0.0, *(part.weight for part in parts_of(data))])
+    ends = np.cumsum([0.0, *(part.weight for part in corpora_of(data))])
     return np.diff(np.round(ends / ends[-1] * pairs).astype(int)).tolist()
 
 
@@ -100,10 +99,7 @@ def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: l
     lengths = np.stack([np.diff(side.offsets) for side in sides])
     empty, longer = (lengths == 0).any(axis=0), (lengths > limit).any(axis=0)
     kept = np.flatnonzero(~(empty | longer))
-    counts = f"{empty.sum():,} with an empty side, {(longer & ~empty).sum():,} longer than data.max_length={limit}"
-    if not len(kept):
-        raise UserError(f"no training pair is left of {len(table):,}: {counts}; look at the text, or raise the length")
-    log.info(f"train: {len(table):,} pairs of the stream, dropped {counts}")
+    tell_dropped(len(table), len(kept), int(empty.sum()), limit)
     order, runs = by_length(lengths[:, kept] + 1)
     pairs, sampling = Dataset(InMemoryTable(table)), run.tokenizer.sampling
     return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, sampling, guided=False)
@@ -120,7 +116,7 @@ def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
             f"train.guided_alignment={run.train.guided_alignment} needs gold links, and data.streaming=true has none; "
             "leave one of them out"
         )
-    pairs, none = Dataset(InMemoryTable(PLAIN.empty_table())), np.zeros(0, dtype=np.int64)
+    pairs, none = Dataset(InMemoryTable(TEXTS.empty_table())), np.zeros(0, dtype=np.int64)
     side, limit = EncodedSide(none.astype(np.int32), none), run.data.max_length
     key = stream_key(run.data, tokenizer)
     return EncodedPairs(key, pairs, tokenizer, side, side, none, none.reshape(3, 0), limit, 0.0, guided=False)
@@ -132,7 +128,7 @@ class Reader:
     def __init__(self, part: Part, place: Place, seed: int) -> None:
         self.turn, self.row = place
         self.tables = endless(part, seed, *place)
-        self.rest = PLAIN.empty_table()
+        self.rest = TEXTS.empty_table()
 
     def take(self, count: int) -> pa.Table:
         """The next pairs."""
@@ -146,7 +142,7 @@ class Reader:
             self.rest = self.rest[count:]
             self.row += len(taken[-1])
             count -= len(taken[-1])
-        return pa.concat_tables(taken) if taken else PLAIN.empty_table()
+        return pa.concat_tables(taken) if taken else TEXTS.empty_table()
 
 
 def endless(part: Part, seed: int, turn: int, skipped: int) -> Iterator[tuple[int, pa.Table]]:
@@ -201,7 +197,7 @@ def streamed(data: DataConfig) -> Iterator[pa.Table]:
             pairs = pa.table({"source": table[data.source], "target": table[data.target]})
             check_texts(pairs, where, row, data)
             row += len(pairs)
-            yield pairs.cast(PLAIN)
+            yield pairs.cast(TEXTS)
     except UserError:
         raise
     except Exception as error:  # whatever the library, the network or the hub may say
@@ -218,7 +214,7 @@ def flat(table: pa.Table) -> pa.Table:
 def sample(run: TrainRun) -> Dataset:
     """The first pairs, for the tokenizer to be trained on: of each corpus its share of a million, or all it has."""
     tables = []
-    for part, count in zip(parts_of(run.data), counts_of(run.data, SAMPLE), strict=True):
+    for part, count in zip(corpora_of(run.data), counts_of(run.data, SAMPLE), strict=True):
         for turn, table in endless(part, run.seed, 0, 0):
             if turn or not count:
                 break
@@ -230,7 +226,7 @@ def sample(run: TrainRun) -> Dataset:
 def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
     """A key made of what a stream is read from: of its files the names and sizes, and of the tokenizer."""
     sources: list[Any] = [tokenizer.fingerprint]
-    for part in parts_of(data):
+    for part in corpora_of(data):
         found = files_of(part.data, "train")
         files = [file for shard in found[1] for file in shard] if found else []
         if part.data.format == "parquet":
