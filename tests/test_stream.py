@@ -212,9 +212,7 @@ def test_a_window_is_what_its_texts_are_as_a_corpus(
     run.tokenizer = config
     [window] = first_windows(run, tokenizer, 1)
     found = window.pairs
-    assert (
-        "train: 66 pairs, dropped 3 with an empty side, 1 longer than data.max_length=30" in caplog.text
-    )
+    assert "train: 66 pairs, dropped 3 with an empty side, 1 longer than data.max_length=30" in caplog.text
     whole = encode_corpus(
         Dataset.from_list([{"source": source, "target": target} for source, target in pairs]), tokenizer, run
     )
