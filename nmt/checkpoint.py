@@ -228,29 +228,6 @@ def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
     return config, tokenizer
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """What config.yaml says, as it stands.
-
-    Raises:
-        UserError: it is missing, or no plain YAML.
-    """
-    path = folder / CONFIG
-    try:
-        text = plain(path)
-        check_simple(text)
-        settings = OmegaConf.to_container(OmegaConf.create(text))
-        if not isinstance(settings, dict):
-            raise UserError("a run's settings are keys and values")
-        return settings  # type: ignore[return-value]
-    except FileNotFoundError:
-        raise UserError(f"{path} is not there, so {folder} is not a run; give checkpoint=runs/NAME") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except Exception as error:  # YAML's and OmegaConf's own errors have no common base
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged: {reason[:CLIP]}") from None
-
-
 def check_simple(text: str) -> None:
     """Refuse YAML that would unfold to much more than it is, take long to read, or look elsewhere.
 
@@ -274,16 +251,20 @@ def load_config(folder: Path) -> TrainRun:
     """The settings that a model was trained with.
 
     Raises:
-        UserError: config.yaml is missing or does not fit this version.
+        UserError: config.yaml is missing, or no plain YAML, or does not fit this version.
     """
-    settings = read_settings(folder)
+    path = folder / CONFIG
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), settings))  # type: ignore[return-value]
+        text = plain(path)
+        check_simple(text)
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.create(text)))  # type: ignore[return-value]
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there, so {folder} is not a run; give checkpoint=runs/NAME") from None
     except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {str(error)[: 2 * CLIP]}") from None
-    except Exception as error:  # OmegaConf's own errors have no common base
+        raise UserError(f"{path}: {str(error)[: 2 * CLIP]}") from None
+    except Exception as error:  # YAML's and OmegaConf's own errors have no common base
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{folder / CONFIG} is damaged or from another version: {reason[:CLIP]}") from None
+        raise UserError(f"{path} is damaged or from another version: {reason[:CLIP]}") from None
 
 
 def save_config(folder: Path, config: TrainRun) -> None:

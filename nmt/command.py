@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -196,6 +197,13 @@ def show_search() -> None:
     log.setLevel(logging.INFO)
 
 
+def come_again(number: int) -> None:
+    """Send this process a signal a little later, which came when it could not end it."""
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
 def remove_empty(folder: Path) -> None:
     """Take back the run's folder, which Hydra makes before the checks, unless there is something in it."""
     with contextlib.suppress(OSError):  # not empty, or another rank was here first
@@ -217,8 +225,17 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
         first = 0  # process, of the command; a launcher may run a job in another one, with copies of all this
 
         def end(number: int, _: object) -> None:
+            if isinstance(sys.exception(), UserError):
+                come_again(number)
+                return  # the message first
             ended.append(number)
             sys.exit(128 + number)  # on the way out what is half done is cleared away
+
+        def lost(what: "sys.UnraisableHookArgs") -> None:
+            if isinstance(what.exc_value, SystemExit) and ended:
+                come_again(ended.pop())  # Python drops what is raised in a destructor
+            else:
+                sys.__unraisablehook__(what)
 
         def job(config: DictConfig) -> float | Failure | None:
             nonlocal inside
@@ -264,6 +281,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
             show_search()
             signal.signal(signal.SIGTERM, end)
+            sys.unraisablehook = lost
             try:
                 check_command_line(sys.argv[1:], keys(schema), groups(command))
                 with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
@@ -279,6 +297,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 fail(str(error) if isinstance(error, UserError) else explain(error))
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be cleared away
+                sys.unraisablehook = sys.__unraisablehook__
             if failures:
                 sys.exit(1)
 

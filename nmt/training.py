@@ -44,7 +44,7 @@ def fit(state: TrainState) -> float:
     log.info(f"{len(batches)} updates in {what}, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
     if state.model.reach is not None:
         warn_of_reach(state.model, state.train.source_lengths, "training pairs")
-    if finished(state, last_step):
+    if finished(state, last_step) and progress.judged == progress.step:
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
     window, saved = Window(state), time.monotonic()

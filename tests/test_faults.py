@@ -215,6 +215,38 @@ def test_a_command_that_is_ended_leaves_no_half_file(home: Path, tmp_path: Path)
     assert process.returncode == 143 and "Traceback" not in said and not list(tmp_path.glob("*out*"))
 
 
+ENDED = """
+import signal, time
+from nmt.config import TrainRun, main
+from nmt.errors import UserError
+
+class Late:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+@main("train")
+def program(run: TrainRun) -> None:
+    {body}
+    time.sleep(60)
+
+program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("Late()", 143, ""),  # where Python lets no exception out
+        ("late = Late(); raise UserError('what was wrong')", 1, "error: what was wrong\n"),
+        ("try: raise UserError('what was wrong')\n    finally: Late()", 1, "error: what was wrong\n"),
+    ],
+)
+def test_a_signal_is_neither_lost_nor_hides_a_message(body: str, code: int, message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDED.format(body=body)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (code, message)
+
+
 # ---------------------------------------------------------------------------------------------------------------- disk
 @contextmanager
 def file_limit(size: int) -> Iterator[None]:
