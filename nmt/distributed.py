@@ -61,7 +61,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """`auto` by capability alone: bf16 where the processor has matrix units for it, fp32 else.
+    """`auto` by capability alone: bf16 where the processor multiplies it, which is faster, fp32 else.
 
     Raises:
         UserError: the device cannot do it.
@@ -74,7 +74,7 @@ def choose_precision(name: str, device: torch.device) -> str:
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and torch.cpu._is_amx_tile_supported() else "fp32"
+    return "bf16" if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
 def multiplies_int8() -> bool:
