@@ -242,6 +242,9 @@ class EvaluateRun:
     """`python -m nmt.evaluate`"""
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
+    compare: list[str] = field(
+        default_factory=list
+    )  # [A,B]: two or more beside each other, A as what others improve on
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
@@ -250,7 +253,11 @@ class EvaluateRun:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_model(self.checkpoint, self.device, self.precision)
+        check_model(self.checkpoint or self.compare, self.device, self.precision)
+        if self.compare and (self.checkpoint or len(set(self.compare)) < max(2, len(self.compare))):
+            raise UserError(
+                "compare= takes two runs or more, each once, in place of checkpoint=: compare=[runs/A,runs/B]"
+            )
         check_at_least(0, pictures=self.pictures)
         check_at_least(1, average=self.average)
 

@@ -2,19 +2,22 @@
 
 python -m nmt.evaluate checkpoint=runs/NAME
 python -m nmt.evaluate checkpoint=runs/NAME data.split=valid search.beam=1
+python -m nmt.evaluate compare=[runs/A,runs/B]
 python -m nmt.evaluate --help
 """
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from nmt.checkpoint import load_model
-from nmt.config import EvaluateRun, main
+from nmt.checkpoint import load_config, load_model
+from nmt.comparison import compare, show, write
+from nmt.config import DataConfig, EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
@@ -48,14 +51,60 @@ def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path
 
 @main("evaluate")
 def evaluate(command: EvaluateRun) -> float | None:
-    """Returns BLEU."""
+    """Returns BLEU, of several runs that of the last one."""
     log_to_stderr()
     with joined(command.device) as device:
-        return measure(command, device)
+        if command.compare:
+            return beside(command, device)
+        measured = measure(command, device)
+    if not rank():
+        report(measured)
+    return measured.scores["bleu"]
 
 
-def measure(command: EvaluateRun, device: torch.device) -> float | None:
-    """Measure, write the results into the run, and show them. Returns BLEU."""
+class Measured(NamedTuple):
+    """A model's translations of a split and how good they are."""
+
+    run: Path
+    data: DataConfig
+    results: Path  # folder
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
+    scores: dict[str, Any]
+    pictures: list[Path]
+
+
+def beside(command: EvaluateRun, device: torch.device) -> float | None:
+    """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one.
+
+    Raises:
+        UserError: they were not measured on the same sentences.
+    """
+    found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
+    first = found[0]
+    for path, other in zip(command.compare, found, strict=True):
+        if (other.sources, other.references) != (first.sources, first.references):
+            raise UserError(
+                f"compare=: {path} and {command.compare[0]} have other text in their {first.data.split} split; give "
+                "the same data.path=, data.source= and data.target= for all"
+            )
+    if not rank():
+        systems = {path: measured.translations for path, measured in zip(command.compare, found, strict=True)}
+        comparison = compare(systems, first.sources, first.references, load_config(first.run).data)
+        print(show(comparison))
+        print(
+            "\n± 95% confidence; p: how likely chance alone makes so large a difference from the first; * below 0.05\n"
+        )
+        for name, signature in comparison.signatures.items():
+            print(f"{name:<22}{signature}")
+        for written in write(comparison, first.results):
+            print(f"{'results':<22}{written}")
+    return found[-1].scores["bleu"]
+
+
+def measure(command: EvaluateRun, device: torch.device) -> Measured:
+    """Measure a run and write the results into it."""
     assert command.checkpoint is not None
     checkpoint = command.checkpoint
     model, tokenizer, run, folder, steps = in_turn(lambda: load_model(checkpoint, command.average))
@@ -83,39 +132,35 @@ def measure(command: EvaluateRun, device: torch.device) -> float | None:
         "data": asdict(data),
         "search": asdict(command.search),
     }
+    measured = Measured(folder, data, results, sources, references, [t.text for t in found], measures, [])
     if rank():
-        return measures["bleu"]
+        return measured
     write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
     write_atomically(results / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
     write_atomically(results / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
     title = f"{folder.name}, {data.split}"
     write_atomically(results / "report.html", [page(title, measures, sources, references, found)])
     try:
-        pictures = draw(results, found, command.pictures)
+        measured.pictures.extend(draw(results, found, command.pictures))
     except UserError as error:  # matplotlib is an extra; everything else is written
         log.warning(f"no pictures: {error}")
-        pictures = []
-    report(sources, references, found, measures, pictures, folder)
-    print(f"{'page':<22}{results / 'report.html'}")
-    return measures["bleu"]
+    return measured
 
 
-def report(
-    sources: list[str], references: list[str], found: list[Translation], measures: dict[str, Any],
-    pictures: list[Path], folder: Path,
-) -> None:  # fmt: skip
+def report(found: Measured) -> None:
     """What a user wants to see first, on standard output."""
-    for source, reference, translation in list(zip(sources, references, found, strict=True))[:EXAMPLES]:
-        print(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
+    lines = zip(found.sources, found.references, found.translations, strict=True)
+    for source, reference, translation in islice(lines, EXAMPLES):
+        print(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
     names = ("loss", "ppl", "accuracy", "aer", "entropy", "bleu", "chrf", "ter", "sentences_per_second")
     for name in names:
-        value = measures[name]
+        value = found.scores[name]
         print(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"))
-    for name, signature in measures["signatures"].items():
+    for name, signature in found.scores["signatures"].items():
         print(f"{name:<22}{signature}")
-    if pictures:
-        print(f"{'alignment picture':<22}{pictures[0]}")
-    print(f"{'results':<22}{folder / 'eval'}\n{'run':<22}{folder}")
+    if found.pictures:
+        print(f"{'alignment picture':<22}{found.pictures[0]}")
+    print(f"{'results':<22}{found.results.parent}\n{'run':<22}{found.run}\n{'page':<22}{found.results / 'report.html'}")
 
 
 if __name__ == "__main__":

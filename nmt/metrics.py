@@ -8,13 +8,15 @@ one that is undefined.
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
+from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from sacrebleu.tokenizers.tokenizer_re import TokenizerRegexp
 from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
@@ -23,7 +25,10 @@ from nmt.links import Gold, Link
 
 TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
 REMEMBERING = (Tokenizer13a, TokenizerRegexp, TercomTokenizer)  # 2^16 lines each, for a metric that is gone: a leak
+METRICS: dict[str, Callable[[], Metric]] = {"bleu": partial(BLEU, force=True), "chrf": CHRF, "ter": TER}
 LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
+FREQUENCIES = (0, 1, 5, 20, 100, 1000)  # the same of `bleu_by_rarity`
+Ranges = list[tuple[str, int, float | None]]  # of each that has sentences: name, as in "6-10", sentences, their BLEU
 
 
 def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
@@ -32,9 +37,13 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence
     if not hypotheses:
         return None
     score = float(metric.corpus_score(hypotheses, [references]).score)
+    forget()
+    return score if math.isfinite(score) else None
+
+
+def forget() -> None:
     for tokenizer in REMEMBERING:
         tokenizer.__call__.cache_clear()
-    return score if math.isfinite(score) else None
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
@@ -47,7 +56,7 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, An
 
     With no sentences there is nothing to say: the scores are None and `signatures` is empty.
     """
-    metrics: dict[str, Metric] = {"bleu": BLEU(force=True), "chrf": CHRF(), "ter": TER()}
+    metrics = {name: make() for name, make in METRICS.items()}
     values = {name: corpus_score(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
     return {**values, "signatures": signatures}
@@ -68,24 +77,70 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
     return [metric.sentence_score(h, [r]).score for h, r in zip(hypotheses, references, strict=True)]
 
 
-def bleu_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
-) -> list[tuple[str, int, float | None]]:
-    """BLEU of sentences of like source length, as in figure 2 of Bahdanau et al. 2014.
+def bleu_by_length(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> Ranges:
+    """BLEU of sentences of like source length in words, as in figure 2 of Bahdanau et al. 2014."""
+    return bleu_by([len(source.split()) for source in sources], LENGTHS, hypotheses, references)
 
-    Returns:
-        For each range of `LENGTHS` that has sentences, the shortest first: its name, as in "6-10" words, the number of
-        its sentences, and their BLEU.
-    """
-    names = [f"up to {LENGTHS[0]}", *(f"{low + 1}-{high}" for low, high in pairwise(LENGTHS)), f"over {LENGTHS[-1]}"]
+
+def bleu_by_rarity(
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], counts: Mapping[str, int]
+) -> Ranges:
+    """BLEU of sentences by how often their rarest source word is in the training text, whose words `counts` has."""
+    rarest = [min((counts.get(word, 0) for word in words(source)), default=0) for source in sources]
+    return bleu_by(rarest, FREQUENCIES, hypotheses, references)
+
+
+def words(text: str) -> list[str]:
+    """Words and punctuation marks as BLEU counts them (13a)."""
+    return Tokenizer13a()(text).split()
+
+
+def bleu_by(
+    values: Sequence[int], bounds: Sequence[int], hypotheses: Sequence[str], references: Sequence[str]
+) -> Ranges:
+    """BLEU of the sentences of each range of a number that each has: up to the first bound, ..., over the last."""
+    names = [f"{low + 1}-{high}" if low + 1 < high else str(high) for low, high in pairwise(bounds)]
+    names = [f"up to {bounds[0]}" if bounds[0] else "0", *names, f"over {bounds[-1]}"]
     rows_of: dict[str, list[int]] = {name: [] for name in names}
-    for row, source in enumerate(sources):
-        rows_of[names[bisect_left(LENGTHS, len(source.split()))]].append(row)
+    for row, value in enumerate(values):
+        rows_of[names[bisect_left(bounds, value)]].append(row)
     return [
         (name, len(rows), bleu([hypotheses[row] for row in rows], [references[row] for row in rows]))
         for name, rows in rows_of.items()
         if rows
     ]
+
+
+class Compared(NamedTuple):
+    """A score of a system, beside that of the first one."""
+
+    score: float
+    interval: float  # half of the 95% confidence interval
+    p_value: float | None  # of a difference from the first system as large as this by chance; None: it is the first
+
+
+def paired_bootstrap(
+    systems: Mapping[str, Sequence[str]], references: Sequence[str]
+) -> tuple[dict[str, dict[str, Compared]], dict[str, str]]:
+    """Scores of several systems' translations of the same sentences, by system and by metric, and the metrics'
+    signatures. sacreBLEU's own test, with 1,000 samples (Koehn 2004)."""
+    test = PairedTest(
+        [(name, list(texts)) for name, texts in systems.items()],
+        {name: make() for name, make in METRICS.items()},
+        [references],
+        "bs",
+    )
+    signatures, results = test()
+    columns: list[Any] = [*results.values()][1:]  # the first are the systems' names
+    found: dict[str, dict[str, Compared]] = {system: {} for system in systems}
+    for name, scored in zip(METRICS, columns, strict=True):
+        for system, result in zip(systems, scored, strict=True):
+            p_value = None if result.p_value is None else float(result.p_value)
+            if p_value is not None and result.score == scored[0].score:
+                p_value = 1.0  # where no sample makes a difference, the test has its smallest value
+            found[system][name] = Compared(float(result.score), float(result.ci), p_value)
+    forget()
+    return found, {name: str(signature) for name, signature in zip(METRICS, signatures.values(), strict=True)}
 
 
 @dataclass(slots=True)

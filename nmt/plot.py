@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def curves(path: Path, lines: dict[str, list[tuple[str, int, float | None]]], ac
     """
     with canvas(path, (6, 3.2), FONT) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
-        for (name, points), style in zip(lines.items(), ("-o", "--s", ":^", "-.d"), strict=False):
+        for (name, points), style in zip(lines.items(), cycle(("-o", "--s", ":^", "-.d")), strict=False):
             places = [(place, value) for place, _, value in points if value is not None]
             axes.plot(
                 *zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1, clip_on=False

@@ -144,9 +144,10 @@ def moment(run: Path) -> str:
 
 
 def fruits(run: Path) -> dict[str, Any]:
-    """All that a training comes to, but for what time it took."""
-    found: dict[str, Any] = {"best": (run / "checkpoints" / "best").read_text()}
-    for folder in (run / "checkpoints").glob("step_*"):
+    """All that a training comes to, but for what time it took: a signal may have left a checkpoint more, before the
+    last one."""
+    found: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
+    for folder in {run / "checkpoints" / name.strip() for name in found.values()}:
         state = json.loads((folder / "state.json").read_text())
         found[f"{folder.name}/state.json"] = {key: value for key, value in state.items() if key != "seconds"}
         found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.glob("*.safetensors")}

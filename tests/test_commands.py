@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,6 +325,28 @@ def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
     works("train", *command, "resume=auto", folder=tmp_path)
     assert weights(tmp_path / "runs" / "mine") == weights(home / "runs" / "mine")
     assert events(tmp_path / "runs" / "mine")[-1] == events(home / "runs" / "mine")[-1]
+
+
+def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "runs" / "mine", tmp_path / "other")
+    runs = f"compare=[runs/mine,{tmp_path / 'other'}]"
+    shown = works("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
+    folder = home / "runs" / "mine" / "eval" / "valid"
+    found = json.loads((folder / "comparison.json").read_text())
+    measured = json.loads((folder / "metrics.json").read_text())
+    bleu = measured["bleu"]
+    first, second = found["scores"].values()
+    assert first["bleu"]["score"] == second["bleu"]["score"] == pytest.approx(bleu)
+    assert first["bleu"]["p_value"] is None and second["bleu"]["p_value"] == 1
+    assert f"{bleu:.2f}" in shown and "(p = 1.000)" in shown and "bs:1000" in shown
+    for name in ("length", "rarity"):
+        ranges = found[f"by_{name}"]["runs/mine"]
+        assert (
+            sum(sentences for _, sentences, _ in ranges) == measured["sentences"]
+            and f"comparison_by_{name}.png" in shown
+        )
+    for given in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
+        assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)
 
 
 def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> None:

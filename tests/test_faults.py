@@ -406,7 +406,10 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "a tag": (appended("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
     "a bomb": (appended(BOMB), "hold no aliases"),
     "depth": (replaced("config.yaml", b"[" * 100_000), "no more than 9 levels"),
-    "a large config": (replaced("config.yaml", b"#" * 2**24), "config.yaml is damaged: it has more than"),
+    "a large config": (
+        replaced("config.yaml", b"#" * 2**24),
+        "config.yaml is damaged or from another version: it has more than",
+    ),
     "no text": (replaced("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
     "nothing": (replaced("config.yaml", b""), r"config.yaml \(data.format.* is not what"),
     "no tokenizer": (replaced("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.metrics import bleu, bleu_by_length, looks_tokenised, scores, sentence_chrf
+from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, looks_tokenised, paired_bootstrap, scores, sentence_chrf
 
 CAT = "the cat sat on the mat"
 
@@ -113,3 +113,23 @@ def test_looks_tokenised(line, tokenised):
 def test_a_few_odd_lines_do_not_make_a_text_tokenised():
     assert not looks_tokenised(["Hello , world ."] + ["Hello, world."] * 9)
     assert not looks_tokenised([])
+
+
+def test_sentences_are_grouped_by_their_rarest_word():
+    counts = {"a": 2000, "rare": 3, ".": 5000}
+    sources = ["a.", "a rare .", "a new rare .", "", "a a"]
+    found = bleu_by_rarity(sources, [CAT] * 5, [CAT] * 5, counts)
+    assert [(name, sentences) for name, sentences, _ in found] == [("0", 2), ("2-5", 1), ("over 1000", 2)]
+    assert all(score == pytest.approx(100) for *_, score in found)
+
+
+def test_the_bootstrap_tells_a_difference_from_none():
+    references = [f"{CAT} number {n} and a dog" for n in range(60)]
+    worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
+    found, signatures = paired_bootstrap({"best": references, "worse": worse, "same": references}, references)
+    assert {name: found["worse"][name].score for name in signatures} == pytest.approx(
+        {name: scores(worse, references)[name] for name in signatures}
+    )
+    assert found["best"]["bleu"].p_value is None and found["best"]["bleu"].interval == 0
+    assert found["worse"]["bleu"].p_value < 0.01 < 0.5 < found["same"]["bleu"].p_value
+    assert 0 < found["worse"]["bleu"].interval < 10 and "bs:1000" in signatures["bleu"]

@@ -56,7 +56,7 @@ BELOW |= {
     "search",
     "translator",
 }
-ALL = BELOW | {"report", "folder", "state", "update", "validation", "training"}
+ALL = BELOW | {"comparison", "report", "folder", "state", "update", "validation", "training"}
 MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
@@ -105,6 +105,7 @@ MAY_IMPORT = {
     "alignment": {"links"},
     "translator": DATA | MODEL | {"alignment", "beams", "files", "search", "distributed"},
     "objective": DATA | MODEL,
+    "comparison": {"data.config", "data.corpus", "data.mixing", "distributed", "files", "metrics", "plot"},
     "report": {"metrics", "translator"},
     "metrics": {"links"},
     "plot": set(),

@@ -1,0 +1,88 @@
+"""Several models beside each other on the same sentences: whether a difference is chance, and where it comes from."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nmt.data.config import DataConfig
+from nmt.data.corpus import column
+from nmt.data.mixing import load_mixture
+from nmt.distributed import log
+from nmt.errors import UserError
+from nmt.files import write_atomically
+from nmt.metrics import Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, words
+from nmt.plot import curves
+
+HEADS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
+ALPHA = 0.05  # a difference that chance makes less often than that is marked
+RAREST = "the rarest source word's count in training"
+
+
+class Comparison(NamedTuple):
+    """What can be said of each system; the first is the one that others are compared with."""
+
+    scores: dict[str, dict[str, Compared]]  # by metric
+    signatures: dict[str, str]  # of each metric
+    by_length: dict[str, Ranges]
+    by_rarity: dict[str, Ranges]  # nothing where the training text is a stream, whose end nobody has seen
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]], sources: Sequence[str], references: Sequence[str], data: DataConfig
+) -> Comparison:
+    """Compare translations of the same sources. Words are rare in `data`, which the first system was trained on."""
+    by_length = {name: bleu_by_length(sources, texts, references) for name, texts in systems.items()}
+    by_rarity = {}
+    if not data.streaming:
+        counts = Counter(word for text in column(load_mixture(data)[0], "source") for word in words(text))
+        by_rarity = {name: bleu_by_rarity(sources, texts, references, counts) for name, texts in systems.items()}
+    return Comparison(*paired_bootstrap(systems, references), by_length, by_rarity)
+
+
+def show(found: Comparison) -> str:
+    """Tables of plain text."""
+    rows = [["", *map(HEADS.__getitem__, found.signatures)]]
+    for system, scores in found.scores.items():
+        rows.append([system, *map(in_words, scores.values())])
+    tables = [aligned(rows)]
+    for title, systems in (("source words", found.by_length), (RAREST, found.by_rarity)):
+        if systems:
+            rows = [["", "sentences", *systems]]
+            for ranges in zip(*systems.values(), strict=True):
+                name, sentences, _ = ranges[0]
+                bleu = ("-" if score is None else f"{score:.2f}" for _, _, score in ranges)
+                rows.append([name, f"{sentences:,}", *bleu])
+            tables.append(f"BLEU by {title}\n{aligned(rows)}")
+    return "\n\n".join(tables)
+
+
+def in_words(score: Compared) -> str:
+    shown = f"{score.score:.2f} ± {score.interval:.2f}"
+    if score.p_value is None:
+        return shown
+    return f"{shown} (p = {score.p_value:.3f})" + "*" * (score.p_value < ALPHA)
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Cells under each other, the first column to the left."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def write(found: Comparison, folder: Path) -> list[Path]:
+    """Write `comparison.json`, and where matplotlib is installed two pictures. Returns the paths."""
+    paths = [folder / "comparison.json"]
+    scores = {name: {metric: score._asdict() for metric, score in own.items()} for name, own in found.scores.items()}
+    text = json.dumps(found._asdict() | {"scores": scores}, indent=1, ensure_ascii=False)
+    write_atomically(paths[0], [text, "\n"])
+    try:
+        for name, across, systems in (("length", "source words", found.by_length), ("rarity", RAREST, found.by_rarity)):
+            if systems:
+                curves(folder / f"comparison_by_{name}.png", systems, across, "BLEU")
+                paths.append(folder / f"comparison_by_{name}.png")
+    except UserError as error:  # matplotlib is an extra; everything else is written
+        log.warning(f"no pictures: {error}")
+    return paths
