@@ -10,7 +10,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help train eval test bench check format clean
+.PHONY: help train eval test bench results check format clean
 
 help:  ## this page (the default)
 	@echo 'usage: make TARGET [RUN=runs/NAME] [DATA=DIR] [ARGS="key=value ..."] [PYTHON=python3]'
@@ -29,6 +29,9 @@ test: $(READY)  ## run the tests, two at a time. ARGS: options of pytest, as ARG
 
 bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
+
+results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, for docs/results.md
+	$(BIN)/python scripts/results.py $(RUN)
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

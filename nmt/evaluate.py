@@ -57,8 +57,8 @@ def evaluate(command: EvaluateRun) -> float | None:
         if command.compare:
             return beside(command, device)
         measured = measure(command, device)
-    if not rank():
-        report(measured)
+        if not rank():
+            report(measured)
     return measured.scores["bleu"]
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
@@ -49,8 +49,9 @@ def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarr
         draw(figure, source, target, weights, title)
 
 
-def curves(path: Path, lines: dict[str, list[tuple[str, int, float | None]]], across: str, up: str) -> None:
-    """Draw named lines of (place, number of sentences, value), as `metrics.bleu_by_length` returns, and write PNG.
+def curves(path: Path, lines: Mapping[str, Sequence[tuple[Any, int, float | None]]], across: str, up: str) -> None:
+    """Draw named lines of (place, number of sentences, value), as `metrics.bleu_by_length` returns, and write PNG. A
+    place is a name or a number.
 
     Raises:
         UserError: matplotlib is not installed.

@@ -748,13 +748,15 @@ def test_a_folder_of_text_takes_the_place_of_a_hub_dataset(read: Read) -> None:
 
 
 def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(path: str, subset: str | None, cache_dir: str | None) -> None:
+    def offline(path: str, subset: str | None, revision: str | None, cache_dir: str | None) -> None:
+        assert (subset, revision) == ("de-en", "a1b2")
         raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    data = DataConfig(format="hub", path="nobody/nothing", subset="de-en", cache=str(tmp_path))
+    data = DataConfig(format="hub", path="nobody/nothing", subset="de-en", revision="a1b2", cache=str(tmp_path))
     with pytest.raises(
-        UserError, match=r"data.path=nobody/nothing data.subset=de-en .*Enabled\)\. .*data.path=FOLDER$"
+        UserError,
+        match=r"data.path=nobody/nothing data.subset=de-en data.revision=a1b2 .*Enabled\)\. .*data.path=FOLDER$",
     ):
         load_pairs(data, "train")
 

@@ -21,6 +21,7 @@ class CorpusConfig:
     tag: str | None = None  # bt: the piece <bt> stands before each source, so that the model knows where it is from
     format: str | None = None
     subset: str | None = None
+    revision: str | None = None
     source: str | None = None
     target: str | None = None
 
@@ -42,6 +43,7 @@ class DataConfig:
     format: str = "toy"  # toy | text | tsv | jsonl | parquet | hub
     path: str | None = None  # a folder with {train,valid,test}.*; for the hub the name of a dataset, or such a folder
     subset: str | None = None  # the hub's configuration, for example "de-en"
+    revision: str | None = None  # the hub's branch, tag or commit; null: the latest
     source: str = "de"  # file ending, column name or number, or nested column such as translation.de
     target: str = "en"  # likewise
     split: str = "test"  # the split that evaluate reads
@@ -112,6 +114,7 @@ class DataOverride:
     format: str | None = None  # null: the run's own, here and below
     path: str | None = None
     subset: str | None = None
+    revision: str | None = None
     source: str | None = None
     target: str | None = None
     split: str | None = None
@@ -124,7 +127,7 @@ class DataOverride:
     def over(self, run: DataConfig) -> DataConfig:
         """The run's data with what was given here in its place."""
         given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        unset = {"limit"} | ({"subset", "alignments"} if {"format", "path"} & given.keys() else set())
+        unset = {"limit"} | ({"subset", "revision", "alignments"} if {"format", "path"} & given.keys() else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
         if (self.source, self.target) == (run.target, run.source):

@@ -181,7 +181,7 @@ def read_hub(data: DataConfig, split: str) -> Dataset:
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
     try:
-        table = through_cache(cache, str(path), data.subset)
+        table = through_cache(cache, str(path), data.subset, revision=data.revision)
     except Exception as error:  # whatever the library, the network or the hub may say
         raise full_disk(cache, error) or unreadable(data, "", error) from error
     return two_columns(split_of(table, split, data), f"the split {split} of {path}", data)
@@ -191,9 +191,10 @@ def unreadable(data: DataConfig, files: str, error: BaseException) -> UserError:
     """What to say where the datasets library fails, at these files or at the hub."""
     if files:
         return UserError(f"{files} cannot be read: {reason(error)}")
+    keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
     return UserError(
-        f"data.path={data.path} data.subset={data.subset} cannot be loaded: {reason(error)}. Check the name, the "
-        "subset and the connection; a folder on this machine does as well: data.path=FOLDER"
+        f"data.path={data.path}{keys} cannot be loaded: {reason(error)}. Check the name, the subset, the revision and "
+        "the connection; a folder on this machine does as well: data.path=FOLDER"
     )
 
 

@@ -33,7 +33,8 @@ def corpora_of(data: DataConfig) -> list[Part]:
     found = [Part(alone, 1.0, None)]
     for corpus in data.corpora:
         given: dict[str, Any] = {"path": corpus.path, "limit": None}
-        given |= {key: value for key in ("format", "subset", "source", "target") if (value := getattr(corpus, key))}
+        own = {key: getattr(corpus, key) for key in ("format", "subset", "revision", "source", "target")}
+        given |= {key: value for key, value in own.items() if value}
         tag = corpus.tag and f"<{corpus.tag}>"
         found.append(Part(dataclasses.replace(alone, **given), corpus.weight, tag))
     return found

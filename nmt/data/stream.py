@@ -190,7 +190,8 @@ def streamed(data: DataConfig) -> Iterator[pa.Table]:
         if files:
             rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
         else:
-            rows = split_of(datasets.load_dataset(str(data.path), data.subset, streaming=True), "train", data)
+            table = datasets.load_dataset(str(data.path), data.subset, revision=data.revision, streaming=True)
+            rows = split_of(table, "train", data)
         for table in rows.with_format("arrow").iter(CHUNK):
             table = flat(table)
             check_columns(table.column_names, where, data)
@@ -231,5 +232,6 @@ def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
         files = [file for shard in found[1] for file in shard] if found else []
         if part.data.format == "parquet":
             files = list(map(Path, parquet_files(part.data, "train")))
-        sources += [(file.name, file.stat().st_size) for file in files] or [part.data.path, part.data.subset]
+        hub = [part.data.path, part.data.subset, part.data.revision]
+        sources += [(file.name, file.stat().st_size) for file in files] or hub
     return xxh3_128(repr(sources).encode()).hexdigest()

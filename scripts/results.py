@@ -1,0 +1,126 @@
+"""A table of trained runs for docs/results.md, from the runs' own files.
+
+python scripts/results.py runs/ablation      a sweep's folder of runs: seed=1, seed=2, model.cell=gru,seed=1 ...
+
+Runs whose names differ in nothing but the seed are one row: mean and standard deviation. Those named after a seed alone
+are the recipe; the others are compared with it seed by seed. BLEU of the validation split is the best of a run's own
+validations, by greedy search; that of the test split is there where all seeds were evaluated. Time is from the first
+line of a run's log to its last. The table, and a picture of BLEU against time, take the place of those that an earlier
+call has written for the same folder, or stand at the end of the page.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import mean, stdev
+from textwrap import fill
+from typing import Any
+
+from nmt.plot import curves
+
+PAGE = Path("docs/results.md")
+STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (.*)")
+SEED = re.compile(r"(?:^|,)seed=(\d+)")
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run's files say."""
+
+    curve: list[tuple[float, float]]  # minutes since its beginning and BLEU of each validation
+    minutes: float
+    where: str  # it was trained: device, precision, threads
+    signature: str
+    test: dict[str, Any] | None  # metrics of the test split
+
+    @property
+    def valid(self) -> float:
+        return max(bleu for _, bleu in self.curve)
+
+
+def read(folder: Path) -> Run:
+    """Ends the program where a run is not finished."""
+    lines = [found for line in (folder / "train.log").read_text().splitlines() if (found := STAMP.match(line))]
+    times = [datetime.fromisoformat(line[1]) for line in lines]
+    curve, where = [], ""
+    for time, line in zip(times, lines, strict=True):
+        if judged := re.search(r"^validation at .* BLEU ([\d.]+)", line[2]):
+            curve.append(((time - times[0]).total_seconds() / 60, float(judged[1])))
+        if built := re.search(r" parameters, (.*)", line[2]):
+            where = built[1]
+    if not any(line[2].startswith("finished at") for line in lines):
+        sys.exit(f"{folder} is not finished")
+    if any(line[2].startswith("resuming") for line in lines):
+        sys.exit(f"{folder} was stopped and resumed: its time is not known")
+    path = folder / "eval" / "test" / "metrics.json"
+    test = json.loads(path.read_text()) if path.is_file() else None
+    signature = f"beam {test['search']['beam']}, `{test['signatures']['bleu']}`" if test else ""
+    return Run(curve, (times[-1] - times[0]).total_seconds() / 60, where, signature, test)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and standard deviation."""
+    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def row(label: str, runs: dict[int, Run], recipe: dict[int, Run]) -> str:
+    """One line of the table."""
+    both = sorted(runs.keys() & recipe.keys())
+    better = spread([runs[seed].valid - recipe[seed].valid for seed in both]) if label and both else ""
+    tests = [run.test for run in runs.values() if run.test]
+    whole = len(tests) == len(runs)
+    cells = [
+        f"`{label.replace(',', ' ')}`" if label else "the recipe",
+        ", ".join(map(str, sorted(runs))),
+        spread([run.valid for run in runs.values()]),
+        better,
+        *(spread([test[name] for test in tests]) if whole else "" for name in ("bleu", "chrf", "ter")),
+        spread([run.minutes for run in runs.values()], 1),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        sys.exit(__doc__)
+    folder = Path(arguments[0])
+    groups: dict[str, dict[int, Run]] = defaultdict(dict)
+    for log in sorted(folder.glob("*/train.log")):
+        name = log.parent.name
+        if seed := SEED.search(name):
+            groups[SEED.sub("", name).strip(",")][int(seed[1])] = read(log.parent)
+    if not groups:
+        sys.exit(f"{folder} has no runs named after a seed, as seed=1; python -m nmt.train -m seed=1,2,3 makes them")
+    runs = [run for group in groups.values() for run in group.values()]
+    trained = "; ".join(sorted({run.where for run in runs}))
+    tested = "; ".join(sorted({run.signature for run in runs} - {""})) or "not read"
+    lines = [
+        fill(f"Trained on: {trained}. Test: {tested}.", 120),
+        "",
+        "| Setting | Seeds | BLEU, valid | Better by | BLEU, test | chrF, test | TER, test | Minutes |",
+        "|---" * 8 + "|",
+        *(row(label, groups[label], groups.get("", {})) for label in sorted(groups)),
+    ]
+    picture = PAGE.with_name("pictures") / f"{folder.name}.png"
+    first = groups[min(groups)]
+    curves(
+        picture,
+        {f"seed {seed}": [(minutes, 0, bleu) for minutes, bleu in run.curve] for seed, run in sorted(first.items())},
+        "minutes",
+        "BLEU, valid",
+    )
+    lines += ["", f"![BLEU against time](pictures/{picture.name})"]
+    begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(begin)
+    after = rest.partition(end)[2]
+    PAGE.write_text(before.rstrip() + "\n\n" + "\n".join([begin, *lines, end]) + (after or "\n"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
