@@ -192,11 +192,11 @@ def counted_training() -> None:
     def counted(state: Any, *others: Any) -> Any:
         found["parameters"] = sum(parameter.numel() for parameter in state.model.parameters())
         found["sent"].append(sent())
+        Path(f"sent.{os.environ['RANK']}").write_text(json.dumps(found))  # a process of a job does not come back
         return update(state, *others)
 
     training.train_step = counted
     train.train()
-    Path(f"sent.{os.environ['RANK']}").write_text(json.dumps(found))
 
 
 def sent() -> int:
