@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.config import TrainRun, lasting
+from nmt.config import TrainRun, flat, lasting
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.files import digest, plain, replacing, sync, write_atomically
@@ -215,7 +215,7 @@ def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
         UserError: naming what is missing or damaged.
     """
     config, tokenizer, manifest = load_config(run), load_tokenizer(run), verify(folder)
-    found, trained = lasting(asdict(config)), manifest["settings"]
+    found, trained = lasting(asdict(config)), dict(flat(manifest["settings"]))
     others = [key for key in trained.keys() & found.keys() if trained[key] != found[key]]  # versions may differ in keys
     if others or tokenizer.fingerprint != manifest["tokenizer"]:
         what = f"{run / CONFIG} ({', '.join(sorted(others))})" if others else f"the tokenizer in {run}"

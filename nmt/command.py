@@ -78,10 +78,14 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
+        if value.startswith("["):
+            remedy = f"""quote each item that has signs in it: '{key}=["ITEM","ITEM"]'"""
         return f"{error.override} cannot be read; {remedy}"
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
     complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
+    if complaint.startswith("Ambiguous value"):
+        return f"{complaint}; a list is written KEY=[A,B], and a run for each value wants -m"
     if "INTERVAL_SWEEP" in complaint:
         return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
     override = str(error).partition("Error merging override ")[2]
@@ -234,6 +238,8 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
         def lost(what: "sys.UnraisableHookArgs") -> None:
             if isinstance(what.exc_value, SystemExit) and ended:
                 come_again(ended.pop())  # Python drops what is raised in a destructor
+            elif isinstance(what.exc_value, KeyboardInterrupt):
+                come_again(signal.SIGINT)
             else:
                 sys.__unraisablehook__(what)
 

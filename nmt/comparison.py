@@ -16,6 +16,7 @@ from nmt.metrics import Compared, Ranges, bleu_by_length, bleu_by_rarity, paired
 from nmt.plot import curves
 
 HEADS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
+FEW, MANY = 100, 20_000  # sentences: the test takes 72 KB of memory for each
 ALPHA = 0.05  # a difference that chance makes less often than that is marked
 RAREST = "the rarest source word's count in training"
 
@@ -26,7 +27,7 @@ class Comparison(NamedTuple):
     scores: dict[str, dict[str, Compared]]  # by metric
     signatures: dict[str, str]  # of each metric
     by_length: dict[str, Ranges]
-    by_rarity: dict[str, Ranges]  # nothing where the training text is a stream, whose end nobody has seen
+    by_rarity: dict[str, Ranges]  # nothing where the training text is not at hand
 
 
 def compare(
@@ -34,11 +35,29 @@ def compare(
 ) -> Comparison:
     """Compare translations of the same sources. Words are rare in `data`, which the first system was trained on."""
     by_length = {name: bleu_by_length(sources, texts, references) for name, texts in systems.items()}
-    by_rarity = {}
-    if not data.streaming:
-        counts = Counter(word for text in column(load_mixture(data)[0], "source") for word in words(text))
+    by_rarity, counts = {}, word_counts(data)
+    if counts is not None:
         by_rarity = {name: bleu_by_rarity(sources, texts, references, counts) for name, texts in systems.items()}
+    if len(sources) < FEW:
+        log.warning(
+            f"{len(sources)} sentences are few: intervals and p-values of less than {FEW} are not to be trusted"
+        )
     return Comparison(*paired_bootstrap(systems, references), by_length, by_rarity)
+
+
+def word_counts(data: DataConfig) -> Counter[str] | None:
+    """How often each source word is in the training text; None, with a warning, if that cannot be read here."""
+    without = "BLEU by rarity of words is left out"
+    if data.streaming:
+        log.warning(f"{without}: the training text is a stream, whose end nobody has seen")
+        return None
+    try:
+        pairs = load_mixture(data)[0]
+        log.info(f"counting the source words of {len(pairs):,} training pairs")
+        return Counter(word for text in column(pairs, "source") for word in words(text))
+    except (UserError, OSError) as error:  # a model may have come without it
+        log.warning(f"{without}: {error}")
+        return None
 
 
 def show(found: Comparison) -> str:

@@ -168,9 +168,14 @@ class LinksConfig:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """A nested dict as (dotted key, value) pairs."""
+    """A nested dict as (dotted key, value) pairs. In the dicts of a list null is as good as nothing, so that a key that
+    they get one day changes no run."""
     pairs = []
     for key, value in tree.items():
+        if isinstance(value, list):
+            value = [
+                {k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in value
+            ]
         pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
     return pairs
 
@@ -242,9 +247,7 @@ class EvaluateRun:
     """`python -m nmt.evaluate`"""
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
-    compare: list[str] = field(
-        default_factory=list
-    )  # [A,B]: two or more beside each other, A as what others improve on
+    compare: list[str] = field(default_factory=list)  # [A,B,...]: runs beside each other, A the baseline
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)

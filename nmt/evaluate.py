@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.checkpoint import load_config, load_model
-from nmt.comparison import compare, show, write
+from nmt.checkpoint import find_checkpoint, load_config, load_model
+from nmt.comparison import MANY, compare, show, write
 from nmt.config import DataConfig, EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
@@ -76,22 +76,14 @@ class Measured(NamedTuple):
 
 
 def beside(command: EvaluateRun, device: torch.device) -> float | None:
-    """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one.
-
-    Raises:
-        UserError: they were not measured on the same sentences.
-    """
+    """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one."""
+    in_turn(lambda: check_text(command))
     found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
     first = found[0]
-    for path, other in zip(command.compare, found, strict=True):
-        if (other.sources, other.references) != (first.sources, first.references):
-            raise UserError(
-                f"compare=: {path} and {command.compare[0]} have other text in their {first.data.split} split; give "
-                "the same data.path=, data.source= and data.target= for all"
-            )
     if not rank():
         systems = {path: measured.translations for path, measured in zip(command.compare, found, strict=True)}
-        comparison = compare(systems, first.sources, first.references, load_config(first.run).data)
+        trained = replace(load_config(first.run).data, cache=command.data.cache)
+        comparison = compare(systems, first.sources, first.references, trained)
         print(show(comparison))
         print(
             "\n± 95% confidence; p: how likely chance alone makes so large a difference from the first; * below 0.05\n"
@@ -101,6 +93,29 @@ def beside(command: EvaluateRun, device: torch.device) -> float | None:
         for written in write(comparison, first.results):
             print(f"{'results':<22}{written}")
     return found[-1].scores["bleu"]
+
+
+def check_text(command: EvaluateRun) -> None:
+    """See that runs can be compared, before they are measured.
+
+    Raises:
+        UserError: two are one, or their sentences differ, or are too many.
+    """
+    texts: dict[Path, tuple[list[str], list[str]]] = {}
+    for path in command.compare:
+        folder = find_checkpoint(path)[0].resolve()
+        if folder in texts:
+            raise UserError(f"compare=: {path} is of a run that was named before, whose eval/ has room for one of them")
+        data = command.data.over(load_config(folder).data)
+        pairs = load_pairs(data, data.split)
+        texts[folder] = list(column(pairs, "source")), list(column(pairs, "target"))
+        if texts[folder] != next(iter(texts.values())):
+            raise UserError(
+                f"compare=: the split {data.split} of {path} is other text than that of {command.compare[0]}; give "
+                "data.* that suit all, and models of one direction"
+            )
+        if len(pairs) > MANY:
+            raise UserError(f"compare= is for up to {MANY:,} sentences, and data.split={data.split} has {len(pairs):,}")
 
 
 def measure(command: EvaluateRun, device: torch.device) -> Measured:

@@ -26,6 +26,7 @@ from nmt.links import Gold, Link
 TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
 REMEMBERING = (Tokenizer13a, TokenizerRegexp, TercomTokenizer)  # 2^16 lines each, for a metric that is gone: a leak
 METRICS: dict[str, Callable[[], Metric]] = {"bleu": partial(BLEU, force=True), "chrf": CHRF, "ter": TER}
+TOKENIZER = Tokenizer13a()
 LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
 FREQUENCIES = (0, 1, 5, 20, 100, 1000)  # the same of `bleu_by_rarity`
 Ranges = list[tuple[str, int, float | None]]  # of each that has sentences: name, as in "6-10", sentences, their BLEU
@@ -92,7 +93,7 @@ def bleu_by_rarity(
 
 def words(text: str) -> list[str]:
     """Words and punctuation marks as BLEU counts them (13a)."""
-    return Tokenizer13a()(text).split()
+    return TOKENIZER(text).split()
 
 
 def bleu_by(
@@ -136,8 +137,8 @@ def paired_bootstrap(
     for name, scored in zip(METRICS, columns, strict=True):
         for system, result in zip(systems, scored, strict=True):
             p_value = None if result.p_value is None else float(result.p_value)
-            if p_value is not None and result.score == scored[0].score:
-                p_value = 1.0  # where no sample makes a difference, the test has its smallest value
+            if p_value is not None and (result.score == scored[0].score or not result.ci and not scored[0].ci):
+                p_value = 1.0  # where samples do not differ, the test has its smallest value, whatever it was given
             found[system][name] = Compared(float(result.score), float(result.ci), p_value)
     forget()
     return found, {name: str(signature) for name, signature in zip(METRICS, signatures.values(), strict=True)}

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,16 +58,18 @@ def curves(path: Path, lines: Mapping[str, Sequence[tuple[Any, int, float | None
     """
     with canvas(path, (6, 3.2), FONT) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
-        for (name, points), style in zip(lines.items(), cycle(("-o", "--s", ":^", "-.d")), strict=False):
+        looks = product((INK, "0.55", "0.75"), ("-o", "--s", ":^", "-.d"))
+        for (name, points), (ink, style) in zip(lines.items(), cycle(looks), strict=False):
             places = [(place, value) for place, _, value in points if value is not None]
             axes.plot(
-                *zip(*places, strict=True), style, label=name, color=INK, markersize=4, linewidth=1, clip_on=False
+                *zip(*places, strict=True), style, label=name, color=ink, markersize=4, linewidth=1, clip_on=False
             )
         axes.set_xlabel(across, color=INK)
         axes.set_ylabel(up, color=INK)
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        for text in axes.legend(frameon=False).get_texts():
+            text.set_parse_math(False)
 
 
 @contextmanager

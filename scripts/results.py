@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> None:
         "|---" * 8 + "|",
         *(row(label, groups[label], groups.get("", {})) for label in sorted(groups)),
     ]
-    picture = PAGE.with_name("pictures") / f"{folder.name}.png"
+    picture = PAGE.with_name("pictures") / f"results_{folder.name}.png"
     first = groups[min(groups)]
     curves(
         picture,
@@ -117,7 +117,9 @@ def main(arguments: list[str]) -> None:
     lines += ["", f"![BLEU against time](pictures/{picture.name})"]
     begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
     page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(begin)
+    before, begun, rest = page.partition(begin)
+    if begun and end not in rest:
+        sys.exit(f"{PAGE} has '{begin}' and no '{end}' after it")
     after = rest.partition(end)[2]
     PAGE.write_text(before.rstrip() + "\n\n" + "\n".join([begin, *lines, end]) + (after or "\n"), encoding="utf-8")
 

@@ -345,8 +345,36 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
             sum(sentences for _, sentences, _ in ranges) == measured["sentences"]
             and f"comparison_by_{name}.png" in shown
         )
+    for given, message in {
+        "compare=[runs/mine,runs/mine/]": "runs/mine/ is of a run that was named before",
+        "compare=[runs/mine,nowhere]": "checkpoint=nowhere is not a folder",
+        "compare=[runs/a=1,runs/b=2]": """quote each item that has signs in it: 'compare=["ITEM","ITEM"]'""",
+        "compare=runs/mine,runs/other": "a list is written KEY=[A,B]",
+    }.items():
+        assert message in refused("evaluate", *given.split(), folder=home)
     for given in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
         assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)
+
+
+def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> None:
+    """Other text is refused before anything is translated; where the text that a model was trained on is not at hand,
+    all but the rarity of words is compared."""
+    for name in ("here", "there"):
+        shutil.copytree(home / "runs" / "mine", tmp_path / name, ignore=shutil.ignore_patterns("eval"))
+    config = tmp_path / "there" / "config.yaml"
+    config.write_text(config.read_text().replace(str(corpus), str(tmp_path / "elsewhere")))
+    shutil.copytree(corpus, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("cache"))
+    words = (tmp_path / "elsewhere" / "test.de").read_text().replace("n", "m")
+    (tmp_path / "elsewhere" / "test.de").write_text(words)
+    message = refused("evaluate", "compare=[here,there]", folder=tmp_path)
+    assert "the split test of there is other text than that of here" in message
+    assert not (tmp_path / "here" / "eval").exists()
+    (tmp_path / "elsewhere" / "train.de").unlink()
+    given = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
+    done = nmt("evaluate", *given, folder=tmp_path)
+    said = done.stderr.decode()
+    assert done.returncode == 0 and "BLEU by rarity of words is left out: " in said and "sentences are few" in said
+    assert not json.loads((tmp_path / "there" / "eval" / "test" / "comparison.json").read_text())["by_rarity"]
 
 
 def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> None:

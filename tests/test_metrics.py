@@ -132,4 +132,6 @@ def test_the_bootstrap_tells_a_difference_from_none():
     )
     assert found["best"]["bleu"].p_value is None and found["best"]["bleu"].interval == 0
     assert found["worse"]["bleu"].p_value < 0.01 < 0.5 < found["same"]["bleu"].p_value
+    alone, _ = paired_bootstrap({"best": [CAT], "worse": ["the cat sat on a mat"]}, [CAT])
+    assert alone["worse"]["bleu"].p_value == 1  # of one sentence nothing can be said
     assert 0 < found["worse"]["bleu"].interval < 10 and "bs:1000" in signatures["bleu"]

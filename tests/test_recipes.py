@@ -1,18 +1,22 @@
 """Each recipe (`configs/experiment`) trains, on a small folder laid out like its dataset on the hub."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, works
+from conftest import ROOT, environment, works
+from test_commands import events
 
 from nmt.data.toy import generate
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
 HUB = {"train": "train", "valid": "validation", "test": "test"}  # what the hub calls them
-SMALL = ("tokenizer.vocab_size=300", "model.embed=8", "model.hidden=16", "train.batch_tokens=300",
+SMALL = ("tokenizer.vocab_size=500", "model.embed=8", "model.hidden=16", "train.batch_tokens=300",
          "train.max_steps=2", "train.validate_every=2", "device=cpu")  # fmt: skip
 
 
@@ -60,3 +64,25 @@ def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
     found = yaml.safe_load((run / "config.yaml").read_text())
     assert {key: found["data"][key] for key in data if key != "path"} == {k: v for k, v in data.items() if k != "path"}
     assert "finished at step 2" in (run / "train.log").read_text()
+
+
+def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
+    """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
+    for name in ("seed=1", "seed=2", "model.cell=gru,seed=2"):
+        shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "cells" / name)
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    page = tmp_path / "docs" / "results.md"
+    page.write_text("# Results\n")
+    for _ in range(2):
+        command = [sys.executable, str(ROOT / "scripts" / "results.py"), "runs/cells"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    best = max(event["bleu"] for event in events(home / "runs" / "mine") if event["event"] == "validate")
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) == 3 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
+    assert rows[1].startswith(f"| the recipe | 1, 2 | {best:.2f} ± 0.00 |  |")
+    assert rows[2].startswith(f"| `model.cell=gru` | 2 | {best:.2f} | 0.00 |")
+    assert (tmp_path / "docs" / "pictures" / "results_cells.png").stat().st_size > 1000
+    (tmp_path / "runs" / "cells" / "seed=2" / "train.log").write_text("")
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "runs/cells/seed=2 is not finished\n"

@@ -232,6 +232,6 @@ def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
         files = [file for shard in found[1] for file in shard] if found else []
         if part.data.format == "parquet":
             files = list(map(Path, parquet_files(part.data, "train")))
-        hub = [part.data.path, part.data.subset, part.data.revision]
+        hub = [part.data.path, part.data.subset, *filter(None, [part.data.revision])]
         sources += [(file.name, file.stat().st_size) for file in files] or hub
     return xxh3_128(repr(sources).encode()).hexdigest()
