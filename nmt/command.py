@@ -78,7 +78,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
-        if value.startswith("["):
+        if value.startswith("[") and value.endswith("]"):
             remedy = f"""quote each item that has signs in it: '{key}=["ITEM","ITEM"]'"""
         return f"{error.override} cannot be read; {remedy}"
     cause = error.__cause__ or error
