@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY, environment, nmt, refused, works
 
+from nmt.config import EvaluateRun
+from nmt.errors import UserError
+from nmt.evaluate import check_text
+
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
     "lone \r carriage return", "line\u2028separator", "▁ underline", "x" * 10_000, "a b c . " * 1_250, "Ende",
@@ -328,8 +332,8 @@ def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
 
 
 def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "mine", tmp_path / "other")
-    runs = f"compare=[runs/mine,{tmp_path / 'other'}]"
+    shutil.copytree(home / "runs" / "mine", tmp_path / "seed=2")
+    runs = f'compare=["runs/mine","{tmp_path / "seed=2"}"]'
     shown = works("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
     folder = home / "runs" / "mine" / "eval" / "valid"
     found = json.loads((folder / "comparison.json").read_text())
@@ -354,6 +358,14 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
         assert message in refused("evaluate", *given.split(), folder=home)
     for given in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
         assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)
+
+
+def test_too_many_sentences_are_not_compared(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.evaluate.MANY", 5)
+    shutil.copytree(home / "runs" / "mine", tmp_path / "other")
+    command = EvaluateRun(compare=[str(home / "runs" / "mine"), str(tmp_path / "other")])
+    with pytest.raises(UserError, match="compare= is for up to 5 sentences, and data.split=test has 30"):
+        check_text(command)
 
 
 def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> None:
