@@ -17,7 +17,7 @@ import torch
 
 from nmt.checkpoint import find_checkpoint, load_config, load_model
 from nmt.comparison import MANY, compare, show, write
-from nmt.config import DataConfig, EvaluateRun, main
+from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
@@ -55,7 +55,7 @@ def evaluate(command: EvaluateRun) -> float | None:
     log_to_stderr()
     with joined(command.device) as device:
         if command.compare:
-            return beside(command, device)
+            return compare_runs(command, device)
         measured = measure(command, device)
         if not rank():
             report(measured)
@@ -66,7 +66,6 @@ class Measured(NamedTuple):
     """A model's translations of a split and how good they are."""
 
     run: Path
-    data: DataConfig
     results: Path  # folder
     sources: list[str]
     references: list[str]
@@ -75,7 +74,7 @@ class Measured(NamedTuple):
     pictures: list[Path]
 
 
-def beside(command: EvaluateRun, device: torch.device) -> float | None:
+def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one."""
     in_turn(lambda: check_text(command))
     found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
@@ -147,7 +146,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
         "data": asdict(data),
         "search": asdict(command.search),
     }
-    measured = Measured(folder, data, results, sources, references, [t.text for t in found], measures, [])
+    measured = Measured(folder, results, sources, references, [t.text for t in found], measures, [])
     if rank():
         return measured
     write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
