@@ -14,6 +14,7 @@ from nmt.config import SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
+from nmt.data.sampling import redrawn
 from nmt.distributed import agreed, deferred_signals, log, rank, release_memory
 from nmt.errors import UserError
 from nmt.files import finite, write_atomically
@@ -92,8 +93,16 @@ def fit(state: TrainState) -> float:
 
 def updates(state: TrainState) -> Batches:
     """Those of the present epoch, or of the present window of a stream."""
-    number = state.progress.epoch if state.stream is None else state.progress.window
+    progress, number = state.progress, state.progress.window
+    if state.stream is None:
+        number, state.train = progress.epoch, segmented(state, progress.epoch)
     return epoch_batches(state.train, state.run.train, state.run.seed, number)
+
+
+def segmented(state: TrainState, epoch: int) -> EncodedPairs:
+    """The corpus as an epoch has it: with `tokenizer.sampling` each has other pieces."""
+    corpus = state.corpus
+    return redrawn(corpus, state.run.seed, epoch) if corpus.sampling else corpus
 
 
 def turn_over(state: TrainState) -> None:
@@ -119,7 +128,8 @@ def horizon(state: TrainState) -> int:
     length, all count as the first."""
     config, by_epochs = state.run.train, math.inf
     if config.max_epochs is not None and state.stream is None:
-        by_epochs = config.max_epochs * len(epoch_batches(state.train, config, state.run.seed, 0))
+        first = segmented(state, 0) if state.progress.epoch else state.train
+        by_epochs = config.max_epochs * len(epoch_batches(first, config, state.run.seed, 0))
     return int(min(config.max_steps or math.inf, by_epochs))
 
 

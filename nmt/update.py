@@ -58,8 +58,7 @@ def train_step(state: TrainState, indices: Indices, last_step: int) -> Outcome:
     rate = learning_rate(optim, progress.step + 1, last_step, progress.decays)
     for group in state.optimiser.param_groups:
         group["lr"] = rate
-    excess = sums.target / tokens  # 1, but where subwords are drawn: nobody knows beforehand how many they will be
-    failed = guarded_step(state.optimiser, optim.clip, state.scale.factor * excess, sums.smoothed)
+    failed = guarded_step(state.optimiser, optim.clip, state.scale.factor, sums.smoothed)
     state.optimiser.zero_grad(set_to_none=True)
     state.scale.adapt(failed)
     progress.step += 1
@@ -72,8 +71,7 @@ def find_gradient(
     """What the micro-batches of this process add to the gradient of each parameter, times the loss scale and divided by
     the `tokens` of the update; and to the sums."""
     run, model, step = state.run, state.model, state.progress.step
-    seeds = [seed_of(run.seed, step, rank() + ranks() * i) for i in range(len(parts))]
-    batches = [assemble(state.train, part, seed) for part, seed in zip(parts, seeds, strict=True)]
+    batches = [assemble(state.train, part) for part in parts]
     source = sum(int(batch.source_length_B.sum()) for batch in batches)
     target = sum(int(batch.target_length_B.sum()) for batch in batches)
     numbers_4 = torch.tensor([tokens, (step + 1) / last_step, source, target], dtype=wide(model.dtype))
@@ -81,8 +79,8 @@ def find_gradient(
     model.train()
     sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields]
     totals: list[Any] = [None for _ in model.parameters()]
-    for batch, seed in zip(batches, seeds, strict=True):
-        torch.manual_seed(seed)
+    for number, batch in enumerate(batches):
+        torch.manual_seed(seed_of(run.seed, step, rank() + ranks() * number))
         try:
             loss, found = state.differentiate(batch.to(state.device), scale_2, state.scale.factor)
         except (RuntimeError, MemoryError):

@@ -66,8 +66,8 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., TrainRun]:
-    def run(sampling: float = 0.0, **data: Any) -> TrainRun:
-        return TrainRun(data=DataConfig(cache=str(tmp_path), **data), tokenizer=TokenizerConfig(sampling=sampling))
+    def run(**data: Any) -> TrainRun:
+        return TrainRun(data=DataConfig(cache=str(tmp_path), **data))
 
     return run
 
@@ -575,31 +575,6 @@ def test_micro_batches(size: int, parts: int) -> None:
     assert np.concatenate(found).tolist() == indices.tolist()
     assert len(found) == min(size, parts)
     assert max(map(len, found)) - min(map(len, found)) <= 1
-
-
-# ----------------------------------------------------------------------------------------------------------- sampling
-def test_sampled_batches_have_the_same_text(run: Run, tokenizer: Tokenizer) -> None:
-    pairs = corpus(["ab", "", "abcd ef gh", "cd ab"], ["gh", "ab", "abcd ef gh", "cd ab"])
-    encoded = encode_corpus(pairs, tokenizer, run(sampling=0.5))
-    indices = np.array([3, 0, 2])
-    texts = ["cd ab", "ab", "abcd ef gh"]
-    seen = set()
-    for seed in range(20):
-        batch = assemble(encoded, indices, seed)
-        assert [tokenizer.source.decode(row.tolist()) for row in batch.source_BS] == texts
-        again = assemble(encoded, indices, seed)
-        assert all(torch.equal(a, b) for a, b in zip(batch, again, strict=True))
-        seen.add(str(batch.source_BS.tolist()))
-    assert len(seen) > 5
-
-
-def test_sampled_sentences_that_get_too_long_keep_their_best_pieces(run: Run, tokenizer: Tokenizer) -> None:
-    pairs = corpus(["abcd abcd abcd"], ["abcd abcd abcd"])
-    longest = len(tokenizer.source.encode(["abcd abcd abcd"])[0])
-    encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run(sampling=0.9)), max_length=longest)
-    for seed in range(20):
-        batch = assemble(encoded, np.array([0]), seed)
-        assert batch.source_BS.tolist() == [[*encoded.source[0], EOS]]
 
 
 # ----------------------------------------------------------------------------------------------------------- measures

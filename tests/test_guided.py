@@ -14,6 +14,7 @@ from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, guide, make_batch
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
+from nmt.data.sampling import redrawn
 from nmt.data.tokenizer import train_tokenizer, words
 from nmt.errors import UserError
 from nmt.links import gold_of
@@ -43,8 +44,9 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
     assert gold is not None
     tokenizer = cached_tokenizer(pairs, run)
     encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
+    encoded = redrawn(encoded, 1, 3) if sampling else encoded
     indices = np.array([5, 1, 17, 30])
-    batch = assemble(encoded, indices, 3)
+    batch = assemble(encoded, indices)
     assert batch.guide_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
     for row, index in enumerate(indices):
         source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.splits", "data.corpus"}
-DATA |= {"data.pieces", "data.encoding", "data.batching", "data.mixing", "data.stream"}
+DATA |= {"data.pieces", "data.encoding", "data.batching", "data.mixing", "data.sampling", "data.stream"}
 MODEL = {
     "model.attention",
     "model.config",
@@ -56,7 +56,7 @@ BELOW |= {
     "search",
     "translator",
 }
-ALL = BELOW | {"comparison", "report", "folder", "state", "update", "validation", "training"}
+ALL = BELOW | {"comparison", "report", "folder", "sizing", "state", "update", "validation", "training"}
 MAY_IMPORT = {
     "__init__": ALL,
     "errors": set(),
@@ -84,6 +84,7 @@ MAY_IMPORT = {
     },
     "data.batching": {"data.encoding", "data.tokenizer", "alignment", "links"},
     "data.mixing": {"data.cache", "data.corpus", "data.encoding", "data.readers", "data.tokenizer"},
+    "data.sampling": {"data.encoding", "data.pieces", "data.tokenizer", "distributed"},
     "data.stream": DATA - {"data.batching", "data.stream"} | {"distributed"},
     "model.__init__": set(),
     "model.frozen": set(),
@@ -110,6 +111,7 @@ MAY_IMPORT = {
     "metrics": {"links"},
     "plot": set(),
     "optim": set(),
+    "sizing": {"command", "data.mixing", "distributed"},
     "files": {"data.lines"},
     "checkpoint": TOKENIZER | MODEL | {"files"},
     "folder": {"checkpoint", "data.tokenizer", "distributed", "state"},

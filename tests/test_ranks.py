@@ -34,7 +34,7 @@ from nmt.data.batching import Batch, Indices, assemble, epoch_batches
 from nmt.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.optim import build_optimiser
-from nmt.state import Progress, TrainState, seed_of
+from nmt.state import Progress, TrainState
 from nmt.train import read_corpus
 from nmt.update import find_gradient, parts_of, train_step
 
@@ -200,13 +200,13 @@ def test_a_run_goes_on_with_another_number_of_processes(text: tuple[str, ...], t
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-def opened(text: tuple[str, ...], folder: Path, sampling: float, **train: Any) -> tuple[TrainState, Indices]:
+def opened(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainState, Indices]:
     """A run that begins, in fp64, and the pairs of its first update."""
     path, cache = (setting.partition("=")[2] for setting in text[1:])
     run = TrainRun(
         precision="fp64",
         data=DataConfig(format="text", path=path, cache=cache),
-        tokenizer=TokenizerConfig(vocab_size=400, sampling=sampling),
+        tokenizer=TokenizerConfig(vocab_size=400),
         model=ModelConfig(embed=8, hidden=16, dropout=0.0, attention=AttentionConfig()),
         optim=OptimConfig(name="sgd", lr=0.5, clip=None),
         train=TrainConfig(batch_tokens=400, **train),
@@ -221,10 +221,10 @@ def opened(text: tuple[str, ...], folder: Path, sampling: float, **train: Any) -
     return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
 
 
-def update(text: tuple[str, ...], folder: Path, sampling: float, accumulate: int, short: bool) -> None:
+def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) -> None:
     """One of the processes makes an update, the second one perhaps with too little memory, and keeps the weights."""
     with joined("cpu"):
-        state, indices = opened(text, folder, sampling, accumulate=accumulate)
+        state, indices = opened(text, folder, accumulate=accumulate)
         differentiate, calls = state.differentiate, []
 
         def stumbling(batch: Batch, *others: Any) -> Any:
@@ -239,12 +239,11 @@ def update(text: tuple[str, ...], folder: Path, sampling: float, accumulate: int
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
 
 
-def by_hand(state: TrainState, shares: list[tuple[Indices, int]]) -> dict[str, torch.Tensor]:
-    """The weights after a step down the gradient of the mean loss over the tokens of all shares, each of which has
-    pairs and a seed."""
+def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
+    """The weights after a step down the gradient of the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
-    for rows, seed in shares:
-        batch = assemble(state.train, rows, seed)
+    for rows in shares:
+        batch = assemble(state.train, rows)
         smoothing = state.run.optim.label_smoothing
         total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
         tokens += int(batch.target_length_B.sum())
@@ -255,27 +254,17 @@ def by_hand(state: TrainState, shares: list[tuple[Indices, int]]) -> dict[str, t
     return dict(state.model.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("count", "sampling", "accumulate", "short"),
-    [(2, 0.3, 1, False), (2, 0.3, 2, False), (3, 0.0, 2, False), (2, 0.0, 1, True), (2, 0.0, 2, True)],
-)
+@pytest.mark.parametrize(("count", "accumulate", "short"), [(2, 1, False), (3, 2, False), (2, 1, True), (2, 2, True)])
 def test_an_update_is_the_mean_over_the_tokens_of_all(
-    count: int, sampling: float, accumulate: int, short: bool, text: tuple[str, ...], tmp_path: Path
+    count: int, accumulate: int, short: bool, text: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Also where subwords are drawn, each process its own, and where one of them has too little memory."""
-    code, said = together(count, tmp_path, update, text, tmp_path, sampling, accumulate, short)
+    """Also where one of them has too little memory."""
+    code, said = together(count, tmp_path, update, text, tmp_path, accumulate, short)
     assert code == 0 and said.count("out of memory") == short, said
-    state, indices = opened(text, tmp_path, sampling)
-    parts = [np.array_split(indices[number::count], accumulate) for number in range(count)]
-    shares = [(part, seed_of(1, 0, n + count * i)) for n, own in enumerate(parts) for i, part in enumerate(own)]
-    wanted = by_hand(state, shares)
+    state, indices = opened(text, tmp_path)
+    wanted = by_hand(state, [part for n in range(count) for part in np.array_split(indices[n::count], accumulate)])
     for number in range(count):
-        torch.testing.assert_close(
-            load_file(tmp_path / f"weights.{number}"),
-            wanted,
-            rtol=1e-6 if sampling else 1e-9,
-            atol=1e-9 if sampling else 1e-12,
-        )
+        torch.testing.assert_close(load_file(tmp_path / f"weights.{number}"), wanted, rtol=1e-9, atol=1e-12)
 
 
 class Mean(nn.Module):
@@ -292,7 +281,7 @@ class Mean(nn.Module):
 
 def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
     with joined("cpu"):
-        state, indices = opened(text, folder, 0.0)
+        state, indices = opened(text, folder)
         tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: ranks()]
         gradients = summed(find_gradient(state, parts_of(state, own), tokens, 10)[0])
         twin = DistributedDataParallel(Mean(state.model))

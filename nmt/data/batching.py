@@ -18,7 +18,7 @@ from nmt.alignment import ideal_weights
 from nmt.config import BOS, EOS, PAD, STEP, TrainConfig
 from nmt.data.encoding import EncodedPairs, Indices, Rows
 from nmt.data.encoding import Ids as Stored
-from nmt.data.tokenizer import Side, Tokenizer
+from nmt.data.tokenizer import Tokenizer
 from nmt.links import Gold
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -39,6 +39,10 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(sent(tensor, device) for tensor in self))
+
+    def twice(self) -> "Batch":
+        """With each pair once more, after all of them."""
+        return Batch(*(torch.cat([tensor, tensor]) for tensor in self))
 
     def filled(self) -> "Batch":
         """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
@@ -170,21 +174,13 @@ def padding_waste(encoded: EncodedPairs, batches: Sequence[Indices]) -> float:
     return 1 - pieces / positions
 
 
-def assemble(encoded: EncodedPairs, rows: Indices, seed: int = 0) -> Batch:
-    """The batch of some pairs.
-
-    With `tokenizer.sampling` their text is segmented anew, by the seed; a sentence that gets more than
-    `data.max_length` pieces by that keeps its best segmentation.
-    """
+def assemble(encoded: EncodedPairs, rows: Indices) -> Batch:
+    """The batch of some pairs."""
     sources: list[Ids] = [encoded.source[row] for row in rows]
     targets: list[Ids] = [encoded.target[row] for row in rows]
-    texts = encoded.pairs[rows] if encoded.sampling or encoded.guided else {}
-    if encoded.sampling:
-        sources = resample(sources, texts["source"], encoded.tokenizer.source, encoded, 2 * seed)
-        targets = resample(targets, texts["target"], encoded.tokenizer.target, encoded, 2 * seed + 1)
     batch = make_batch(sources, targets)
     if encoded.guided:
-        return batch._replace(guide_BTS=guide(encoded.tokenizer, texts, sources, targets))
+        return batch._replace(guide_BTS=guide(encoded.tokenizer, encoded.pairs[rows], sources, targets))
     return batch
 
 
@@ -200,8 +196,3 @@ def guide(
             ideal_TS = ideal_weights(Gold.of(sure, possible), source, target)
             guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
     return guide_BTS
-
-
-def resample(best: list[Ids], texts: list[str], side: Side, encoded: EncodedPairs, seed: int) -> list[Ids]:
-    drawn = side.encode(texts, encoded.sampling, seed)
-    return [new if len(new) <= encoded.max_length else old for new, old in zip(drawn, best, strict=True)]

@@ -75,7 +75,7 @@ class EncodedPairs:
     order: Rows  # of the pairs that are trained on, `by_length`; mapped from a file
     runs: Indices  # of pairs of equal size, in that order: pieces of the source, of the target, and how many pairs
     max_length: int  # pieces
-    sampling: float  # of subwords, anew for each batch
+    sampling: float  # of subwords, anew for each epoch
     guided: bool  # batches say where to look, by the gold links of the pairs
     shares: Sequence[tuple[int, float]] = ()  # of several corpora: the row at which each ends, and its weight
 

@@ -1,6 +1,7 @@
 """Many texts to their ids at a time, as arrays."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def encode_lines(texts: list[str], side: Side, max_length: int) -> tuple[Array, 
     return end_to_end(found, side)
 
 
-def end_to_end(found: list[list[int]], side: Side) -> tuple[Array, Indices]:
+def end_to_end(found: Sequence[Sequence[int] | Array], side: Side) -> tuple[Array, Indices]:
     lengths = np.fromiter(map(len, found), np.int64, len(found))
     return np.fromiter(itertools.chain.from_iterable(found), kind_of(side), lengths.sum()), lengths
 

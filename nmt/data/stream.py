@@ -23,11 +23,12 @@ from nmt.config import DataConfig, TrainRun
 from nmt.data.corpus import CHUNK, check_columns, check_texts, note, split_of, tell_of, unreadable
 from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length, tell_dropped
 from nmt.data.mixing import Part, corpora_of, with_tag
-from nmt.data.pieces import encode_texts
+from nmt.data.pieces import as_list, encode_texts
 from nmt.data.readers import LINE_READERS, TEXTS, BadLine
+from nmt.data.sampling import draw, own_share, together
 from nmt.data.splits import files_of, parquet_files
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import gathered, rank, ranks, tried
+from nmt.distributed import gathered, tried
 from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
@@ -75,11 +76,15 @@ def raw_windows(
     while True:
         begin = [[reader.turn, reader.row] for reader in readers]
         table = pa.concat_tables([reader.take(count) for reader, count in zip(readers, counts, strict=True)])
-        first, last = (size * number // ranks() for number in (rank(), rank() + 1))
-        own = []
+        first, last = own_share(size)
+        own, limit, sampling = [], run.data.max_length, run.tokenizer.sampling
         for name, side, words in zip(SIDES, (tokenizer.source, tokenizer.target), known, strict=True):
             texts = table[name][first:last].combine_chunks()
-            own.append(encode_texts(texts, side, run.data.max_length, words))
+            ids, lengths = encode_texts(texts, side, limit, words)
+            if sampling:
+                best = np.split(ids, np.cumsum(lengths)[:-1])
+                ids, lengths = draw(as_list(texts), best, side, sampling, limit, f"{run.seed} {begin} {name}", first)
+            own.append((ids, lengths))
         yield begin, table, own
 
 
@@ -92,8 +97,8 @@ def counts_of(data: DataConfig, pairs: int) -> list[int]:
 def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: list[Encoded]) -> EncodedPairs:
     """The pairs of a window, sorted; those with an empty or overlong side are left out and counted in the log."""
     limit, sides = run.data.max_length, []
-    for side in range(len(SIDES)):
-        ids, lengths = (np.concatenate([share[side][what] for share in shares]) for what in (0, 1))
+    for number, side in enumerate((tokenizer.source, tokenizer.target)):
+        ids, lengths = together([share[number] for share in shares], side)
         sides.append(EncodedSide(ids, np.append(0, np.cumsum(lengths))))
     source, target = sides
     lengths = np.stack([np.diff(side.offsets) for side in sides])
@@ -101,8 +106,8 @@ def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: l
     kept = np.flatnonzero(~(empty | longer))
     tell_dropped(len(table), len(kept), int(empty.sum()), limit)
     order, runs = by_length(lengths[:, kept] + 1)
-    pairs, sampling = Dataset(InMemoryTable(table)), run.tokenizer.sampling
-    return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, sampling, guided=False)
+    pairs = Dataset(InMemoryTable(table))
+    return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, 0.0, guided=False)
 
 
 def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:

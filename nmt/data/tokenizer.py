@@ -101,7 +101,7 @@ class Side:
         return self.bytes_fall_back and len(line) > most and len(self.processor.normalize(line)) > most
 
     def encode(
-        self, lines: list[str], sampling: float = 0.0, seed: int = 0, threads: int | None = None
+        self, lines: list[str], sampling: float = 0.0, seed: int | str = 0, threads: int | None = None
     ) -> list[list[int]]:
         """Ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
 
