@@ -166,9 +166,10 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
     if refused := [text for key, text in changed.items() if key in lasting(dataclasses.asdict(run))]:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
-    if free := [text for key, text in changed.items() if key in harmless(run)]:
-        log.info(f"changed since this run began: {', '.join(free)}")
-    if other := [text for key, text in changed.items() if key not in harmless(run)]:
+    free = harmless(run)
+    if known := [text for key, text in changed.items() if key in free]:
+        log.info(f"changed since this run began: {', '.join(known)}")
+    if other := [text for key, text in changed.items() if key not in free]:
         log.warning(f"changed since this run began, which changes its numbers: {', '.join(other)}")
 
 
