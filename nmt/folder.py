@@ -3,6 +3,7 @@ there."""
 
 import dataclasses
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from nmt.config import FREE, TrainRun, flat, lasting
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import begin, begun, choose_precision, log
 from nmt.errors import UserError
+from nmt.sizing import sized
 from nmt.state import TrainState, resume
 
 CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "skipped.jsonl", "train.log")
@@ -38,8 +40,9 @@ class Start(NamedTuple):
     tokenizer: Tokenizer | None  # likewise
 
 
-def find_start(run: TrainRun, folder: Path, device: torch.device) -> Start:
-    """Look at the run's folder and at what it is to go on with.
+def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> Start:
+    """Look at the run's folder and at what it is to go on with. Dotted keys that are `given` stay as they are, whatever
+    the size of the corpus.
 
     Raises:
         UserError: something is in the way, missing or damaged, or settings have changed that must not.
@@ -47,6 +50,7 @@ def find_start(run: TrainRun, folder: Path, device: torch.device) -> Start:
     if begun(folder):  # and a process has died
         run = dataclasses.replace(run, resume="auto", overwrite=False)
     resuming, last = check_folder(folder, run), last_checkpoint(folder)
+    run = sized(run, given)
     origin = (folder, last_whole(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
     precision = choose_precision(run.precision, device)
     if origin is None:

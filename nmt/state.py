@@ -75,12 +75,12 @@ class TrainState:
     board: Any = None  # TensorBoard's writer, where its extra is installed
     stream: Iterator[Window] | None = None  # where `train` is one window of it
     room: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
-    corpus: EncodedPairs = field(init=False)  # `train` as it was tokenised
+    tokenised: EncodedPairs = field(init=False)  # `train` before subwords were drawn
     differentiate: Differentiate = field(init=False)  # of this run and this model
     scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
-        self.corpus = self.train
+        self.tokenised = self.train
         self.scale_loss()
         if self.device.type == "cuda":
             self.differentiate = replayed(self.run, self.model)

@@ -70,7 +70,8 @@ def train(run: TrainRun) -> float:
     early = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # what is said before the run has a log
     log.addHandler(early)
     with joined(run.device) as device, ExitStack() as held:
-        start = told(lambda: find_start(run, folder, device))
+        given = {setting.partition("=")[0] for setting in HydraConfig.get().overrides.task}
+        start = told(lambda: find_start(run, folder, device, given))
         run = start.run
         if not rank():
             for setting in run.model.idle:

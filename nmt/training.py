@@ -101,8 +101,8 @@ def updates(state: TrainState) -> Batches:
 
 def segmented(state: TrainState, epoch: int) -> EncodedPairs:
     """The corpus as an epoch has it: with `tokenizer.sampling` each has other pieces."""
-    corpus = state.corpus
-    return redrawn(corpus, state.run.seed, epoch) if corpus.sampling else corpus
+    found = state.tokenised
+    return redrawn(found, state.run.seed, epoch) if found.sampling else found
 
 
 def turn_over(state: TrainState) -> None:

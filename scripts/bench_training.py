@@ -190,7 +190,7 @@ def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]
         text = [" ".join(side.pieces(ids[row].tolist())) for row in np.sort(encoded.order)]
         write(folder / f"valid.{name}", text[:10])
         write(folder / f"train.{name}", text)
-    config = configure_eole(folder, 100 + 20 * count, report_every=20)
+    config = configure_eole(eole, folder, 100 + 20 * count, report_every=20)
     run(eole, "train", "-config", config, log=folder / "eole.log")
     found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
     return [float(speed) for speed in found[5:]]

@@ -22,7 +22,7 @@ from statistics import median
 
 import sacrebleu
 
-from nmt.data.tokenizer import load_tokenizer
+from nmt.data.tokenizer import Tokenizer, load_tokenizer
 
 HERE = Path(__file__).resolve().parent
 SEARCH = {"beam 5": 5, "greedy": 1}
@@ -78,14 +78,31 @@ def install_eole(folder: Path) -> Path:
     return eole
 
 
-def configure_eole(folder: Path, steps: int, report_every: int) -> Path:
-    """Its settings, for pieces in files of that folder."""
-    config = (HERE / "eole.yaml").read_text(encoding="utf-8").replace("FOLDER", str(folder))
-    path = folder / "eole.yaml"
-    path.write_text(config.replace("STEPS", str(steps)).replace("EVERY", str(report_every)), encoding="utf-8")
+def configure_eole(eole: Path, folder: Path, steps: int, report_every: int, epoch: int | None = None) -> Path:
+    """Its settings, for pieces in files of that folder; it keeps a checkpoint each `epoch` of so many steps."""
+    filled = {"FOLDER": folder, "STEPS": steps, "EVERY": report_every, "EPOCH": epoch or steps}
+    filled["PAIRS"] = len(lines(folder / "train.source"))
+    text = (HERE / "eole.yaml").read_text(encoding="utf-8").splitlines()
+    config = "\n".join(line for line in text if not line.startswith("#"))
+    for word, value in filled.items():
+        config = config.replace(word, str(value))
+    path = write(folder / "eole.yaml", config.splitlines())
     if not (folder / "vocabulary").exists():
-        run(install_eole(folder), "build_vocab", "-config", path, "-n_sample", "-1", log=folder / "vocabulary.log")
+        run(eole, "build_vocab", "-config", path, "-n_sample", "-1", log=folder / "vocabulary.log")
     return path
+
+
+def write_pieces(tokenizer: Tokenizer, data: Path, source: str, target: str, folder: Path) -> None:
+    """The text of all splits as Eole reads it."""
+    for split in ("train", "valid", "test"):
+        for name, side, language in (("source", tokenizer.source, source), ("target", tokenizer.target, target)):
+            ids = side.encode(lines(data / f"{split}.{language}"))
+            write(folder / f"{split}.{name}", [" ".join(side.pieces(line)) for line in ids])
+
+
+def joined(pieces: list[str]) -> list[str]:
+    """The text of lines of pieces."""
+    return ["".join(line.split()).replace("▁", " ").strip() for line in pieces]
 
 
 def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, folder: Path) -> Path:
@@ -94,11 +111,8 @@ def prepare_eole(data: Path, source: str, target: str, steps: int, own: Path, fo
     if not (folder / "model").exists():
         print(f"training Eole: {steps} steps", flush=True)
         tokenizer = load_tokenizer(own)
-        for split in ("train", "valid", "test"):
-            for name, side, language in (("source", tokenizer.source, source), ("target", tokenizer.target, target)):
-                ids = side.encode(lines(data / f"{split}.{language}"))
-                write(folder / f"{split}.{name}", [" ".join(side.pieces(line)) for line in ids])
-        run(eole, "train", "-config", configure_eole(folder, steps, 50), log=folder / "eole.log")
+        write_pieces(tokenizer, data, source, target, folder)
+        run(eole, "train", "-config", configure_eole(eole, folder, steps, 50), log=folder / "eole.log")
     return eole
 
 
@@ -158,7 +172,7 @@ def main() -> None:
         for system in systems:
             found = lines(folder / f"{system} {kind}.txt".replace(" ", "_"))
             if system == "eole fp32":
-                found = ["".join(line.split()).replace("▁", " ").strip() for line in found]
+                found = joined(found)
             pieces = sum(len(ids) + 1 for ids in side.encode(found))
             took = median(seconds[kind, system])
             speed = len(text) / took, pieces / took

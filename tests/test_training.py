@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from nmt.model.maps import Dropout
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.state import Progress, TrainState, resume
-from nmt.training import fit
+from nmt.training import fit, horizon, updates
 from nmt.update import train_step
 from nmt.validation import evaluate_loss
 
@@ -101,6 +102,19 @@ def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> Non
         expected.append(1e-9 * 0.5**decays)
         decays, best = decays + (event["loss"] >= best), min(best, event["loss"])
     assert rates == pytest.approx(expected) and rates[-1] < rates[0]
+
+
+def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
+    """With other pieces in each epoch."""
+    found = []
+    for epoch in (0, 2):
+        state = state_of(corpus, tmp_path, max_epochs=3)
+        state.tokenised = replace(state.tokenised, sampling=0.5)
+        state.progress.epoch = epoch
+        batches = updates(state)
+        assert len(batches) > len(epoch_batches(state.tokenised, state.run.train, state.run.seed, epoch))
+        found.append((horizon(state), state.train.source.ids.tolist()))
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path, tmp_path: Path) -> None:

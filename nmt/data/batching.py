@@ -40,10 +40,6 @@ class Batch(NamedTuple):
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(sent(tensor, device) for tensor in self))
 
-    def twice(self) -> "Batch":
-        """With each pair once more, after all of them."""
-        return Batch(*(torch.cat([tensor, tensor]) for tensor in self))
-
     def filled(self) -> "Batch":
         """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
         source, target = -self.source_BS.shape[1] % STEP, (1 - self.target_BT.shape[1]) % STEP
@@ -105,7 +101,7 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     epochs; a function of the arguments and of nothing else.
 
     Every epoch has the same number of updates, for only pairs of equal size change places before the cut; with weights
-    that are no whole numbers it may have one more or less.
+    that are no whole numbers, or with subwords that are drawn, it may have one more or less.
     An update has pairs of similar length: as many as `train.batch_tokens` allows, where a pair counts its longer side
     with `</s>` and without padding (a longer pair still makes an update of its own), or `train.batch_sentences`.
 

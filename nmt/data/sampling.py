@@ -37,12 +37,14 @@ def draw(
 
 def redrawn(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
     """The pairs of a corpus segmented for an epoch: a function of the arguments, whatever the number of processes, each
-    of which does its share. What it returns is held in memory: a corpus that is this small wants sampling."""
+    of which does its share. What it returns is held in memory, for it is small corpora that want sampling."""
     rows = np.sort(encoded.order).astype(np.int64)
     first, last = own_share(len(rows))
     sides = dict(zip(SIDES, (encoded.tokenizer.source, encoded.tokenizer.target), strict=True))
     own = []
-    with tqdm(total=2 * (last - first), desc="segmenting", unit=" lines", leave=False, disable=None) as bar:
+    with tqdm(
+        total=2 * (last - first), desc="segmenting", unit=" lines", leave=False, disable=rank() > 0 or None
+    ) as bar:
         for name, side in sides.items():
             texts, best, parts = encoded.pairs.select_columns(name), getattr(encoded, name), []
             for start in range(first, last, CHUNK):

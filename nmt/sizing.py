@@ -1,0 +1,57 @@
+"""Settings that follow from the size of the corpus: one recipe for small corpora of any size (`by_pairs`)."""
+
+from collections.abc import Collection
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nmt.command import checked, explain, keys
+from nmt.config import TrainRun
+from nmt.data.mixing import load_mixture
+from nmt.distributed import log
+from nmt.errors import UserError, nearest
+
+SECTIONS = ("tokenizer", "model", "optim", "train")
+
+
+def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
+    """The run with what `by_pairs` has for the number of its training pairs, in which those of `data.corpora` count by
+    their weight; dotted keys that are `given` stay.
+
+    Raises:
+        UserError: the table has no such key, no value or a wrong one; or something is wrong with the text.
+    """
+    check(run)
+    tables = {key: table for key, table in run.by_pairs.items() if key not in given}
+    if not tables:
+        return run
+    loaded, shares = load_mixture(run.data)
+    ends, weights = zip(*(shares or [(len(loaded), 1.0)]), strict=True)
+    pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
+    config, picked = OmegaConf.structured(run), []
+    for key, table in tables.items():
+        least = max(bound for bound in table if bound <= pairs)
+        above = min((bound for bound in table if bound > pairs), default=None)
+        try:
+            OmegaConf.update(config, key, table[least])
+        except OmegaConfBaseException as error:
+            raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
+        picked.append(f"{key}={table[least]} ({f'up to {above:,}' if above else f'from {least:,} on'})")
+    log.info(f"{pairs:,} training pairs, for which by_pairs has {', '.join(picked)}")
+    config.by_pairs = {}  # it has done its work
+    settled: TrainRun = checked(config)
+    return settled
+
+
+def check(run: TrainRun) -> None:
+    """Refuse a table that cannot be."""
+    if run.by_pairs and run.data.streaming:
+        raise UserError("data.streaming=true knows no number of pairs, and by_pairs asks for it: write ~by_pairs")
+    known = [key for key in keys(TrainRun) if key.partition(".")[0] in SECTIONS]
+    for key, table in run.by_pairs.items():
+        if key not in known or any(other.startswith(f"{key}.") for other in known):
+            raise UserError(
+                f"by_pairs: {key} is no key of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}{nearest(key, known)}"
+            )
+        if 0 not in table:
+            raise UserError(f"by_pairs has no value of {key} from 0 pairs on; write {{0: VALUE, ...}}")

@@ -1,0 +1,102 @@
+"""Translation quality beside Eole 0.6.4 on the same text: its best epoch against runs of ours.
+
+python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/A,runs/B     DIR/{train,valid,test}.*
+
+Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
+attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001, 64 pairs an update) on 8,000
+joint BPE pieces, in an environment of its own. After each epoch it translates the validation text with beam 5; the
+epoch with the best BLEU there translates the test text. Runs of ours must have been evaluated on the test split
+(`python -m nmt.evaluate checkpoint=...`). All is kept in a folder, by default under runs/bench_quality; what is there
+already is not made again.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import sacrebleu
+import yaml
+from bench_translation import configure_eole, install_eole, joined, lines, run, write_pieces
+
+from nmt.config import TokenizerConfig
+from nmt.data.tokenizer import train_tokenizer
+
+SENTENCES = 64  # an update of Eole
+MAX_LENGTH = 100
+
+
+def translate(eole: Path, model: Path, source: Path, output: Path) -> list[str]:
+    if not output.exists():
+        part = output.with_name(f"{output.name}.part")
+        run(
+            *(eole, "predict", "-model_path", model, "-src", source, "-output", part),
+            *("-beam_size", "5", "-batch_size", "64", "-batch_type", "sents", "-world_size", "0"),
+            *("-max_length", str(MAX_LENGTH), "-length_penalty", "avg"),
+            log=output.with_name(f"{output.name}.log"),
+        )
+        part.rename(output)
+    return joined(lines(output))
+
+
+def scores_of(runs: list[Path], data: Path, source: str, target: str) -> dict[Path, float]:
+    """BLEU of runs of ours, which must be of this corpus."""
+    found = {}
+    for ours in runs:
+        path = ours / "eval" / "test" / "metrics.json"
+        if not path.is_file():
+            sys.exit(f"{path} is missing: python -m nmt.evaluate checkpoint={ours}")
+        own = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
+        if (Path(own["path"]).resolve(), own["source"], own["target"]) != (data, source, target):
+            sys.exit(f"{ours} is of data.path={own['path']} data.source={own['source']} data.target={own['target']}")
+        found[ours] = float(json.loads(path.read_text(encoding="utf-8"))["bleu"])
+    return found
+
+
+def main() -> None:
+    settings = {"source": "de", "target": "en", "epochs": "18", "runs": "", "folder": "", "data": ""}
+    for argument in sys.argv[1:]:
+        key, _, value = argument.partition("=")
+        if key not in settings or not value:
+            sys.exit(__doc__)
+        settings[key] = value
+    if not settings["data"]:
+        sys.exit(__doc__)
+    data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
+    scores = scores_of([Path(run) for run in settings["runs"].split(",") if run], data, source, target)
+    epochs, text = int(settings["epochs"]), lines(data / f"train.{source}")
+    name = f"{data.name}_{source}_{target}_{len(text)}_pairs_{epochs}_epochs"
+    folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    eole = install_eole(folder.parent)  # one for all corpora
+    epoch = -(-len(text) // SENTENCES)
+    if not (folder / "seconds").exists():
+        tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
+        write_pieces(tokenizer, data, source, target, folder)
+        started = time.perf_counter()
+        run(eole, "train", "-config", configure_eole(eole, folder, epoch * epochs, 50, epoch), log=folder / "eole.log")
+        (folder / "seconds").write_text(f"{time.perf_counter() - started:.0f}")
+    references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
+
+    def translated(number: int, split: str) -> float:
+        model = folder / "model" / f"step_{number * epoch}"
+        found = translate(eole, model, folder / f"{split}.source", folder / f"{split}.{number}")
+        return sacrebleu.corpus_bleu(found, [references[split]]).score
+
+    curve = []
+    for number in range(1, epochs + 1):
+        curve.append(translated(number, "valid"))
+        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, beam 5", flush=True)
+    best = curve.index(max(curve)) + 1
+    score = translated(best, "test")
+    minutes = float((folder / "seconds").read_text()) / 60
+    print(f"Eole, epoch {best}, the best of {epochs} ({minutes:.0f} min): BLEU {score:.2f} of the test text")
+    for path, own in scores.items():
+        print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
+    if len(scores) > 1:
+        print(f"mean {mean(scores.values()):.2f} ± {stdev(scores.values()):.2f}, {mean(scores.values()) - score:+.2f}")
+
+
+if __name__ == "__main__":
+    main()

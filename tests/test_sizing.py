@@ -1,0 +1,95 @@
+"""Settings by the size of the corpus (`by_pairs`)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import refused, works
+
+from nmt.config import DataConfig, TrainRun
+from nmt.data.config import CorpusConfig
+from nmt.errors import UserError
+from nmt.sizing import sized
+
+TABLE: dict[str, dict[int, Any]] = {
+    "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
+    "model.dropout": {0: 0.5, 31: 0.4},
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> DataConfig:
+    for side in ("de", "en"):
+        (tmp_path / f"train.{side}").write_text("".join(f"{side} {n}\n" for n in range(30)))
+    return DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
+
+
+def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nmt")
+    run = sized(TrainRun(data=corpus, by_pairs=TABLE), ())
+    assert (run.tokenizer.vocab_size, run.model.dropout) == (400, 0.5)
+    wanted = TrainRun(data=corpus)
+    wanted.tokenizer.vocab_size, wanted.model.dropout = 400, 0.5
+    assert run == wanted
+    assert caplog.messages[-1] == (
+        "30 training pairs, for which by_pairs has tokenizer.vocab_size=400 (up to 40), model.dropout=0.5 (up to 31)"
+    )
+
+
+def test_what_is_given_stays(corpus: DataConfig) -> None:
+    run = TrainRun(data=corpus, by_pairs=TABLE)
+    run.model.dropout = 0.1
+    assert sized(run, {"model.dropout", "name"}).model.dropout == 0.1
+
+
+def test_a_corpus_counts_by_its_weight(corpus: DataConfig, tmp_path: Path) -> None:
+    both = replace(corpus, corpora=[CorpusConfig(str(tmp_path), weight=0.4)])  # 30 and 12
+    assert sized(TrainRun(data=both, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
+
+
+def test_without_a_table_the_text_is_not_read() -> None:
+    run = TrainRun(data=DataConfig(format="text", path="nowhere"), by_pairs=TABLE)
+    assert sized(run, TABLE.keys()) is run
+
+
+def test_pairs_that_are_not_trained_on_do_not_count(corpus: DataConfig) -> None:
+    assert sized(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({"model.dropout": {5: 0.1}}, "by_pairs has no value of model.dropout from 0 pairs on"),
+        ({"model.dropuot": {0: 0.1}}, "model.dropuot is no key of tokenizer, .*; did you mean 'model.dropout'"),
+        ({"model": {0: {"dropout": 0.1}}}, "model is no key"),
+        ({"data.limit": {0: 1}}, "data.limit is no key"),
+        ({"model.dropout": {0: "much"}}, "model.dropout"),
+        ({"model.dropout": {0: 2.0}}, "model.dropout=2.0"),
+    ],
+)
+def test_what_cannot_be_is_named(corpus: DataConfig, table: dict[str, dict[int, Any]], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        sized(TrainRun(data=corpus, by_pairs=table), ())
+
+
+def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
+    """A recipe picks, the command line goes before it, a resumed run keeps what was picked; a stream has no size."""
+    (tmp_path / "valid.de").write_text("de 1\n")
+    (tmp_path / "valid.en").write_text("en 1\n")
+    command = (
+        *("train", "experiment=small", f"data.path={corpus.path}", "tokenizer.vocab_size=300", "device=cpu"),
+        *("model.embed=8", "model.hidden=16", "train.max_steps=2"),
+    )
+    works(*command, "train.validate_every=1", folder=tmp_path)
+    log = (tmp_path / "runs" / "small" / "train.log").read_text()
+    assert "30 training pairs, for which by_pairs has model.dropout=" in log and "vocab_size" not in log
+    dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
+    assert f"model.dropout={dropout} (up to" in log
+    works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
+    log = (tmp_path / "runs" / "small" / "train.log").read_text()
+    assert "resuming" in log and "changed since this run began: resume=true (was false)\n" in log
+    stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true")
+    assert "write ~by_pairs" in refused(*stream, folder=tmp_path)
+    works(*stream, "~by_pairs", folder=tmp_path)
