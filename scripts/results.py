@@ -2,8 +2,9 @@
 
 python scripts/results.py runs/ablation      a sweep's folder of runs: seed=1, seed=2, model.cell=gru,seed=1 ...
 
-Runs whose names differ in nothing but the seed are one row: mean and standard deviation. Those named after a seed alone
-are the recipe; the others are compared with it seed by seed. BLEU of the validation split is the best of a run's own
+Runs whose names differ in nothing but the seed are one row: mean and standard deviation. What all names have, such as
+experiment=small, is said once. Those that have a seed and no more are the recipe; the others are compared with it seed
+by seed. BLEU of the validation split is the best of a run's own
 validations, by greedy search; that of the test split is there where all seeds were evaluated. Time is from the first
 line of a run's log to its last. The table, and a picture of BLEU against time, take the place of those that an earlier
 call has written for the same folder, or stand at the end of the page.
@@ -96,11 +97,16 @@ def main(arguments: list[str]) -> None:
             groups[SEED.sub("", name).strip(",")][int(seed[1])] = read(log.parent)
     if not groups:
         sys.exit(f"{folder} has no runs named after a seed, as seed=1; python -m nmt.train -m seed=1,2,3 makes them")
+    everywhere = set.intersection(*(set(label.split(",")) for label in groups)) - {
+        ""
+    }  # in a sweep over a recipe, its name
+    groups = {",".join(part for part in label.split(",") if part not in everywhere): groups[label] for label in groups}
     runs = [run for group in groups.values() for run in group.values()]
     trained = "; ".join(sorted({run.where for run in runs}))
     tested = "; ".join(sorted({run.signature for run in runs} - {""})) or "not read"
+    said = f"All with `{' '.join(sorted(everywhere))}`. " if everywhere else ""
     lines = [
-        fill(f"Trained on: {trained}. Test: {tested}.", 120),
+        fill(f"{said}Trained on: {trained}. Test: {tested}.", 120),
         "",
         "| Setting | Seeds | BLEU, valid | Better by | BLEU, test | chrF, test | TER, test | Minutes |",
         "|---" * 8 + "|",

@@ -69,7 +69,7 @@ def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
 def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
     for name in ("seed=1", "seed=2", "model.cell=gru,seed=2"):
-        shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "cells" / name)
+        shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "cells" / f"experiment=x,{name}")
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     page = tmp_path / "docs" / "results.md"
     page.write_text("# Results\n")
@@ -78,11 +78,12 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     best = max(event["bleu"] for event in events(home / "runs" / "mine") if event["event"] == "validate")
+    assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     assert len(rows) == 3 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
     assert rows[1].startswith(f"| the recipe | 1, 2 | {best:.2f} ± 0.00 |  |")
     assert rows[2].startswith(f"| `model.cell=gru` | 2 | {best:.2f} | 0.00 |")
     assert (tmp_path / "docs" / "pictures" / "results_cells.png").stat().st_size > 1000
-    (tmp_path / "runs" / "cells" / "seed=2" / "train.log").write_text("")
+    (tmp_path / "runs" / "cells" / "experiment=x,seed=2" / "train.log").write_text("")
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "runs/cells/seed=2 is not finished\n"
+    assert done.returncode == 1 and done.stderr == "runs/cells/experiment=x,seed=2 is not finished\n"
