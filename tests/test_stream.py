@@ -258,14 +258,14 @@ def test_memory_does_not_grow(tmp_path: Path, tokenizer: Tokenizer) -> None:
     held = []
     tracemalloc.start()
     try:
-        for number in range(41):
+        for _ in range(41):
             next(endless)
-            if number in (20, 40):
-                held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
+            held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
     finally:
         tracemalloc.stop()
         endless.close()  # type: ignore[attr-defined]
-    assert held[1] < held[0] + 300_000  # 20 windows have ten times as much
+    # The least of several: at any one moment the other thread may be in the middle of a shard.
+    assert min(held[-10:]) < min(held[11:21]) + 300_000  # 20 windows have ten times as much
 
 
 def test_the_tokenizer_is_trained_on_the_first_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
