@@ -97,9 +97,7 @@ def main(arguments: list[str]) -> None:
             groups[SEED.sub("", name).strip(",")][int(seed[1])] = read(log.parent)
     if not groups:
         sys.exit(f"{folder} has no runs named after a seed, as seed=1; python -m nmt.train -m seed=1,2,3 makes them")
-    everywhere = set.intersection(*(set(label.split(",")) for label in groups)) - {
-        ""
-    }  # in a sweep over a recipe, its name
+    everywhere = set.intersection(*(set(label.split(",")) for label in groups)) - {""}  # such as a recipe's name
     groups = {",".join(part for part in label.split(",") if part not in everywhere): groups[label] for label in groups}
     runs = [run for group in groups.values() for run in group.values()]
     trained = "; ".join(sorted({run.where for run in runs}))
