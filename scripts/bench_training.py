@@ -34,7 +34,7 @@ import torch
 from bench_search import GNMT
 from bench_translation import configure_eole, install_eole, run, write
 from plain_loop import Plain
-from torch import nn
+from torch import Tensor, nn
 
 from nmt.config import OptimConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, epoch_batches, padding_waste
@@ -103,7 +103,7 @@ def made_up(size: Size, pairs: int) -> EncodedPairs:
     return random_pairs(lengths, np.clip(lengths * rng.normal(1, 0.12, pairs), 3, 80), size.vocabulary)
 
 
-def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], int]:
+def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], Tensor]:
     """A function that makes one update from the indices of some pairs and returns the number of target tokens."""
     torch.manual_seed(1)
     if not system.plain:
@@ -119,7 +119,7 @@ def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.dev
     plain = Plain(system.model, size.vocabulary, OPTIM.label_smoothing).to(device)
     adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)
 
-    def update(indices: Any) -> int:
+    def update(indices: Any) -> Tensor:
         batch = assemble(encoded, indices).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=system.precision == "bf16"):
             loss = plain(batch)
@@ -128,7 +128,7 @@ def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.dev
         nn.utils.clip_grad_norm_(plain.parameters(), OPTIM.clip)
         adam.step()
         adam.zero_grad()
-        return int(batch.target_length_B.sum())
+        return batch.target_length_B.sum()
 
     return update
 
@@ -141,16 +141,15 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
     while count := connection.recv():
         if there.type == "cuda":
             done = 0  # the same batches in each window: in the first two their shapes are met and recorded
-        started, tokens = time.perf_counter(), 0
-        for _ in range(count):
-            tokens += update(batches[done % len(batches)])
-            done += 1
+        started = time.perf_counter()
+        tokens = sum(update(batches[(done + number) % len(batches)]) for number in range(count))
+        done += count
         if there.type == "cuda":
             torch.cuda.synchronize(there)
         seconds = time.perf_counter() - started
         on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
         peak = on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        connection.send((tokens, seconds, peak))
+        connection.send((int(tokens), seconds, peak))
 
 
 def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:

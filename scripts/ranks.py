@@ -40,7 +40,7 @@ def start(
     count: int, program: tuple[str, ...], *arguments: str, folder: Path, threads: int = 1, restarts: int = 0
 ) -> Any:
     """A command in a folder, by so many processes, of so many threads each; what it says goes to a file there."""
-    launcher = (sys.executable,)
+    launcher: tuple[str, ...] = (sys.executable,)
     if count > 1:
         launcher = (*TORCHRUN, f"--nproc-per-node={count}", f"--max-restarts={restarts}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,8 +134,8 @@ def kill(times: int, folder: Path) -> None:
         time.sleep(moment)
         while launcher.poll() is None and (found := worker(launcher.pid, victim)) is None:
             time.sleep(0.01)
-        killed = launcher.poll() is None and found is not None
-        if killed:
+        killed = launcher.poll() is None
+        if killed and found:
             os.kill(found, signal.SIGKILL)
         began = time.monotonic()
         code, said = launcher.wait(), (folder / "said").read_text()
@@ -195,7 +195,7 @@ def counted_training() -> None:
         Path(f"sent.{os.environ['RANK']}").write_text(json.dumps(found))  # a process of a job does not come back
         return update(state, *others)
 
-    training.train_step = counted
+    training.train_step = counted  # type: ignore[assignment]
     train.train()
 
 

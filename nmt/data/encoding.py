@@ -58,7 +58,7 @@ class EncodedSide:
     def __getitem__(self, row: int) -> Ids:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
-    def lengths(self, rows: Indices) -> Indices:
+    def lengths(self, rows: Rows) -> Indices:
         """Pieces of these rows, `</s>` included."""
         return self.offsets[rows + 1] - self.offsets[rows] + 1
 
@@ -82,7 +82,7 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.order)
 
-    def lengths(self, rows: Indices) -> Indices:
+    def lengths(self, rows: Rows) -> Indices:
         """Source and target pieces of these rows, `</s>` included: one row of numbers for each side."""
         return np.stack([self.source.lengths(rows), self.target.lengths(rows)])
 
