@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nmt.data.config import DataConfig
 from nmt.data.corpus import column
@@ -91,11 +91,12 @@ def aligned(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def write(found: Comparison, folder: Path) -> list[Path]:
-    """Write `comparison.json`, and where matplotlib is installed two pictures. Returns the paths."""
+def write(found: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Write `comparison.json`, with the settings that each system translated by, and where matplotlib is installed two
+    pictures. Returns the paths."""
     paths = [folder / "comparison.json"]
     scores = {name: {metric: score._asdict() for metric, score in own.items()} for name, own in found.scores.items()}
-    text = json.dumps(found._asdict() | {"scores": scores}, indent=1, ensure_ascii=False)
+    text = json.dumps(found._asdict() | {"scores": scores, "settings": settings}, indent=1, ensure_ascii=False)
     write_atomically(paths[0], [text, "\n"])
     try:
         for name, across, systems in (("length", "source words", found.by_length), ("rarity", RAREST, found.by_rarity)):

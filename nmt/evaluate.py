@@ -30,6 +30,7 @@ from nmt.translator import Translation, Translator, warn_of_cuts
 from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
+SETTINGS = ("checkpoint", "precision", "data", "search")  # what metrics depend on
 
 
 def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path]:
@@ -89,7 +90,8 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         )
         for name, signature in comparison.signatures.items():
             print(f"{name:<22}{signature}")
-        for written in write(comparison, first.results):
+        settings = [{name: measured.scores[name] for name in SETTINGS} for measured in found]
+        for written in write(comparison, dict(zip(command.compare, settings, strict=True)), first.results):
             print(f"{'results':<22}{written}")
     return found[-1].scores["bleu"]
 

@@ -16,7 +16,7 @@ from conftest import ROOT, TINY, environment, nmt, refused, works
 
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
-from nmt.evaluate import check_text
+from nmt.evaluate import SETTINGS, check_text
 
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
@@ -341,6 +341,7 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
     bleu = measured["bleu"]
     first, second = found["scores"].values()
     assert first["bleu"]["score"] == second["bleu"]["score"] == pytest.approx(bleu)
+    assert found["settings"]["runs/mine"] == {name: measured[name] for name in SETTINGS}
     assert first["bleu"]["p_value"] is None and second["bleu"]["p_value"] == 1
     assert f"{bleu:.2f}" in shown and "(p = 1.000)" in shown and "bs:1000" in shown
     for name in ("length", "rarity"):
