@@ -98,6 +98,8 @@ def write(found: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: 
     scores = {name: {metric: score._asdict() for metric, score in own.items()} for name, own in found.scores.items()}
     text = json.dumps(found._asdict() | {"scores": scores, "settings": settings}, indent=1, ensure_ascii=False)
     write_atomically(paths[0], [text, "\n"])
+    for old in folder.glob("comparison_by_*.png"):
+        old.unlink()
     try:
         for name, across, systems in (("length", "source words", found.by_length), ("rarity", RAREST, found.by_rarity)):
             if systems:

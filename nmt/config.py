@@ -176,7 +176,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             value = [
                 {k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in value
             ]
-        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return pairs
 
 
@@ -213,7 +213,7 @@ class TrainRun:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    by_pairs: dict[str, dict[int, Any]] = field(default_factory=dict)  # KEY: {0: VALUE, N: VALUE from N pairs on}
+    by_pairs: dict[str, dict[int, Any] | None] = field(default_factory=dict)  # KEY: {0: VALUE, N: VALUE from N pairs}
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
@@ -258,7 +258,8 @@ class EvaluateRun:
 
     def __post_init__(self) -> None:
         check_model(self.checkpoint or self.compare, self.device, self.precision)
-        if self.compare and (self.checkpoint or len(set(self.compare)) < max(2, len(self.compare))):
+        named = {path for path in self.compare if isinstance(path, str)}
+        if self.compare and (self.checkpoint or len(named) < max(2, len(self.compare))):
             raise UserError(
                 "compare= takes two runs or more, each once, in place of checkpoint=: compare=[runs/A,runs/B]"
             )

@@ -1,6 +1,7 @@
 """Settings that follow from the size of the corpus: one recipe for small corpora of any size (`by_pairs`)."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,7 +23,8 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
         UserError: the table has no such key, no value or a wrong one; or something is wrong with the text.
     """
     check(run)
-    tables = {key: table for key, table in run.by_pairs.items() if key not in given}
+    tables = {key: table for key, table in run.by_pairs.items() if table is not None and key not in given}
+    run = replace(run, by_pairs={})  # it has done its work
     if not tables:
         return run
     loaded, shares = load_mixture(run.data)
@@ -38,7 +40,6 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
             raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
         picked.append(f"{key}={table[least]} ({f'up to {above:,}' if above else f'from {least:,} on'})")
     log.info(f"{pairs:,} training pairs, for which by_pairs has {', '.join(picked)}")
-    config.by_pairs = {}  # it has done its work
     settled: TrainRun = checked(config)
     return settled
 
@@ -53,5 +54,5 @@ def check(run: TrainRun) -> None:
             raise UserError(
                 f"by_pairs: {key} is no key of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}{nearest(key, known)}"
             )
-        if 0 not in table:
+        if table is not None and 0 not in table:
             raise UserError(f"by_pairs has no value of {key} from 0 pairs on; write {{0: VALUE, ...}}")

@@ -4,10 +4,10 @@ python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs
 
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001, 64 pairs an update) on 8,000
-joint BPE pieces, in an environment of its own. After each epoch it translates the validation text with beam 5; the
-epoch with the best BLEU there translates the test text. Runs of ours must have been evaluated on the test split
-(`python -m nmt.evaluate checkpoint=...`). All is kept in a folder, by default under runs/bench_quality; what is there
-already is not made again.
+joint BPE pieces, in an environment of its own (`env`, beside the folder). After each epoch it translates the validation
+text with beam 5; the epoch with the best BLEU there translates the test text. Runs of ours must have been evaluated on
+the test split (`python -m nmt.evaluate checkpoint=...`). All is kept in a folder, by default under runs/bench_quality;
+what is there already, of the same text, is not made again.
 """
 
 import json
@@ -19,6 +19,7 @@ from statistics import mean, stdev
 import sacrebleu
 import yaml
 from bench_translation import configure_eole, install_eole, joined, lines, run, write_pieces
+from xxhash import xxh3_128_hexdigest
 
 from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
@@ -40,17 +41,20 @@ def translate(eole: Path, model: Path, source: Path, output: Path) -> list[str]:
     return joined(lines(output))
 
 
-def scores_of(runs: list[Path], data: Path, source: str, target: str) -> dict[Path, float]:
-    """BLEU of runs of ours, which must be of this corpus."""
+def scores_of(runs: list[Path], data: Path, source: str, target: str) -> dict[str, float]:
+    """BLEU of runs of ours, which must be trained and evaluated on this corpus."""
     found = {}
     for ours in runs:
         path = ours / "eval" / "test" / "metrics.json"
         if not path.is_file():
             sys.exit(f"{path} is missing: python -m nmt.evaluate checkpoint={ours}")
-        own = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
-        if (Path(own["path"]).resolve(), own["source"], own["target"]) != (data, source, target):
-            sys.exit(f"{ours} is of data.path={own['path']} data.source={own['source']} data.target={own['target']}")
-        found[ours] = float(json.loads(path.read_text(encoding="utf-8"))["bleu"])
+        tested = json.loads(path.read_text(encoding="utf-8"))
+        trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
+        for done, own in (("trained", trained), ("evaluated", tested["data"])):
+            if (Path(own["path"] or "").resolve(), own["source"], own["target"]) != (data, source, target):
+                given = " ".join(f"data.{key}={own[key]}" for key in ("path", "source", "target"))
+                sys.exit(f"{ours} was {done} on {given}")
+        found[f"{ours}, beam {tested['search']['beam']}"] = float(tested["bleu"])
     return found
 
 
@@ -61,14 +65,21 @@ def main() -> None:
         if key not in settings or not value:
             sys.exit(__doc__)
         settings[key] = value
-    if not settings["data"]:
+    if not settings["data"] or not settings["epochs"].isdigit() or not int(settings["epochs"]):
         sys.exit(__doc__)
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
     scores = scores_of([Path(run) for run in settings["runs"].split(",") if run], data, source, target)
+    files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
+    if missing := [str(path) for path in files if not path.is_file()]:
+        sys.exit(f"missing: {', '.join(missing)}")
     epochs, text = int(settings["epochs"]), lines(data / f"train.{source}")
-    name = f"{data.name}_{source}_{target}_{len(text)}_pairs_{epochs}_epochs"
+    name = f"{data.name}_{source}_{target}_{epochs}_epochs"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    digests, known = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in files), folder / "digests"
+    if known.exists() and known.read_text() != digests:
+        sys.exit(f"{folder} is of other text; give another folder=")
+    known.write_text(digests)
     eole = install_eole(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)
     if not (folder / "seconds").exists():

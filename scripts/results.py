@@ -5,9 +5,10 @@ python scripts/results.py runs/ablation      a sweep's folder of runs: seed=1, s
 Runs whose names differ in nothing but the seed are one row: mean and standard deviation. What all names have, such as
 experiment=small, is said once. Those that have a seed and no more are the recipe; the others are compared with it seed
 by seed. BLEU of the validation split is the best of a run's own
-validations, by greedy search; that of the test split is there where all seeds were evaluated. Time is from the first
-line of a run's log to its last. The table, and a picture of BLEU against time, take the place of those that an earlier
-call has written for the same folder, or stand at the end of the page.
+validations, by greedy search; that of the test split is there where all seeds were evaluated, in the same way. Time is
+from the first line of a run's log to its last; that of a run which was stopped and resumed is not known. The table, and
+a picture of BLEU against time, take the place of those that an earlier call has written for the same folder, or stand
+at the end of the page.
 """
 
 import json
@@ -34,10 +35,11 @@ class Run:
     """What one run's files say."""
 
     curve: list[tuple[float, float]]  # minutes since its beginning and BLEU of each validation
-    minutes: float
+    minutes: float | None
     where: str  # it was trained: device, precision, threads
     signature: str
     test: dict[str, Any] | None  # metrics of the test split
+    tested: str  # how that was done
 
     @property
     def valid(self) -> float:
@@ -47,6 +49,10 @@ class Run:
 def read(folder: Path) -> Run:
     """Ends the program where a run is not finished."""
     lines = [found for line in (folder / "train.log").read_text().splitlines() if (found := STAMP.match(line))]
+    ends = [number for number, line in enumerate(lines, 1) if line[2].startswith("finished at")]
+    if not ends:
+        sys.exit(f"{folder} is not finished")
+    lines = lines[: ends[0]]  # later commands may have read it
     times = [datetime.fromisoformat(line[1]) for line in lines]
     curve, where = [], ""
     for time, line in zip(times, lines, strict=True):
@@ -54,14 +60,18 @@ def read(folder: Path) -> Run:
             curve.append(((time - times[0]).total_seconds() / 60, float(judged[1])))
         if built := re.search(r" parameters, (.*)", line[2]):
             where = built[1]
-    if not any(line[2].startswith("finished at") for line in lines):
-        sys.exit(f"{folder} is not finished")
-    if any(line[2].startswith("resuming") for line in lines):
-        sys.exit(f"{folder} was stopped and resumed: its time is not known")
+    whole = not any(line[2].startswith("resuming") for line in lines)
     path = folder / "eval" / "test" / "metrics.json"
     test = json.loads(path.read_text()) if path.is_file() else None
     signature = f"beam {test['search']['beam']}, `{test['signatures']['bleu']}`" if test else ""
-    return Run(curve, (times[-1] - times[0]).total_seconds() / 60, where, signature, test)
+    minutes = (times[-1] - times[0]).total_seconds() / 60 if whole else None
+    return Run(curve, minutes, where, signature, test, json.dumps(how(test)) if test else "")
+
+
+def how(test: dict[str, Any]) -> dict[str, Any]:
+    """What its metrics depend on, but for the model."""
+    data = {key: value for key, value in test["data"].items() if key not in ("cache", "num_proc")}
+    return {"data": data, "search": test["search"], "precision": test["precision"]}
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -74,14 +84,17 @@ def row(label: str, runs: dict[int, Run], recipe: dict[int, Run]) -> str:
     both = sorted(runs.keys() & recipe.keys())
     better = spread([runs[seed].valid - recipe[seed].valid for seed in both]) if label and both else ""
     tests = [run.test for run in runs.values() if run.test]
+    if len({run.tested for run in runs.values()} - {""}) > 1:
+        sys.exit(f"the runs of '{label or 'the recipe'}' were not all evaluated on the same text, in the same way")
     whole = len(tests) == len(runs)
+    minutes = [run.minutes for run in runs.values() if run.minutes is not None]
     cells = [
         f"`{label.replace(',', ' ')}`" if label else "the recipe",
         ", ".join(map(str, sorted(runs))),
         spread([run.valid for run in runs.values()]),
         better,
         *(spread([test[name] for test in tests]) if whole else "" for name in ("bleu", "chrf", "ter")),
-        spread([run.minutes for run in runs.values()], 1),
+        spread(minutes, 1) if len(minutes) == len(runs) else "",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -91,8 +104,8 @@ def main(arguments: list[str]) -> None:
         sys.exit(__doc__)
     folder = Path(arguments[0])
     groups: dict[str, dict[int, Run]] = defaultdict(dict)
-    for log in sorted(folder.glob("*/train.log")):
-        name = log.parent.name
+    for log in sorted(folder.rglob("train.log")):
+        name = str(log.parent.relative_to(folder))
         if seed := SEED.search(name):
             groups[SEED.sub("", name).strip(",")][int(seed[1])] = read(log.parent)
     if not groups:
@@ -110,15 +123,12 @@ def main(arguments: list[str]) -> None:
         "|---" * 8 + "|",
         *(row(label, groups[label], groups.get("", {})) for label in sorted(groups)),
     ]
-    picture = PAGE.with_name("pictures") / f"results_{folder.name}.png"
-    first = groups[min(groups)]
-    curves(
-        picture,
-        {f"seed {seed}": [(minutes, 0, bleu) for minutes, bleu in run.curve] for seed, run in sorted(first.items())},
-        "minutes",
-        "BLEU, valid",
-    )
-    lines += ["", f"![BLEU against time](pictures/{picture.name})"]
+    picture = PAGE.with_name("pictures") / f"results_{re.sub('[^A-Za-z0-9]+', '_', str(folder)).strip('_')}.png"
+    label, first = min(groups.items())
+    known = {f"seed {seed}": run.curve for seed, run in sorted(first.items()) if run.minutes}
+    points = {name: [(minutes, 0, bleu) for minutes, bleu in curve] for name, curve in known.items()}
+    curves(picture, points, "minutes", "BLEU, valid")
+    lines += ["", f"![BLEU against time, {label or 'the recipe'}](pictures/{picture.name})"]
     begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
     page = PAGE.read_text(encoding="utf-8")
     before, begun, rest = page.partition(begin)

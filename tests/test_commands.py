@@ -357,7 +357,12 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
         "compare=runs/mine,runs/other": "a list is written KEY=[A,B]",
     }.items():
         assert message in refused("evaluate", *given.split(), folder=home)
-    for given in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
+    for given in (
+        "compare=[runs/mine]",
+        "compare=[runs/mine,runs/mine]",
+        "compare=[runs/mine,[a]]",
+        f"{runs} checkpoint=runs/mine",
+    ):
         assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)
 
 

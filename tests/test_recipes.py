@@ -68,22 +68,36 @@ def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
 
 def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
-    for name in ("seed=1", "seed=2", "model.cell=gru,seed=2"):
-        shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "cells" / f"experiment=x,{name}")
+    works("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)
+    runs = tmp_path / "runs" / "cells"
+    for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
+        shutil.copytree(home / "runs" / "mine", runs / f"experiment=x,{name}")
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
     page = tmp_path / "docs" / "results.md"
     page.write_text("# Results\n")
-    for _ in range(2):
+
+    def results() -> str:
         command = [sys.executable, str(ROOT / "scripts" / "results.py"), "runs/cells"]
         done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == bool(done.stderr)
+        return done.stderr
+
+    with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # as `resume=auto` does
+        log.write("2026-01-01 00:00:00,000 resuming\n2026-01-01 00:00:00,000 finished at step 9\n")
+    assert not results() and not results()
     best = max(event["bleu"] for event in events(home / "runs" / "mine") if event["event"] == "validate")
     assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
-    assert len(rows) == 3 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
+    assert len(rows) == 4 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
     assert rows[1].startswith(f"| the recipe | 1, 2 | {best:.2f} ± 0.00 |  |")
-    assert rows[2].startswith(f"| `model.cell=gru` | 2 | {best:.2f} | 0.00 |")
-    assert (tmp_path / "docs" / "pictures" / "results_cells.png").stat().st_size > 1000
-    (tmp_path / "runs" / "cells" / "experiment=x,seed=2" / "train.log").write_text("")
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "runs/cells/experiment=x,seed=2 is not finished\n"
+    assert rows[2].startswith(f"| `init_from=runs/y` | 2 | {best:.2f} | 0.00 |") and not rows[2].endswith("|  |")
+    assert rows[3].startswith(f"| `model.cell=gru` | 2 | {best:.2f} | 0.00 |")
+    assert (tmp_path / "docs" / "pictures" / "results_runs_cells.png").stat().st_size > 1000
+    log = runs / "experiment=x,model.cell=gru,seed=2" / "train.log"
+    log.write_text("2026-01-01 00:00:00,000 resuming\n" + log.read_text())
+    assert not results() and page.read_text().count("|  |\n") == 1  # its time is not known
+    metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
+    metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
+    assert results() == "the runs of 'the recipe' were not all evaluated on the same text, in the same way\n"
+    (runs / "experiment=x,seed=2" / "train.log").write_text("")
+    assert results() == "runs/cells/experiment=x,seed=2 is not finished\n"
