@@ -4,11 +4,10 @@ python scripts/results.py runs/ablation      a sweep's folder of runs: seed=1, s
 
 Runs whose names differ in nothing but the seed are one row: mean and standard deviation. What all names have, such as
 experiment=small, is said once. Those that have a seed and no more are the recipe; the others are compared with it seed
-by seed. BLEU of the validation split is the best of a run's own
-validations, by greedy search; that of the test split is there where all seeds were evaluated, in the same way. Time is
-from the first line of a run's log to its last; that of a run which was stopped and resumed is not known. The table, and
-a picture of BLEU against time, take the place of those that an earlier call has written for the same folder, or stand
-at the end of the page.
+by seed. BLEU of the validation split is the best of a run's own validations, by greedy search; that of the test split
+is there where all seeds were evaluated, in the same way. Time is from the first line of a run's log to its last; that
+of a run which was stopped and resumed is not known. The table, and a picture of BLEU against time, take the place of
+those that an earlier call has written for the same folder, or stand at the end of the page.
 """
 
 import json
@@ -127,8 +126,9 @@ def main(arguments: list[str]) -> None:
     label, first = min(groups.items())
     known = {f"seed {seed}": run.curve for seed, run in sorted(first.items()) if run.minutes}
     points = {name: [(minutes, 0, bleu) for minutes, bleu in curve] for name, curve in known.items()}
-    curves(picture, points, "minutes", "BLEU, valid")
-    lines += ["", f"![BLEU against time, {label or 'the recipe'}](pictures/{picture.name})"]
+    if points:
+        curves(picture, points, "minutes", "BLEU, valid")
+        lines += ["", f"![BLEU against time, {label or 'the recipe'}](pictures/{picture.name})"]
     begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
     page = PAGE.read_text(encoding="utf-8")
     before, begun, rest = page.partition(begin)
