@@ -51,9 +51,10 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str) -> dict[st
         tested = json.loads(path.read_text(encoding="utf-8"))
         trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
         for done, own in (("trained", trained), ("evaluated", tested["data"])):
-            if (Path(own["path"] or "").resolve(), own["source"], own["target"]) != (data, source, target):
-                given = " ".join(f"data.{key}={own[key]}" for key in ("path", "source", "target"))
-                sys.exit(f"{ours} was {done} on {given}")
+            same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
+            if not same or own.get("limit") or own.get("corpora"):
+                keys = ("path", "source", "target", "limit", "corpora")
+                sys.exit(f"{ours} was {done} on {' '.join(f'data.{key}={own[key]}' for key in keys if own.get(key))}")
         found[f"{ours}, beam {tested['search']['beam']}"] = float(tested["bleu"])
     return found
 
