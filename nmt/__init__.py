@@ -21,7 +21,7 @@ from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.replay import fastest
-from nmt.translator import Translation, Translator
+from nmt.translator import Translation, Translator, warn_of_cuts
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
@@ -46,7 +46,9 @@ class Model:
     ) -> list[list[Translation]]:
         """The `n_best` translations of each line, the best first; fewer where there are no more."""
         check_lines(lines, lines if beginnings is None else beginnings)
-        return self.translator.translate(lines, weights, beginnings=beginnings)
+        found = self.translator.translate(lines, weights, beginnings=beginnings)
+        warn_of_cuts([options[0] for options in found], self.translator.config, 1)
+        return found
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
         """The log-probability of each given pair, `</s>` included."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.alignment import END, Record
+from nmt.alignment import Record
 from nmt.beams import Hypothesis
 from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
@@ -40,11 +40,7 @@ class Translation:
     target_pieces: list[str] = field(default_factory=list)
     score: float = 0.0  # summed log-probability, `</s>` included, without penalties
     weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
-
-    @property
-    def ended(self) -> bool:
-        """Whether `</s>` was reached; of a line in parts, in the last one."""
-        return self.target_pieces[-1:] == [END]
+    ended: bool = True  # at `</s>`; of a line in parts, each of them
 
     @property
     def record(self) -> Record:
@@ -105,6 +101,7 @@ def join(parts: list[Translation]) -> Translation:
         target_pieces=[piece for part in parts for piece in part.target_pieces],
         score=sum(part.score for part in parts),
         weights_TS=weights,
+        ended=all(part.ended for part in parts),
     )
 
 
@@ -296,6 +293,7 @@ class Translator:
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
             weights_TS=None if weights is None else weights.numpy(),
+            ended=hypothesis.tokens[-1:] == [EOS],
         )
 
     def spell(self, hypothesis: Hypothesis, source_words: Sequence[str]) -> str:
@@ -312,8 +310,8 @@ class Translator:
 
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:
-    """Say which translations reached their maximum length before their end; that of an empty line has no pieces."""
-    cut = [(line, t) for line, t in enumerate(translations, first_line) if t.target_pieces and not t.ended]
+    """Say which translations reached their maximum length before their end."""
+    cut = [(line, t) for line, t in enumerate(translations, first_line) if not t.ended]
     if cut:
         lines = ", ".join(str(line) for line, _ in cut[:5])
         capped = any(len(translation.target_pieces) >= config.max_length for _, translation in cut)
