@@ -5,9 +5,9 @@ python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001, 64 pairs an update) on 8,000
 joint BPE pieces, in an environment of its own (`env`, beside the folder). After each epoch it translates the validation
-text with beam 5; the epoch with the best BLEU there translates the test text. Runs of ours must have been evaluated on
-the test split (`python -m nmt.evaluate checkpoint=...`). All is kept in a folder, by default under runs/bench_quality;
-what is there already, of the same text, is not made again.
+text with beam 5 (or beam=N); the epoch with the best BLEU there translates the test text. Runs of ours must have been
+evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a
+folder, by default under runs/bench_quality; what is there already, of the same text, is not made again.
 """
 
 import json
@@ -28,12 +28,12 @@ SENTENCES = 64  # an update of Eole
 MAX_LENGTH = 100
 
 
-def translate(eole: Path, model: Path, source: Path, output: Path) -> list[str]:
+def translate(eole: Path, model: Path, source: Path, output: Path, beam: int) -> list[str]:
     if not output.exists():
         part = output.with_name(f"{output.name}.part")
         run(
             *(eole, "predict", "-model_path", model, "-src", source, "-output", part),
-            *("-beam_size", "5", "-batch_size", "64", "-batch_type", "sents", "-world_size", "0"),
+            *("-beam_size", str(beam), "-batch_size", "64", "-batch_type", "sents", "-world_size", "0"),
             *("-max_length", str(MAX_LENGTH), "-length_penalty", "avg"),
             log=output.with_name(f"{output.name}.log"),
         )
@@ -41,39 +41,43 @@ def translate(eole: Path, model: Path, source: Path, output: Path) -> list[str]:
     return joined(lines(output))
 
 
-def scores_of(runs: list[Path], data: Path, source: str, target: str) -> dict[str, float]:
-    """BLEU of runs of ours, which must be trained and evaluated on this corpus."""
+def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
+    """BLEU of runs of ours, which must be trained and evaluated on this corpus, with this beam."""
     found = {}
     for ours in runs:
         path = ours / "eval" / "test" / "metrics.json"
         if not path.is_file():
-            sys.exit(f"{path} is missing: python -m nmt.evaluate checkpoint={ours}")
+            sys.exit(f"{path} is missing: python -m nmt.evaluate checkpoint={ours} search.beam={beam}")
         tested = json.loads(path.read_text(encoding="utf-8"))
+        if tested["search"]["beam"] != beam:
+            sys.exit(f"{path} is of beam {tested['search']['beam']}; give that as beam= here, or evaluate once more")
         trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
         for done, own in (("trained", trained), ("evaluated", tested["data"])):
             same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
             if not same or own.get("limit") or own.get("corpora"):
                 keys = ("path", "source", "target", "limit", "corpora")
                 sys.exit(f"{ours} was {done} on {' '.join(f'data.{key}={own[key]}' for key in keys if own.get(key))}")
-        found[f"{ours}, beam {tested['search']['beam']}"] = float(tested["bleu"])
+        found[str(ours)] = float(tested["bleu"])
     return found
 
 
 def main() -> None:
-    settings = {"source": "de", "target": "en", "epochs": "18", "runs": "", "folder": "", "data": ""}
+    settings = {"source": "de", "target": "en", "epochs": "18", "runs": "", "folder": "", "data": "", "beam": "5"}
     for argument in sys.argv[1:]:
         key, _, value = argument.partition("=")
         if key not in settings or not value:
             sys.exit(__doc__)
         settings[key] = value
-    if not settings["data"] or not settings["epochs"].isdigit() or not int(settings["epochs"]):
+    numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "beam")]
+    if not settings["data"] or not all(numbers):
         sys.exit(__doc__)
+    epochs, beam = numbers
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
-    scores = scores_of([Path(run) for run in settings["runs"].split(",") if run], data, source, target)
+    scores = scores_of([Path(run) for run in settings["runs"].split(",") if run], data, source, target, beam)
     files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
     if missing := [str(path) for path in files if not path.is_file()]:
         sys.exit(f"missing: {', '.join(missing)}")
-    epochs, text = int(settings["epochs"]), lines(data / f"train.{source}")
+    text = lines(data / f"train.{source}")
     name = f"{data.name}_{source}_{target}_{epochs}_epochs"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,13 +97,13 @@ def main() -> None:
 
     def translated(number: int, split: str) -> float:
         model = folder / "model" / f"step_{number * epoch}"
-        found = translate(eole, model, folder / f"{split}.source", folder / f"{split}.{number}")
+        found = translate(eole, model, folder / f"{split}.source", folder / f"{split}.{number}.beam_{beam}", beam)
         return sacrebleu.corpus_bleu(found, [references[split]]).score
 
     curve = []
     for number in range(1, epochs + 1):
         curve.append(translated(number, "valid"))
-        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, beam 5", flush=True)
+        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, beam {beam}", flush=True)
     best = curve.index(max(curve)) + 1
     score = translated(best, "test")
     minutes = float((folder / "seconds").read_text()) / 60

@@ -51,6 +51,8 @@ def read(folder: Path) -> Run:
     ends = [number for number, line in enumerate(lines, 1) if line[2].startswith("finished at")]
     if not ends:
         sys.exit(f"{folder} is not finished")
+    if len({lines[number - 1][2] for number in ends}) > 1:  # a run that is looked at again ends as it did
+        sys.exit(f"{folder} went on after it had finished: its validations are of more than one training")
     lines = lines[: ends[0]]  # later commands may have read it
     times = [datetime.fromisoformat(line[1]) for line in lines]
     curve, where = [], ""
@@ -83,8 +85,6 @@ def row(label: str, runs: dict[int, Run], recipe: dict[int, Run]) -> str:
     both = sorted(runs.keys() & recipe.keys())
     better = spread([runs[seed].valid - recipe[seed].valid for seed in both]) if label and both else ""
     tests = [run.test for run in runs.values() if run.test]
-    if len({run.tested for run in runs.values()} - {""}) > 1:
-        sys.exit(f"the runs of '{label or 'the recipe'}' were not all evaluated on the same text, in the same way")
     whole = len(tests) == len(runs)
     minutes = [run.minutes for run in runs.values() if run.minutes is not None]
     cells = [
@@ -112,6 +112,8 @@ def main(arguments: list[str]) -> None:
     everywhere = set.intersection(*(set(label.split(",")) for label in groups)) - {""}  # such as a recipe's name
     groups = {",".join(part for part in label.split(",") if part not in everywhere): groups[label] for label in groups}
     runs = [run for group in groups.values() for run in group.values()]
+    if len({run.tested for run in runs} - {""}) > 1:
+        sys.exit(f"the runs of {folder} were not all evaluated on the same text, in the same way")
     trained = "; ".join(sorted({run.where for run in runs}))
     tested = "; ".join(sorted({run.signature for run in runs} - {""})) or "not read"
     said = f"All with `{' '.join(sorted(everywhere))}`. " if everywhere else ""

@@ -82,8 +82,10 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
         assert done.returncode == bool(done.stderr)
         return done.stderr
 
+    told = (home / "runs" / "mine" / "train.log").read_text().splitlines()
+    [end] = [line for line in told if " finished at step " in line]
     with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # as `resume=auto` does
-        log.write("2026-01-01 00:00:00,000 resuming\n2026-01-01 00:00:00,000 finished at step 9\n")
+        log.write(f"2026-01-01 00:00:00,000 resuming\n{end}\n")
     assert not results() and not results()
     best = max(event["bleu"] for event in events(home / "runs" / "mine") if event["event"] == "validate")
     assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
@@ -98,6 +100,9 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     assert not results() and page.read_text().count("|  |\n") == 1  # its time is not known
     metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
     metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
-    assert results() == "the runs of 'the recipe' were not all evaluated on the same text, in the same way\n"
+    assert results() == "the runs of runs/cells were not all evaluated on the same text, in the same way\n"
+    log.write_text(f"{log.read_text()}2026-01-01 00:00:00,000 finished at step 99: best bleu 1.00 at step 99\n")
+    assert results().startswith("runs/cells/experiment=x,model.cell=gru,seed=2 went on after it had finished")
+    shutil.rmtree(log.parent)
     (runs / "experiment=x,seed=2" / "train.log").write_text("")
     assert results() == "runs/cells/experiment=x,seed=2 is not finished\n"
