@@ -219,12 +219,15 @@ def test_lines_keep_their_numbers_whatever_is_left_out(
 
 
 def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
-    for name in ("train.de", "train.en", "dev.jsonl"):
+    for name in ("train.de", "train.en", "dev.jsonl", "only/news.de", "only/news.en"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     path = str(tmp_path)
     text = (f"{path}/train.de", f"{path}/train.en")
     assert origins(DataConfig(format="text", path=path), "train") == text
     assert origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
+    news = (f"{path}/only/news.de", f"{path}/only/news.en")  # a recipe of the hub, judged on a folder of no more
+    assert origins(DataConfig(format="hub", path=f"{path}/only"), "news") == news
     assert origins(DataConfig(format="jsonl", path=path), "valid") == (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
     assert origins(DataConfig(format="hub", path="own/er"), "train") == ("own/er, de", "own/er, en")
     assert origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")

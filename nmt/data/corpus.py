@@ -175,7 +175,7 @@ def read_parquet(data: DataConfig, split: str) -> Dataset:
 
 def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
-    if is_text(data):
+    if is_text(data, split):
         return read_lines(data, split)
     path = Path(str(data.path))
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own

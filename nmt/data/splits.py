@@ -47,7 +47,7 @@ def shards(held: list[str], name: str, ending: str) -> dict[str, str]:
 
 def files_of(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]], tuple[str, ...]] | None:
     """The kind of a split's files of lines, those of each shard, and the columns in them; None where it has no such."""
-    if is_text(data):
+    if is_text(data, split):
         return "text", text_files(data, split), ()
     if data.format in ("tsv", "jsonl"):
         return data.format, find_files(data, split, [f".{data.format}"]), (data.source, data.target)
@@ -67,12 +67,14 @@ def text_files(data: DataConfig, split: str) -> list[tuple[Path, ...]]:
     return find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"])
 
 
-def is_text(data: DataConfig) -> bool:
-    """Whether the sides have files of their own: a folder of text may take the place of a dataset of the hub."""
+def is_text(data: DataConfig, split: str) -> bool:
+    """Whether the sides have files of their own: a folder of text, of that split or of others too, may take the place
+    of a dataset of the hub."""
     folder = Path(str(data.path))
     if data.format != "hub" or not folder.is_dir():
         return data.format == "text"
-    return bool(shards(sorted(path.name for path in folder.iterdir()), "train", f".{last(data.source)}"))
+    held = sorted(path.name for path in folder.iterdir())
+    return any(shards(held, name, f".{last(data.source)}") for name in ("train", *names_of(split)))
 
 
 def called(files: list[Path]) -> str:
