@@ -35,7 +35,7 @@ log = logging.getLogger("nmt")
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 CONFIG = "config.yaml"
 STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}\.(new|old)")  # whole; or half written, or on its way out
-DEEP, EVENTS, LONG = 9, 2_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
+DEEP, EVENTS, LONG = 9, 20_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
 CLIP = 200  # characters of somebody else's complaint
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
 
@@ -240,8 +240,8 @@ def check_simple(text: str) -> None:
         value = getattr(event, "value", "")
         if isinstance(event, yaml.AliasEvent) or depth > DEEP or number > EVENTS or len(value) > LONG:
             raise UserError(
-                f"a run's settings hold no aliases (*name), no more than {DEEP} levels and {EVENTS} items, and nothing "
-                f"of more than {LONG} characters"
+                f"a run's settings hold no aliases (*name), no more than {DEEP} levels and {EVENTS:,} items, and "
+                f"nothing of more than {LONG} characters"
             )
         if "${" in value:
             raise UserError("a run's settings hold no interpolations (${...})")

@@ -155,21 +155,6 @@ def checked(config: DictConfig) -> Any:
         raise UserError(explain(error)) from error
 
 
-def check_direction(config: Any) -> None:
-    """Refuse a search for the worst model.
-
-    Raises:
-        UserError: the sweeper's direction is not that of train.monitor.
-    """
-    if not hasattr(config, "train"):
-        return
-    direction, monitor = HydraConfig.get().sweeper.get("direction"), config.train.monitor
-    given = getattr(direction, "name", direction)  # Optuna's default is a member of an enumeration
-    wanted = "minimize" if monitor in ("loss", "ppl") else "maximize"
-    if given in ("minimize", "maximize") and given != wanted:
-        raise UserError(f"hydra.sweeper.direction={given} looks for the worst {monitor}; write {wanted}")
-
-
 def fail(message: str, own: bool = False) -> None:
     """Report a failure. Of the processes of a job the first does so, but for what is another one's `own`."""
     number = int(os.environ.get("RANK", "0"))
@@ -247,9 +232,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             nonlocal inside
             inside = True
             try:
-                settings = checked(config)
-                check_direction(settings)
-                score: float | Failure | None = function(settings)
+                score: float | Failure | None = function(checked(config))
             except Exception as error:
                 late = type(error).__module__.startswith("submitit.")  # the cluster's time for the job is up
                 if not late and not isinstance(error, UserError | OSError):

@@ -18,7 +18,7 @@ from nmt.model.config import ModelConfig
 
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
-MONITORS = ("bleu", "loss", "ppl", "accuracy")
+MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
@@ -43,7 +43,7 @@ class OptimConfig:
     decay: float = 0.5  # plateau: factor at each validation that brings nothing better
     label_smoothing: float = 0.1  # share of the target probability spread over the vocabulary
     clip: float | None = 1.0  # largest norm of the gradient; null: none
-    weight_decay: float = 0.0  # of Adam as a part of the gradient, of AdamW apart from it
+    weight_decay: float = 0.0  # of Adam and SGD as a part of the gradient, of AdamW apart from it
 
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, OPTIMISERS)

@@ -32,8 +32,8 @@ class LossScale:
 
 
 def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole state from
-    the first, so that every checkpoint has the same tensors."""
+    """Adam or AdamW with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole
+    state from the first, so that every checkpoint has the same tensors."""
     optimiser = OPTIMISERS[config.name](parameters, lr=0.0, weight_decay=config.weight_decay, fused=True)
     [group] = optimiser.param_groups
     for parameter in group["params"]:

@@ -31,7 +31,7 @@ JOINERS = "\u200c\u200d"  # not printable, but they shape their neighbours: Pers
 INK = "0.15"
 
 
-def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarray, title: str | None = None) -> None:
+def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarray) -> None:
     """Draw the alignment of one pair of sentences, black on white (Bahdanau et al. 2014, figure 3); write it as PNG.
 
     Args:
@@ -46,7 +46,7 @@ def heat_map(path: Path, source: list[str], target: list[str], weights: np.ndarr
     assert weights.shape == (len(target), len(source)) and weights.size
     scale = min(1.0, LARGEST / (CELL * max(weights.shape)))
     with canvas(path, (CELL * scale * len(source), CELL * scale * len(target)), FONT * scale) as figure:
-        draw(figure, source, target, weights, title)
+        draw(figure, source, target, weights)
 
 
 def curves(path: Path, lines: Mapping[str, Sequence[tuple[Any, int, float | None]]], across: str, up: str) -> None:
@@ -90,8 +90,8 @@ def canvas(path: Path, inches: tuple[float, float], font: float) -> Iterator["Fi
         save(figure, path)
 
 
-def draw(figure: "Figure", source: list[str], target: list[str], weights: np.ndarray, title: str | None) -> None:
-    """The cells fill the figure; words and title stand outside, where saving makes room for them."""
+def draw(figure: "Figure", source: list[str], target: list[str], weights: np.ndarray) -> None:
+    """The cells fill the figure; words stand outside, where saving makes room for them."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(weights, cmap="gray_r", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.xaxis.tick_top()
@@ -106,8 +106,6 @@ def draw(figure: "Figure", source: list[str], target: list[str], weights: np.nda
     axes.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **grid)
     axes.hlines(np.arange(0.5, rows - 1), -0.5, columns - 0.5, **grid)
     axes.spines[:].set(color=INK, linewidth=0.8)
-    if title is not None:
-        axes.set_title(title, parse_math=False, color=INK, pad=10)
 
 
 def save(figure: "Figure", path: Path) -> None:

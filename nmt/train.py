@@ -18,13 +18,14 @@ import torch
 from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
 
-from nmt.config import TrainRun, main
+from nmt.config import MONITORS, TrainRun, main
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.stream import nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, told
+from nmt.errors import UserError
 from nmt.folder import find_start, open_folder
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
@@ -61,9 +62,23 @@ def tensorboard(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
 
+def check_direction(monitor: str) -> None:
+    """Refuse a search for the worst model.
+
+    Raises:
+        UserError: the sweeper's direction is not that of train.monitor.
+    """
+    direction = HydraConfig.get().sweeper.get("direction")
+    given = getattr(direction, "name", direction)  # Optuna's default is a member of an enumeration
+    wanted = "maximize" if MONITORS[monitor] else "minimize"
+    if given in ("minimize", "maximize") and given != wanted:
+        raise UserError(f"hydra.sweeper.direction={given} looks for the worst {monitor}; write {wanted}")
+
+
 @main("train")
 def train(run: TrainRun) -> float:
     """Returns the best validation score."""
+    check_direction(run.train.monitor)
     log_to_stderr()
     folder = Path(HydraConfig.get().runtime.output_dir)
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import SearchConfig, TrainConfig
+from nmt.config import MONITORS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
@@ -23,8 +23,6 @@ from nmt.state import TrainState, save
 from nmt.translator import Translator, warn_of_reach
 from nmt.update import Outcome, train_step
 from nmt.validation import evaluate_loss
-
-HIGHER_IS_BETTER = {"bleu": True, "accuracy": True, "loss": False, "ppl": False}
 
 
 # -------------------------------------------------------------------------------------------------------------- loop
@@ -48,7 +46,7 @@ def fit(state: TrainState) -> float:
     if finished(state, last_step) and progress.judged == progress.step:
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
-    window, saved = Window(state), time.monotonic()
+    meter, saved = Meter(state), time.monotonic()
     with (
         deferred_signals() as signals,
         tqdm(total=last_step, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
@@ -59,7 +57,7 @@ def fit(state: TrainState) -> float:
             if progress.position >= len(batches):
                 turn_over(state)
                 batches = updates(state)
-            window.outcomes.append(train_step(state, batches[progress.position], last_step))
+            meter.outcomes.append(train_step(state, batches[progress.position], last_step))
             progress.position += 1
             bar.update()
 
@@ -68,16 +66,16 @@ def fit(state: TrainState) -> float:
             signal, saving = divmod(agreed(2 * max(signals, default=0) + late), 2)
             due = validation_due(state, len(batches), last_step)
             if progress.step % run.train.log_every == 0 or due:
-                bar.set_postfix_str(window.report(last_step, quiet=not bar.disable))
+                bar.set_postfix_str(meter.report(last_step, quiet=not bar.disable))
             if due and not signal:
                 judge(state, validate(state))
-                window.restart()
+                meter.restart()
                 signal = agreed(max(signals, default=0))  # one that came meanwhile
             elif signal or saving:
                 began = time.perf_counter()
-                window.settle()
+                meter.settle()
                 save(state)
-                window.started += time.perf_counter() - began
+                meter.started += time.perf_counter() - began
             else:
                 continue
             saved = time.monotonic()
@@ -178,7 +176,7 @@ def validate(state: TrainState) -> dict[str, Any]:
 def judge(state: TrainState, scores: dict[str, Any]) -> None:
     """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
     config, progress = state.run.train, state.progress
-    sign = 1 if HIGHER_IS_BETTER[config.monitor] else -1
+    sign = 1 if MONITORS[config.monitor] else -1
     score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
     better = not progress.best or sign * score > sign * progress.best[0][0]
     progress.judged = progress.step
@@ -192,7 +190,7 @@ def judge(state: TrainState, scores: dict[str, Any]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- reports
-class Window:
+class Meter:
     """Speed and loss since the last report."""
 
     def __init__(self, state: TrainState) -> None:
@@ -220,7 +218,7 @@ class Window:
                 raise astray(self.state, outcome)
 
     def report(self, last_step: int, quiet: bool) -> str:
-        """Write the window to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
+        """Write both to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
         Returns a short form of it.
 
         Raises:

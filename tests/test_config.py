@@ -252,9 +252,11 @@ def test_impossible_values(build: Callable[[], object], answer: str) -> None:
 def test_settings_that_mean_nothing_are_named() -> None:
     assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).idle == []
     given = AttentionConfig(half_width=3, max_positions=9)
-    assert ModelConfig(input_feeding=False, attention=given).idle == [
+    assert ModelConfig(residual=True, encoder_layers=2).idle == []
+    assert ModelConfig(residual=True, input_feeding=False, attention=given).idle == [
         "model.attention.half_width=3",
         "model.attention.max_positions=9",
+        "model.residual=true",
         "model.input_feeding=false",
     ]
 

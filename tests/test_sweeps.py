@@ -17,10 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from nmt import config
-from nmt.command import CONFIGS, check_direction
-from nmt.config import TrainConfig, TrainRun
+from nmt.command import CONFIGS
+from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
-from nmt.training import HIGHER_IS_BETTER
+from nmt.train import check_direction
 
 # Best where optim.lr is 0.01, as far as anybody can tell.
 PROGRAM = """
@@ -145,18 +145,17 @@ def test_a_search_goes_on_past_jobs_that_fail(tmp_path: Path) -> None:
     assert f"Best value: {best['best_value']}" in message
 
 
-@pytest.mark.parametrize("monitor", HIGHER_IS_BETTER)
+@pytest.mark.parametrize("monitor", MONITORS)
 def test_a_search_for_the_worst_model_is_refused(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TrainRun(train=TrainConfig(monitor=monitor))
-    right, wrong = ("maximize", "minimize") if HIGHER_IS_BETTER[monitor] else ("minimize", "maximize")
+    right, wrong = ("maximize", "minimize") if MONITORS[monitor] else ("minimize", "maximize")
     for direction in (right, wrong):
         composed = OmegaConf.create({"sweeper": {"direction": direction}})
         monkeypatch.setattr(HydraConfig, "get", lambda composed=composed: composed)
         if direction == right:
-            check_direction(run)
+            check_direction(monitor)
         else:
             with pytest.raises(UserError, match=f"direction={wrong} looks for the worst {monitor}; write {right}"):
-                check_direction(run)
+                check_direction(monitor)
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ class ModelConfig:
         return [
             *[f"model.attention.half_width={given.half_width}"] * width,
             *[f"model.attention.max_positions={given.max_positions}"] * reach,
+            *["model.residual=true"] * (self.residual and self.encoder_layers == self.decoder_layers == 1),
             *["model.input_feeding=false"] * (not self.input_feeding and self.style != "luong"),
         ]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt.config import PAD
 from nmt.errors import UserError
 from nmt.model.attention import Weights
 from nmt.model.config import ModelConfig
@@ -31,13 +32,13 @@ class Seq2Seq(nn.Module):
 
     inputs_VG: Tensor | None = None  # what each token adds to the gates of the decoder's loop, once weights are fixed
 
-    def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int, pad: int = 0) -> None:
+    def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
-        self.pad, self.features = pad, config.features
+        self.features = config.features
         self.dtype = torch.float32
-        self.target_embedding = embedding(target_vocab, config.embed, pad)
+        self.target_embedding = embedding(target_vocab, config.embed)
         shared = config.tie == "three"
-        self.source_embedding = self.target_embedding if shared else embedding(source_vocab, config.embed, pad)
+        self.source_embedding = self.target_embedding if shared else embedding(source_vocab, config.embed)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.dropout = Dropout(config.dropout)
@@ -109,16 +110,16 @@ class Seq2Seq(nn.Module):
         features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         features_RD, wanted_R = features_BTD.flatten(0, 1), target_BT[:, 1:].flatten()
         if wanted_R.device.type in DROPPING:
-            inside_R = (wanted_R != self.pad).nonzero().squeeze(1)
+            inside_R = (wanted_R != PAD).nonzero().squeeze(1)
             features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
         x_RD, output = self.readout(features_RD), self.output
-        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen, self.pad), weights
+        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen, PAD), weights
 
 
-def embedding(vocabulary: int, size: int, pad: int) -> nn.Embedding:
-    table = nn.Embedding(vocabulary, size, padding_idx=pad)
+def embedding(vocabulary: int, size: int) -> nn.Embedding:
+    table = nn.Embedding(vocabulary, size, padding_idx=PAD)
     nn.init.normal_(table.weight, std=size**-0.5)  # small enough to serve as an output layer too
-    nn.init.zeros_(table.weight.detach()[pad])
+    nn.init.zeros_(table.weight.detach()[PAD])
     return table
 
 
