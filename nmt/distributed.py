@@ -139,7 +139,7 @@ def joined(name: str) -> Iterator[torch.device]:
     """The device of that name, for a process that works together with the others that torchrun started, if there are.
 
     Raises:
-        UserError: there is no such device, or it is not for several processes.
+        UserError: there is no such device, or it is not for several processes; or the others cannot be reached.
     """
     global _joined
     device = choose_device(name)
@@ -151,7 +151,12 @@ def joined(name: str) -> Iterator[torch.device]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     log.info(f"joining {LAUNCHED['WORLD_SIZE']} processes")
-    together(join, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    except RuntimeError as error:
+        remedy = "see that all were started, and that their machines' ports are open to each other"
+        missed = f"the other processes of this job cannot be reached ({why(error)}); {remedy}"
+        raise UserError(missed, own=True) from None
     _joined = True
     try:
         yield device
@@ -191,6 +196,11 @@ def ranks() -> int:
     return LAUNCHED["WORLD_SIZE"] if _joined else 1
 
 
+def why(error: RuntimeError) -> str:
+    """What gloo complains of, in short; it has no class of its own for it."""
+    return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
+
+
 def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
     """What all processes have to call.
 
@@ -199,9 +209,8 @@ def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
     """
     try:
         call(*arguments, **others)
-    except RuntimeError as error:  # gloo has no class of its own for it
-        reason = re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
-        gone = f"another process of this job has ended, so this one cannot go on ({reason[:200]})"
+    except RuntimeError as error:
+        gone = f"another process of this job has ended, so this one cannot go on ({why(error)})"
         raise UserError(gone, own=True) from None
 
 
