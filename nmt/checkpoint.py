@@ -28,7 +28,7 @@ from torch import Tensor
 from nmt.config import TrainRun, flat, lasting
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
-from nmt.files import digest, plain, replacing, sync, write_atomically
+from nmt.files import read_small, replacing, sha256_of, sync, write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 log = logging.getLogger("nmt")
@@ -44,7 +44,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls
 def seal(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
     """Write the manifest of a folder's files, and wait until all are on the disk."""
     paths = sorted(folder.iterdir())
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in paths}
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
     manifest = {"settings": lasting(asdict(config)), "tokenizer": tokenizer.fingerprint, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*paths, folder / MANIFEST, folder):
@@ -190,7 +190,7 @@ def verify(folder: Path) -> dict[str, Any]:
     """
     remedy = "use another checkpoint of the run"
     try:
-        manifest = json.loads(plain(folder / MANIFEST))
+        manifest = json.loads(read_small(folder / MANIFEST))
         entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
         manifest["settings"].items(), str(manifest["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -200,7 +200,7 @@ def verify(folder: Path) -> dict[str, Any]:
     for name, size, sha256 in entries:
         path = folder / Path(name).name
         try:
-            whole = path.name == name and path.is_file() and path.stat().st_size == size and digest(path) == sha256
+            whole = path.name == name and path.is_file() and path.stat().st_size == size and sha256_of(path) == sha256
         except OSError:  # a name that no file can have
             whole = False
         if not whole:
@@ -255,7 +255,7 @@ def load_config(folder: Path) -> TrainRun:
     """
     path = folder / CONFIG
     try:
-        text = plain(path)
+        text = read_small(path)
         check_simple(text)
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.create(text)))  # type: ignore[return-value]
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from nmt.data.mixing import load_mixture
 from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import write_atomically
-from nmt.metrics import Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, words
+from nmt.metrics import Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, tokens_13a
 from nmt.plot import curves
 
 HEADS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
@@ -54,7 +54,7 @@ def word_counts(data: DataConfig) -> Counter[str] | None:
     try:
         pairs = load_mixture(data)[0]
         log.info(f"counting the source words of {len(pairs):,} training pairs")
-        return Counter(word for text in column(pairs, "source") for word in words(text))
+        return Counter(word for text in column(pairs, "source") for word in tokens_13a(text))
     except (UserError, OSError) as error:  # a model may have come without it
         log.warning(f"{without}: {error}")
         return None

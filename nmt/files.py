@@ -33,7 +33,7 @@ def write_atomically(path: Path, parts: Iterable[str | bytes]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -75,7 +75,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def plain(path: Path) -> str:
+def read_small(path: Path) -> str:
     """The text of a JSON or YAML file.
 
     Raises:

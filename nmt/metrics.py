@@ -87,11 +87,11 @@ def bleu_by_rarity(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], counts: Mapping[str, int]
 ) -> Ranges:
     """BLEU of sentences by how often their rarest source word is in the training text, whose words `counts` has."""
-    rarest = [min((counts.get(word, 0) for word in words(source)), default=0) for source in sources]
+    rarest = [min((counts.get(word, 0) for word in tokens_13a(source)), default=0) for source in sources]
     return bleu_by(rarest, FREQUENCIES, hypotheses, references)
 
 
-def words(text: str) -> list[str]:
+def tokens_13a(text: str) -> list[str]:
     """Words and punctuation marks as BLEU counts them (13a)."""
     return TOKENIZER(text).split()
 

@@ -32,7 +32,7 @@ from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import copied, log, rank, told
 from nmt.errors import UserError
-from nmt.files import plain, write_atomically
+from nmt.files import read_small, write_atomically
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objective import Differentiate, differentiate, replayed
 from nmt.optim import LossScale
@@ -135,7 +135,7 @@ def read_progress(path: Path) -> Progress:
         UserError: it is something else.
     """
     try:
-        found = Progress(**json.loads(plain(path)))
+        found = Progress(**json.loads(read_small(path)))
         for item in dataclasses.fields(Progress):
             value = getattr(found, item.name)
             least = {"judged": -1, "loss_scale": 2.0**-40}.get(item.name, 0)

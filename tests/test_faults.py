@@ -30,7 +30,7 @@ import nmt
 from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
 from nmt.errors import UserError
-from nmt.files import digest
+from nmt.files import sha256_of
 from nmt.folder import check_folder, check_same
 from nmt.state import read_progress, resume, save
 from nmt.training import fit
@@ -360,7 +360,7 @@ def model_of(write: Callable[[Path], Any]) -> Change:
     def change(step: Path, manifest: dict[str, Any]) -> None:
         path = step / "model.safetensors"
         write(path)
-        manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+        manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
     return lambda run: remade(run, change)
 
@@ -382,7 +382,7 @@ def header(path: Path, shape: list[int]) -> None:
 
 def listing(name: str) -> Change:
     """A manifest with the name of a file that is elsewhere."""
-    entry = {"bytes": 0, "sha256": digest(Path(os.devnull))}
+    entry = {"bytes": 0, "sha256": sha256_of(Path(os.devnull))}
     return lambda run: remade(run, lambda _, manifest: manifest["files"].update({name: entry}))
 
 

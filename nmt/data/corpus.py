@@ -119,7 +119,7 @@ def tell_of(file: Path, trouble: str, count: int, *first: int) -> None:
     log.warning(f"data.invalid=drop: left out {counted(count, 'line')} of {file}: {trouble} ({first_of(first)})")
 
 
-def read_lines(data: DataConfig, split: str) -> Dataset:
+def read_files(data: DataConfig, split: str) -> Dataset:
     files = files_of(data, split)
     assert files is not None
     return stored(*files, data)
@@ -176,7 +176,7 @@ def read_parquet(data: DataConfig, split: str) -> Dataset:
 def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
     if is_text(data, split):
-        return read_lines(data, split)
+        return read_files(data, split)
     path = Path(str(data.path))
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
@@ -310,9 +310,9 @@ def read_toy(data: DataConfig, split: str) -> Dataset:
 
 READERS = {
     "toy": read_toy,
-    "text": read_lines,
-    "tsv": read_lines,
-    "jsonl": read_lines,
+    "text": read_files,
+    "tsv": read_files,
+    "jsonl": read_files,
     "parquet": read_parquet,
     "hub": read_hub,
 }
