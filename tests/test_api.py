@@ -125,16 +125,14 @@ def test_what_cannot_be_is_a_user_error(home: Path, settings: dict[str, Any], me
 
 def test_translations_that_were_cut_are_named(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a line in parts, whichever part it was."""
-    short = nmt.load(home / "runs" / "mine", precision="fp32", beam=1, max_source=9, max_length=4)
-    line = " ".join(LINES[0].split() * 9)
-    parts = [part.ids for part in short.translator.parts([line], None, 1)]
-    alone = short.translate([short.translator.tokenizer.source.decode(ids) for ids in parts] + [""])
-    assert len(parts) > 2 and alone[-1].ended and not all(translation.ended for translation in alone)
-    for given in (alone, alone[::-1], alone[-1:]):
-        assert translator.join(given).ended == all(translation.ended for translation in given)
-    caplog.clear()
-    assert not short.translate([LINES[1], line])[1].ended
-    assert "1 translations were cut at their maximum length (lines 2); search.max_length=4" in caplog.text
+    short = nmt.load(home / "runs" / "mine", precision="fp32", beam=1, max_length=1)
+    cut, empty = short.translate([LINES[0], ""])
+    whole = nmt.Translation("Yes.", ["▁Ja", ".", "</s>"], ["▁Yes", ".", "</s>"])
+    assert not cut.ended and empty.ended
+    assert "1 translations were cut at their maximum length (lines 1); search.max_length=1" in caplog.text
+    for parts in ([cut, whole], [whole, cut], [whole, cut, empty]):
+        assert not translator.join(parts).ended
+    assert translator.join([whole, empty, whole]).ended
 
 
 def test_lines_are_lists_of_equal_length(model: nmt.Model) -> None:
