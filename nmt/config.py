@@ -53,6 +53,8 @@ class OptimConfig:
         check_share(optim__label_smoothing=self.label_smoothing)
         if self.decay >= 1:
             raise UserError(f"optim.decay={self.decay} must be below 1")
+        if self.decay != 0.5 and self.schedule != "plateau":
+            raise UserError(f"optim.decay={self.decay} is of optim.schedule=plateau; write both, or neither")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
             raise UserError("optim.schedule=inverse_sqrt needs optim.warmup of at least 1 step")
 
@@ -232,6 +234,8 @@ class TrainRun:
             raise UserError(
                 "data.streaming=true knows no end of an epoch: write train.max_steps=N train.validate_every=N too"
             )
+        if self.data.buffer != 100_000 and not self.data.streaming:
+            raise UserError(f"data.buffer={self.data.buffer} is of data.streaming=true; write both, or neither")
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
         if self.train.coverage_loss and not self.model.attention.coverage:

@@ -21,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from nmt.config import MONITORS, TrainRun, main
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
+from nmt.data.lines import counted
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.stream import nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
@@ -108,7 +109,7 @@ def train(run: TrainRun) -> float:
             early.flush()
             state.board = tensorboard(folder, state.progress.step)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        how = f"{device}, {run.precision}, {torch.get_num_threads()} threads"
+        how = f"{device}, {run.precision}, {counted(torch.get_num_threads(), 'thread')}"
         log.info(f"{folder}: {parameters:,} parameters, {how}" + f", {ranks()} processes" * (ranks() > 1))
         try:
             best = fit(state)

@@ -5,9 +5,10 @@ python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001, 64 pairs an update) on 8,000
 joint BPE pieces, in an environment of its own (`env`, beside the folder). After each epoch it translates the validation
-text with beam 5 (or beam=N); the epoch with the best BLEU there translates the test text. Runs of ours must have been
-evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a
-folder, by default under runs/bench_quality; what is there already, of the same text, is not made again.
+text greedily, as ours does; the epoch with the best BLEU there translates the test text with beam 5 (or beam=N). Runs
+of ours must have been evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=...
+search.beam=N`). All is kept in a folder, by default under runs/bench_quality; what is there already, of the same text,
+is not made again.
 """
 
 import json
@@ -95,19 +96,22 @@ def main() -> None:
         (folder / "seconds").write_text(f"{time.perf_counter() - started:.0f}")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
-    def translated(number: int, split: str) -> float:
+    def translated(number: int, split: str, beam: int) -> float:
         model = folder / "model" / f"step_{number * epoch}"
         found = translate(eole, model, folder / f"{split}.source", folder / f"{split}.{number}.beam_{beam}", beam)
         return sacrebleu.corpus_bleu(found, [references[split]]).score
 
     curve = []
     for number in range(1, epochs + 1):
-        curve.append(translated(number, "valid"))
-        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, beam {beam}", flush=True)
+        curve.append(translated(number, "valid", 1))
+        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, greedily", flush=True)
     best = curve.index(max(curve)) + 1
-    score = translated(best, "test")
+    if best == epochs:
+        print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
+    valid, score = (translated(best, split, beam) for split in ("valid", "test"))
     minutes = float((folder / "seconds").read_text()) / 60
-    print(f"Eole, epoch {best}, the best of {epochs} ({minutes:.0f} min): BLEU {score:.2f} of the test text")
+    print(f"Eole, epoch {best}, the best of {epochs} ({minutes:.0f} min), with beam {beam}: BLEU {valid:.2f} of the")
+    print(f"validation text, {score:.2f} of the test text")
     for path, own in scores.items():
         print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
     if len(scores) > 1:

@@ -27,12 +27,12 @@ def test_choices_are_those_of_the_configuration() -> None:
         ("cosine", 55, 0, 0.5),
         ("cosine", 100, 0, 0.0),
         ("cosine", 120, 0, 0.0),
-        ("plateau", 50, 2, 0.09),
-        ("plateau", 5, 1, 0.15),
+        ("plateau", 50, 3, 0.125),
+        ("plateau", 5, 1, 0.25),
     ],
 )
 def test_learning_rates(schedule: str, step: int, decays: int, expected: float) -> None:
-    config = OptimConfig(lr=1.0, schedule=schedule, warmup=10, decay=0.3)
+    config = OptimConfig(lr=1.0, schedule=schedule, warmup=10)
     assert learning_rate(config, step, 100, decays) == pytest.approx(expected, abs=1e-12)
 
 
