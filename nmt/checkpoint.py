@@ -170,7 +170,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
         place = folder.resolve()
-        if place.parent.name != "checkpoints":
+        if place.parent.name != "checkpoints" or (folder / CONFIG).is_file():
             return folder, folder
         return (folder.parents[1] if len(folder.parts) > 2 else place.parents[1]), folder
     last, best = last_checkpoint(folder), pointer(folder, "best")

@@ -47,11 +47,14 @@ def check_command_line(arguments: list[str], keys: list[str], groups: list[str])
         UserError: naming the argument and what to write instead.
     """
     known = [*keys, *groups]
-    for argument in arguments:
+    settings = ["=" in argument and not argument.startswith("-") for argument in arguments]
+    for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         key = name.lstrip("-+~")
         if argument.startswith("-"):
             if name in FLAGS:
+                if any(settings[:place]) and any(settings[place + 1 :]):  # its parser takes settings in one row only
+                    raise UserError(f"{argument} stands between settings; write it before them")
                 continue
             if key in known:
                 raise UserError(f"{argument}: settings are written without dashes: {key}={value or 'VALUE'}")

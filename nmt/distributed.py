@@ -153,7 +153,7 @@ def joined(name: str) -> Iterator[torch.device]:
     log.info(f"joining {LAUNCHED['WORLD_SIZE']} processes")
     try:
         join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         remedy = "see that all were started, and that their machines' ports are open to each other"
         missed = f"the other processes of this job cannot be reached ({why(error)}); {remedy}"
         raise UserError(missed, own=True) from None
@@ -196,7 +196,7 @@ def ranks() -> int:
     return LAUNCHED["WORLD_SIZE"] if _joined else 1
 
 
-def why(error: RuntimeError) -> str:
+def why(error: Exception) -> str:
     """What gloo complains of, in short; it has no class of its own for it."""
     return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
 

@@ -163,7 +163,8 @@ def output(path: str | None) -> Iterator[BinaryIO]:
             yield file
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"{error.filename or path} failed: {error.strerror}") from error
+        failed = path if error.filename in (None, str(temporary)) else error.filename
+        raise UserError(f"{failed} failed: {error.strerror}") from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

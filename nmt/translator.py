@@ -16,6 +16,7 @@ from nmt.alignment import Record
 from nmt.beams import Hypothesis
 from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
+from nmt.data.lines import counted, first_of
 from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import dealt, gathered, log, rank
 from nmt.errors import UserError
@@ -179,7 +180,7 @@ class Translator:
                     f"{where}: the given beginning has {len(beginning):,} pieces; "
                     f"search.max_length={self.config.max_length} allows no more after it"
                 )
-            if not line.strip():
+            if not ids or not line.strip():
                 if beginning:
                     log.warning(f"{where} is empty, and so is its translation, whatever it should begin with")
                 continue
@@ -311,12 +312,12 @@ class Translator:
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:
     """Say which translations reached their maximum length before their end."""
-    cut = [(line, t) for line, t in enumerate(translations, first_line) if not t.ended]
+    cut = [line for line, translation in enumerate(translations, first_line) if not translation.ended]
     if cut:
-        lines = ", ".join(str(line) for line, _ in cut[:5])
-        capped = any(len(translation.target_pieces) >= config.max_length for _, translation in cut)
-        remedy = f"; search.max_length={config.max_length} allows no more" if capped else ""
-        log.warning(f"{len(cut):,} translations were cut at their maximum length (lines {lines}){remedy}")
+        log.warning(
+            f"{counted(len(cut), 'translation')} cut at the maximum length ({first_of(cut)}): "
+            f"search.max_length={config.max_length} and search.max_ratio={config.max_ratio} allow no more"
+        )
 
 
 def warn_of_reach(model: Seq2Seq | Ensemble | Replayed, lengths: Sequence[int] | np.ndarray, what: str) -> None:

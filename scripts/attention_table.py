@@ -5,9 +5,9 @@ python scripts/attention_table.py                    two hours on two cores
 python scripts/attention_table.py jobs=1 seed=2      one run at a time, from another seed
 
 A few mechanisms are trained as long as `make train` does. Then follow, two epochs each, every score x window x style,
-and the best of them with every normaliser and with several heads. Each run is a folder runs/attention/NAME; what is
-finished is not run again: delete them after a change of the code. Each has one thread, and there are as many at a time
-as there are cores.
+and the best of them with every normaliser and with several heads. Each run is a folder runs/attention/seed1/NAME; what
+is finished is not run again: delete them after a change of the code. Each has one thread, and there are as many at a
+time as there are cores.
 
 docs/lengths.png shows BLEU by source length with attention and without, as figure 2 of Bahdanau et al. 2014;
 docs/pictures/ where each mechanism looks in the same sentence.

@@ -153,12 +153,12 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
 
 
 def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:
-    """Of products, forward and backward, padding apart, for each target token."""
+    """Of products, forward and backward, padding apart, for each target token; without the bridge, once a sentence."""
     model = build_model(system.model, size.vocabulary, size.vocabulary)
     per_source = per_target = 0
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and "embedding" not in name:
-            on_source = name.startswith(("encoder", "decoder.attention.score.key", "decoder.bridge"))
+        if parameter.dim() == 2 and "embedding" not in name and not name.startswith("decoder.bridge"):
+            on_source = name.startswith(("encoder", "decoder.attention.score.key"))
             per_source += on_source * parameter.numel()
             per_target += (not on_source) * parameter.numel()
     source, target = encoded.lengths(encoded.order)

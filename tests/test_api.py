@@ -1,6 +1,7 @@
 """The Python API, and models as folders of their own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file
 
 import nmt
 from nmt import translator
+from nmt.data.config import TokenizerConfig
+from nmt.data.tokenizer import train_tokenizer
 
 LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
 
@@ -123,13 +126,26 @@ def test_what_cannot_be_is_a_user_error(home: Path, settings: dict[str, Any], me
         nmt.load(**{"checkpoint": home / "runs" / "mine"} | settings)
 
 
+def test_an_export_may_be_anywhere(model: nmt.Model, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "mine"
+    model.export(folder)
+    assert nmt.load(folder).translate(LINES[:1]) == nmt.load(folder, device="cpu").translate(LINES[:1])
+
+
+def test_a_line_of_which_nothing_is_left_has_an_empty_translation(model: nmt.Model) -> None:
+    text = [f"{line} {line[::-1]}" for line in LINES for _ in range(9)]
+    folding = train_tokenizer(text, text, TokenizerConfig(vocab_size=330, normalisation="nmt_nfkc"))
+    searcher = replace(model.translator, tokenizer=folding)
+    assert [options[0].text for options in searcher.translate(["\u200b", " \ufeff ", "\x07", ""])] == [""] * 4
+
+
 def test_translations_that_were_cut_are_named(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a line in parts, whichever part it was."""
     short = nmt.load(home / "runs" / "mine", precision="fp32", beam=1, max_length=1)
     cut, empty = short.translate([LINES[0], ""])
     whole = nmt.Translation("Yes.", ["▁Ja", ".", "</s>"], ["▁Yes", ".", "</s>"])
     assert not cut.ended and empty.ended
-    assert "1 translations were cut at their maximum length (lines 1); search.max_length=1" in caplog.text
+    assert "1 translation cut at the maximum length (first: 1): search.max_length=1 and" in caplog.text
     for parts in ([cut, whole], [whole, cut], [whole, cut, empty]):
         assert not translator.join(parts).ended
     assert translator.join([whole, empty, whole]).ended

@@ -111,6 +111,13 @@ def test_what_is_right_runs(train: Callable[..., Result], argument: str) -> None
     assert train(argument) == (0, "")
 
 
+def test_a_flag_between_settings_is_named(train: Callable[..., Result]) -> None:
+    assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
+    assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
+    code, message = train("model.hidden=32", "-m", "seed=1,2")
+    assert (code, message) == (1, "error: -m stands between settings; write it before them\n")
+
+
 def test_a_sweep_goes_on_after_a_job_that_fails(train: Callable[..., Result]) -> None:
     code, message = train("-m", "model.hidden=31,32", "model.dropout=0,1")
     assert code == 1 and message.count("error: ") == 3  # odd, odd, and a dropout of 1
@@ -261,6 +268,10 @@ def test_settings_that_mean_nothing_are_named() -> None:
         "model.residual=true",
         "model.input_feeding=false",
     ]
+    two = {"style": "gnmt", "decoder_layers": 2, "residual": True}
+    assert ModelConfig(**two).idle == ["model.residual=true"]
+    assert ModelConfig(**two, encoder_layers=2).idle == ModelConfig(**two | {"decoder_layers": 3}).idle == []
+    assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).idle == ["model.shortcut=true"]
 
 
 def test_commands_take_the_data_of_the_run_unless_told() -> None:

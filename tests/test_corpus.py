@@ -523,6 +523,12 @@ def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "data" / f"train{names[1]}.en").unlink()
     with pytest.raises(UserError, match=f"train{names[1]}.en does not exist; "):
         read({})
+    (tmp_path / "data" / f"train{names[1]}.de").unlink()
+    if "-of-" in names[1]:
+        with pytest.raises(UserError, match="data has 2 of the 3 shards of train"):
+            read({})
+    else:
+        assert read({}) == (["de0", "0", "de2", "2"], ["en0", "0", "en2", "2"])
 
 
 def test_shards_of_tables(read: Read, caplog: pytest.LogCaptureFixture) -> None:
@@ -708,6 +714,14 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
         read({}, "valid", "parquet")
     with pytest.raises(UserError, match="train.*parquet does not exist"):
         read({}, "train", "parquet")
+    parquet(tmp_path, "test_2017.parquet", {"de": ["a"], "en": ["b"]})
+    parquet(tmp_path, "test.parquet", {"de": ["c"], "en": ["d"]})
+    assert read({}, "test", "parquet") == (["c"], ["d"])
+    parquet(tmp_path, "train-00000-of-00002-0123456789abcdef.parquet", {"de": ["a"], "en": ["b"]})
+    with pytest.raises(UserError, match="data has 1 of the 2 shards of train"):
+        read({}, "train", "parquet")
+    parquet(tmp_path, "train-00001-of-00002-fedcba9876543210.parquet", {"de": ["c"], "en": ["d"]})
+    assert read({}, "train", "parquet") == (["a", "c"], ["b", "d"])
 
 
 @pytest.mark.parametrize(

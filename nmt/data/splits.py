@@ -9,14 +9,15 @@ from nmt.data.readers import PACKED, listed
 from nmt.errors import UserError
 
 VALID = ("valid", "validation", "val", "dev")  # the validation split's names
-SHARD = r"(\.\d+|-\d+-of-\d+|)"  # train.00.de, train-00000-of-00010.de
+# train.00.de, train-00.de, train-00000-of-00010.de; the hub may add a digest.
+SHARD = r"(\.\d+|-\d+(?:-of-\d+(?:-[0-9a-f]+)?)?|)"
 
 
 def find_files(data: DataConfig, split: str, endings: list[str]) -> list[tuple[Path, ...]]:
     """The files of a split, in the order of their names: of each shard one for each ending.
 
     Raises:
-        UserError: one is missing, or there are shards beside the whole.
+        UserError: one is missing, of all that a shard's name counts too; or there are shards beside the whole.
     """
     folder = existing_folder(data)
     held = sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -28,6 +29,9 @@ def find_files(data: DataConfig, split: str, endings: list[str]) -> list[tuple[P
         both = " and ".join(next(side[mark] for side in found[name] if mark in side) for mark in marks[:2])
         raise UserError(f"data.path={folder} has {both}: the split {split} as a whole and in shards; leave one")
     for mark in marks:
+        total = re.search(r"-of-(\d+)", mark)
+        if total and len(marks) != int(total[1]):
+            raise UserError(f"data.path={folder} has {len(marks)} of the {int(total[1])} shards of {name}")
         for side, ending in zip(found[name], endings, strict=True):
             if mark not in side:
                 raise missing(folder / f"{name}{mark}{ending}", data)
@@ -55,12 +59,7 @@ def files_of(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]],
 
 
 def parquet_files(data: DataConfig, split: str) -> list[str]:
-    folder = existing_folder(data)
-    found = [sorted(folder.glob(f"{name}*.parquet")) for name in names_of(split)]
-    files = next((files for files in found if files), None)
-    if files is None:
-        raise missing(folder / f"{split}*.parquet", data)
-    return list(map(str, files))
+    return [str(file) for (file,) in find_files(data, split, [".parquet"])]
 
 
 def text_files(data: DataConfig, split: str) -> list[tuple[Path, ...]]:

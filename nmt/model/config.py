@@ -117,11 +117,13 @@ class ModelConfig:
         """Settings that were given and mean nothing to this model."""
         given, default = self.attention, AttentionConfig()
         width = given.half_width != default.half_width and given.window == "global"
+        first = 2 if self.style == "gnmt" else 1  # layers below those that it is about
         reach = given.max_positions != default.max_positions and given.score != "location"
         return [
             *[f"model.attention.half_width={given.half_width}"] * width,
             *[f"model.attention.max_positions={given.max_positions}"] * reach,
-            *["model.residual=true"] * (self.residual and self.encoder_layers == self.decoder_layers == 1),
+            *["model.residual=true"] * (self.residual and self.encoder_layers == 1 and self.decoder_layers == first),
+            *["model.shortcut=true"] * (self.shortcut and given.score == "none"),
             *["model.input_feeding=false"] * (not self.input_feeding and self.style != "luong"),
         ]
 
