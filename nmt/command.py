@@ -76,7 +76,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if choice in PLUGINS:
-            return f"{group}={choice} is a plug-in of Hydra that is not installed: pip install 'nmt[sweep]'"
+            return f"{group}={choice} is a plug-in that is not installed: in the checkout, pip install '.[sweep]'"
         return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")

@@ -45,7 +45,7 @@ train()
 
 
 def plugin(name: str) -> None:
-    pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install 'nmt[sweep]'")
+    pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install '.[sweep]'")
 
 
 def start(folder: Path, *arguments: str, path: str = str(ROOT)) -> subprocess.Popen[str]:
@@ -117,8 +117,8 @@ def test_what_sweeps_are_written_with(
 def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "__init__.py").touch()  # in the place of those that are installed
-    answer = "error: hydra/launcher=joblib is a plug-in of Hydra that is not installed: pip install 'nmt[sweep]'\n"
-    assert sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, answer)
+    told = "error: hydra/launcher=joblib is a plug-in that is not installed: in the checkout, pip install '.[sweep]'\n"
+    assert sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, told)
 
 
 def test_a_sweep_on_a_cluster_composes() -> None:

@@ -54,9 +54,9 @@ class ModelConfig:
     embed: int = 256  # size of an embedding
     hidden: int = 512  # of the decoder
     encoder_hidden: int | None = None  # of the encoder, each direction; null: hidden, half of it if bidirectional
-    bidirectional: bool = True
-    encoder_layers: int = 1
-    decoder_layers: int = 1
+    bidirectional: bool = True  # the encoder reads in both directions
+    encoder_layers: int = 1  # recurrent layers of the encoder
+    decoder_layers: int = 1  # ... of the decoder; gnmt needs 2
     dropout: float = 0.3  # on embeddings, between layers, and before the output layer
     input_feeding: bool = True  # luong: the attentional vector is part of the next step's input
     bridge: str = "bridge"  # initial decoder state: bridge (learned) | last | mean | zero
