@@ -68,8 +68,7 @@ def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator
     if run.model.attention.score == "none":
         raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
     place(model, choose_precision(command.precision, device), device)
-    search = SearchConfig(max_source=command.max_length, batch_tokens=command.batch_tokens)
-    return Translator(model, tokenizer, search, device), run
+    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device), run
 
 
 def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
@@ -111,8 +110,12 @@ def align_pairs(
     with output(mine(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
-            records = forward.align(*pairs, start + 1, shown)
-            backs = backward.align(*pairs[::-1], start + 1, shown) if backward else [None] * len(records)
+            records = forward.align(*pairs, command.max_length, start + 1, shown)
+            backs = (
+                backward.align(*pairs[::-1], command.max_length, start + 1, shown)
+                if backward
+                else [None] * len(records)
+            )
             for row, (record, back) in enumerate(zip(records, backs, strict=True), start):
                 links = links_of(record, back, command)
                 put(record, links)

@@ -100,9 +100,9 @@ class SearchConfig:
     coverage_penalty: float = 0.0  # beta: of leaving source pieces without attention, Wu et al. 2016; 0: none
     min_length: int = 0  # target pieces, `</s>` counted
     min_ratio: float = 0.0  # the same, for each source piece
-    max_length: int = 2000  # target pieces, `</s>` counted; for nearly all lines the next key allows less
+    max_length: int = 250  # target pieces of a line, or of a part of a long one, `</s>` counted
     max_ratio: float = 2.0  # target pieces for each source piece, and 20 beside
-    max_source: int = 1000  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
+    max_source: int = 100  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
     no_repeat_ngram: int = 0  # n: no n pieces in a row occur twice in a translation; 0: off
     replace_unknown: bool = False  # tokenizer.type=word: the source word that attention found, in place of <unk>
     dictionary: str | None = None  # ... or what this file has for it: source word, tab, target word on each line

@@ -204,23 +204,24 @@ class Translator:
         return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
 
     def align(
-        self, sources: Sequence[list[str]], targets: Sequence[list[str]], first_line: int = 1, progress: bool = False
-    ) -> list[Record]:
+        self, sources: Sequence[list[str]], targets: Sequence[list[str]], max_length: int = 1000, first_line: int = 1,
+        progress: bool = False,
+    ) -> list[Record]:  # fmt: skip
         """Forced alignment of pairs given as words; a record's words are these, whatever is in them.
 
-        A pair of more than `search.max_source` pieces on a side gets no weights. `first_line` is the number of the
-        first pair in the warning of that.
+        A pair of more than `max_length` pieces on a side, `</s>` counted, gets no weights. `first_line` is the
+        number of the first pair in the warning of that.
         """
         source_ids, source_index = self.tokenizer.source.encode_words(sources)
         target_ids, target_index = self.tokenizer.target.encode_words(targets)
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
-        rows = [row for row, length in enumerate(lengths) if length <= self.config.max_source]
+        rows = [row for row, length in enumerate(lengths) if length <= max_length]
         found = self.forced([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
         hypotheses = dict(zip(rows, found, strict=True))
         records = []
         for row, length in enumerate(lengths):
             if row not in hypotheses:
-                log.warning(f"line {first_line + row} has {length:,} pieces, more than max_length: it has no links")
+                log.warning(f"line {first_line + row} has {length:,} pieces, more than {max_length:,}: it has no links")
                 hypotheses[row] = Hypothesis([*target_ids[row], EOS], float("-inf"), None)
             pair = self.read(source_ids[row], hypotheses[row])
             owners = [*source_index[row], -1], [*target_index[row], -1]
