@@ -110,12 +110,9 @@ def align_pairs(
     with output(mine(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
-            records = forward.align(*pairs, command.max_length, start + 1, shown)
-            backs = (
-                backward.align(*pairs[::-1], command.max_length, start + 1, shown)
-                if backward
-                else [None] * len(records)
-            )
+            how = command.max_length, start + 1, shown
+            records = forward.align(pairs[0], pairs[1], *how)
+            backs = backward.align(pairs[1], pairs[0], *how) if backward else [None] * len(records)
             for row, (record, back) in enumerate(zip(records, backs, strict=True), start):
                 links = links_of(record, back, command)
                 put(record, links)

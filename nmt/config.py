@@ -234,8 +234,6 @@ class TrainRun:
             raise UserError(
                 "data.streaming=true knows no end of an epoch: write train.max_steps=N train.validate_every=N too"
             )
-        if self.data.buffer != 100_000 and not self.data.streaming:
-            raise UserError(f"data.buffer={self.data.buffer} is of data.streaming=true; write both, or neither")
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
         if self.train.coverage_loss and not self.model.attention.coverage:

@@ -226,7 +226,6 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: OptimConfig(weight_decay=float("inf")), "optim.weight_decay=inf"),
         (lambda: OptimConfig(decay=1.0), "optim.decay=1.0 must be below 1"),
         (lambda: OptimConfig(decay=0.3), "optim.decay=0.3 is of optim.schedule=plateau"),
-        (lambda: TrainRun(data=DataConfig(buffer=60)), "data.buffer=60 is of data.streaming=true"),
         (lambda: OptimConfig(schedule="inverse_sqrt"), "needs optim.warmup"),
         (lambda: OptimConfig(label_smoothing=1.0), "optim.label_smoothing=1.0"),
         (lambda: TrainConfig(max_epochs=None), "training needs an end"),

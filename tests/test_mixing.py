@@ -353,10 +353,10 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", [["data.streaming=false"], ["data.streaming=true", "data.buffer=60"]])
-def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: list[str]) -> None:
+@pytest.mark.parametrize("how", ["data.streaming=false", "data.streaming=true"])
+def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> None:
     more = f"{{path:{corpora}/bt,weight:2,tag:bt}},{{path:{corpora}/web,weight:0.5,format:tsv,source:2,target:1}}"
-    arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{more}]", *how)
+    arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{more}]", how, "data.buffer=60")
     works(1, tmp_path / "whole", "train", *arguments)
     code, said = together(1, tmp_path / "stopped", stopped, 15, *arguments)
     assert code == 143 and "stopped at step 16" in said
