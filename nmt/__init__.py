@@ -111,7 +111,8 @@ def open_translator(
                 )
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    return Translator(fastest(model, device), tokenizer, search, device)
+    trained = [other.config.data for other in loaded]
+    return Translator(fastest(model, device), tokenizer, search.after(*trained), device)
 
 
 def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:

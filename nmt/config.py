@@ -7,7 +7,7 @@ values. A value that cannot work is refused here, with the key, the value and th
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.command import program
@@ -100,9 +100,9 @@ class SearchConfig:
     coverage_penalty: float = 0.0  # beta: of leaving source pieces without attention, Wu et al. 2016; 0: none
     min_length: int = 0  # target pieces, `</s>` counted
     min_ratio: float = 0.0  # the same, for each source piece
-    max_length: int = 250  # target pieces of a line, or of a part of a long one, `</s>` counted
+    max_length: int = 2000  # target pieces of a line, or of a part of a long one, `</s>` counted
     max_ratio: float = 2.0  # target pieces for each source piece, and 20 beside
-    max_source: int = 100  # source pieces, `</s>` counted; a longer line is split, translated in parts and joined
+    max_source: int | None = None  # source pieces, `</s>` counted; longer lines go in parts; null: as trained
     no_repeat_ngram: int = 0  # n: no n pieces in a row occur twice in a translation; 0: off
     replace_unknown: bool = False  # tokenizer.type=word: the source word that attention found, in place of <unk>
     dictionary: str | None = None  # ... or what this file has for it: source word, tab, target word on each line
@@ -149,6 +149,10 @@ class SearchConfig:
             raise UserError(f"{' '.join(idle)}: nothing is drawn; write search.sample=true too")
         if self.diversity != 0.5 and self.groups == 1:
             raise UserError(f"search.diversity={self.diversity} is between groups; write search.groups=2 or more too")
+
+    def after(self, *trained: DataConfig) -> "SearchConfig":
+        """The same for models trained on these: a line longer than training allowed is translated in parts."""
+        return replace(self, max_source=self.max_source or min(data.max_length for data in trained) + 1)
 
     @property
     def width(self) -> int:

@@ -135,10 +135,11 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     results = folder / "eval" / data.split
     told(lambda: results.mkdir(parents=True, exist_ok=True))  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
-    translator = Translator(fastest(model, device), tokenizer, command.search, device)
+    search = command.search.after(run.data)
+    translator = Translator(fastest(model, device), tokenizer, search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
-    warn_of_cuts(found, command.search, 1)
+    warn_of_cuts(found, search, 1)
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
     measures |= scores([translation.text for translation in found], references)
     measures |= {
@@ -146,7 +147,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
         "data": asdict(data),
-        "search": asdict(command.search),
+        "search": asdict(search),
     }
     measured = Measured(folder, results, sources, references, [t.text for t in found], measures, [])
     if rank():

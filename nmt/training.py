@@ -158,7 +158,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1), state.device)
+    translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
     progress = state.progress

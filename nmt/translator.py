@@ -185,11 +185,12 @@ class Translator:
                     log.warning(f"{where} is empty, and so is its translation, whatever it should begin with")
                 continue
             cut = [ids]
-            if len(ids) >= self.config.max_source:
-                cut = split_long(ids, self.tokenizer.source.pieces(ids), self.config.max_source - 1)
+            limit = self.config.max_source
+            if limit is not None and len(ids) >= limit:
+                cut = split_long(ids, self.tokenizer.source.pieces(ids), limit - 1)
                 log.warning(
-                    f"{where} has {len(ids) + 1:,} pieces, more than search.max_source="
-                    f"{self.config.max_source}: translated in {len(cut)} parts"
+                    f"{where} has {len(ids) + 1:,} pieces, more than search.max_source={limit}: "
+                    f"translated in {len(cut)} parts"
                 )
             words_left = self.tokenizer.source.spelt(line) if self.config.replace_unknown else []
             for part in cut:

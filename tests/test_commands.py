@@ -139,7 +139,7 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
         (("search.min_ratio=3",), "search.min_ratio=3.0 is more than search.max_ratio=2.0"),
         (("search.diversity=3",), "search.diversity=3.0 is between groups"),
         (("checkpoint=runs/blind", "format=links"), "the model has none"),
-        (("search.min_length=300",), "search.min_length=300 is more than search.max_length=250"),
+        (("search.min_length=3000",), "search.min_length=3000 is more than search.max_length=2000"),
         (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines, from 2 on"),
         (("prefix=nothing",), "nothing is not a file"),
