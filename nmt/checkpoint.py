@@ -159,7 +159,7 @@ def last_whole(run: Path) -> Path:
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
-    """The run and the checkpoint meant by `checkpoint=path`: a run (its best, else its last), a step folder, or an
+    """The run and the checkpoint meant by `path`: a run (its best, else its last), a step folder, or an
     exported model, which is both.
 
     Raises:
@@ -167,7 +167,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UserError(f"checkpoint={path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
+        raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL).is_file():
         place = folder.resolve()
         if place.parent.name != "checkpoints" or (folder / CONFIG).is_file():
@@ -175,9 +175,9 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         return (folder.parents[1] if len(folder.parts) > 2 else place.parents[1]), folder
     last, best = last_checkpoint(folder), pointer(folder, "best")
     if last is None:
-        raise UserError(f"checkpoint={path} holds no checkpoint; a run has config.yaml and checkpoints/")
+        raise UserError(f"{path} holds no checkpoint; a run has config.yaml and checkpoints/")
     if best is None and (named := folder / "checkpoints" / "best").exists():
-        raise UserError(f"{named} is damaged, for it names no checkpoint; give one of them: checkpoint={last}")
+        raise UserError(f"{named} is damaged, for it names no checkpoint; give one of them, as {last}")
     return folder, best or last
 
 
@@ -259,7 +259,7 @@ def load_config(folder: Path) -> TrainRun:
         check_simple(text)
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.create(text)))  # type: ignore[return-value]
     except FileNotFoundError:
-        raise UserError(f"{path} is not there, so {folder} is not a run; give checkpoint=runs/NAME") from None
+        raise UserError(f"{path} is not there, so {folder} is not a run; give one, as runs/NAME") from None
     except UserError as error:
         raise UserError(f"{path}: {str(error)[: 2 * CLIP]}") from None
     except Exception as error:  # YAML's and OmegaConf's own errors have no common base

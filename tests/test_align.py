@@ -254,7 +254,7 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: with gold_base=1"),
         ((*FILES, "gold=latin.gold"), "latin.gold:1: not UTF-8"),
         ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but beside"),
-        ((*FILES, "reverse_checkpoint=runs/none"), "checkpoint=runs/none is not a folder"),
+        ((*FILES, "reverse_checkpoint=runs/none"), "error: runs/none is not a folder; give a run"),
         (("data.split=dev2",), "dev2.de does not exist"),
         (("data.source=en", "data.target=de"), "the model was trained to translate de to en"),
     ],
