@@ -62,7 +62,7 @@ class OptimConfig:
 @dataclass(slots=True)
 class TrainConfig:
     max_steps: int | None = None  # updates; null: no limit
-    max_epochs: int | None = 20  # whichever of the two comes first ends training
+    max_epochs: int | None = 20  # whichever of the two comes first ends training; a stream only max_steps
     batch_tokens: int = 1500  # per update: the sum of max(source, target) pieces, without padding
     batch_sentences: int | None = None  # a number of sentences instead
     accumulate: int = 1  # micro-batches that an update's batch is divided into

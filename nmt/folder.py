@@ -181,7 +181,7 @@ def harmless(run: TrainRun) -> set[str]:
     """Keys on which no number depends in this run; some of them in other runs, as when it ends or is validated."""
     share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
     judged = run.optim.schedule == "plateau" or run.train.patience
-    ends = ("train.max_steps", "train.max_epochs") * (not share)
+    ends = ("train.max_steps", "train.max_epochs") * (not (share or judged))  # the last step is judged, too
     return {*FREE, *ends, *("train.validate_every",) * (not judged)}
 
 

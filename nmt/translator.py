@@ -170,7 +170,7 @@ class Translator:
     def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""
         given = [[] for _ in lines] if beginnings is None else self.tokenizer.target.encode(list(beginnings))
-        found = []
+        found, long, limit = [], [], self.config.max_source
         for number, (line, ids, beginning) in enumerate(
             zip(lines, self.tokenizer.source.encode(list(lines)), given, strict=True)
         ):
@@ -185,17 +185,18 @@ class Translator:
                     log.warning(f"{where} is empty, and so is its translation, whatever it should begin with")
                 continue
             cut = [ids]
-            limit = self.config.max_source
             if limit is not None and len(ids) >= limit:
+                long.append(first_line + number)
                 cut = split_long(ids, self.tokenizer.source.pieces(ids), limit - 1)
-                log.warning(
-                    f"{where} has {len(ids) + 1:,} pieces, more than search.max_source={limit}: "
-                    f"translated in {len(cut)} parts"
-                )
             words_left = self.tokenizer.source.spelt(line) if self.config.replace_unknown else []
             for part in cut:
                 found.append(Part(number, part, beginning, words_left[: len(part)]))
                 beginning, words_left = [], words_left[len(part) :]
+        if long:
+            log.warning(
+                f"{counted(len(long), 'line')} of more than search.max_source={limit} pieces, translated in parts "
+                f"({first_of(long)})"
+            )
         return found
 
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:

@@ -148,7 +148,7 @@ def test_lines_longer_than_training_had_are_translated_in_parts(home: Path, capl
         parts = [part.ids for part in searcher.parts([line], None, 1)]
         assert all(len(ids) < limit for ids in parts)
         assert sum(parts, []) == searcher.tokenizer.source.encode([line])[0]
-        assert f"more than search.max_source={limit}: translated in {len(parts)} parts" in caplog.text
+        assert f"1 line of more than search.max_source={limit} pieces, translated in parts (first: 1)" in caplog.text
 
 
 def test_translations_that_were_cut_are_named(home: Path, caplog: pytest.LogCaptureFixture) -> None:

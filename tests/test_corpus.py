@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from nmt.config import DataConfig
 from nmt.data import cache, corpus, readers, toy
 from nmt.data.cache import DAY, cache_folder
+from nmt.data.config import DataOverride
 from nmt.data.corpus import column, load_pairs, origins
 from nmt.data.lines import raw_lines, read_lines
 from nmt.data.parting import cost, first_gap
@@ -509,7 +510,7 @@ def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
     files = {f"train{name}.{side}": f"{side}{i}\n{i}\n" for i, name in enumerate(names) for side in ("de", "en")}
     files |= {"train.tok.de": "another file", "trainer.00.de": "another, too"}
     assert read(files) == (["de0", "0", "de1", "1", "de2", "2"], ["en0", "0", "en1", "1", "en2", "2"])
-    assert read.lines == [1, 2] * 3
+    assert read.lines is None  # which would not say of which of them
     first, last = (tmp_path / "data" / f"train{name}" for name in (names[0], names[2]))
     data = DataConfig(format="text", path=str(tmp_path / "data"))
     assert origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
@@ -728,7 +729,7 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
     "table, message",
     [
         ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002 has no text in 'de' but None"),
-        ({"de": ["a"], "en": [3]}, "row 1 has no text in 'en' but 3"),
+        ({"de": ["a"], "en": [3]}, "row 1 has no text in 'en' but 3, of type int64"),
     ],
 )
 def test_what_is_not_text_is_refused(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
@@ -740,6 +741,28 @@ def test_what_is_not_text_is_refused(read: Read, tmp_path: Path, table: dict[str
 def test_columns_may_have_each_others_names(read: Read, tmp_path: Path) -> None:
     parquet(tmp_path, "train.parquet", {"source": ["a"], "target": ["b"]})
     assert read({}, format="parquet", source="target", target="source") == (["b"], ["a"])
+
+
+def test_a_folder_may_be_called_like_a_pattern(tmp_path: Path) -> None:
+    """The datasets library takes names for patterns, and would read what is beside it."""
+    for name in ("x1", "x[1]"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        for file in ("valid.parquet", "data/validation-00000-of-00001.parquet"):
+            pq.write_table(pa.table({"de": [name], "en": ["b"]}), tmp_path / name / file)
+    for streaming in (False, True):
+        given = {"path": str(tmp_path / "x[1]"), "streaming": streaming, "cache": str(tmp_path / "cache")}
+        assert load_pairs(DataConfig(format="parquet", **given), "valid")["source"][:] == ["x[1]"]
+        with pytest.raises(UserError, match="for a pattern; rename it"):
+            load_pairs(DataConfig(format="hub", **given), "valid")
+
+
+def test_of_a_streamed_hub_dataset_other_splits_are_not_fetched(read: Read, tmp_path: Path) -> None:
+    columns = [{"de": "a", "en": "b"}, {"de": "c", "en": "d"}]
+    files = {"train.jsonl": "no JSON", "validation.jsonl": "".join(map(lines_of, columns))}
+    assert read(files, "valid", "hub", streaming=True) == (["a", "c"], ["b", "d"])
+    assert DataOverride().over(DataConfig(format="hub", path=str(tmp_path), streaming=True)).streaming
+    with pytest.raises(UserError, match="has no split test; it has train, validation"):
+        read(files, "test", "hub", streaming=True)
 
 
 def test_a_broken_parquet_file_is_named(read: Read) -> None:

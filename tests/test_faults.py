@@ -173,14 +173,16 @@ def test_changed_settings_are_refused_or_named(caplog: pytest.LogCaptureFixture)
         return [(record.levelname, record.getMessage().partition(": ")[2]) for record in caplog.records]
 
     longer = {"train": TrainConfig(max_epochs=30, log_every=9)}
-    plain, cosine = TrainRun(), TrainRun(optim=OptimConfig(schedule="cosine"))
+    plain = TrainRun()
     assert said(TrainRun(**longer), plain) == [
         ("INFO", "train.max_epochs=30 (was 20), train.log_every=9 (was 50)"),
     ]
-    assert said(TrainRun(optim=OptimConfig(schedule="cosine"), **longer), cosine) == [
-        ("INFO", "train.log_every=9 (was 50)"),
-        ("WARNING", "train.max_epochs=30 (was 20)"),
-    ]
+    for schedule in ("cosine", "plateau"):  # the share of training that is done; a validation at its end
+        optim = OptimConfig(schedule=schedule)
+        assert said(TrainRun(optim=optim, **longer), TrainRun(optim=optim)) == [
+            ("INFO", "train.log_every=9 (was 50)"),
+            ("WARNING", "train.max_epochs=30 (was 20)"),
+        ]
     assert said(TrainRun(optim=OptimConfig(lr=0.1)), plain) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
     for key, other in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
         with pytest.raises(UserError, match=f"these differ: {key}="):

@@ -109,7 +109,7 @@ class TokenizerConfig:
 @dataclass(slots=True)
 class DataOverride:
     """`data.*` of the commands that read a run: null means the run's own value; for `limit` none, for `cache` the
-    default."""
+    default; with another format or path, for `subset`, `revision` and `alignments` none."""
 
     format: str | None = None  # null: the run's own, here and below
     path: str | None = None
@@ -136,5 +136,6 @@ class DataOverride:
                 f"the model was trained to translate {run.source} to {run.target}"
             )
         unset |= {"cache"}  # where a command writes is for its user to say, not for who made the run
-        alone = dict.fromkeys(unset) | {"streaming": False, "corpora": []}  # these two are for training
+        stream = run.streaming and (self.format or run.format) == "hub"  # of which only the split is fetched
+        alone = dict.fromkeys(unset) | {"streaming": stream, "corpora": []}
         return dataclasses.replace(run, **{**alone, **given})

@@ -1,5 +1,5 @@
-"""Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`; those from files of
-lines have `line`, too, the number of the line.
+"""Sentence pairs from any source, as a `datasets.Dataset` with the columns `source` and `target`; those from a file of
+lines for each side, or one for both, have `line`, too, the number of the line.
 
 What reads text here names the file and the line in a complaint, and keeps nothing of a file that it refuses.
 """
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import datasets
 import huggingface_hub.utils
 import pyarrow as pa
 from datasets import Dataset, DatasetDict
+from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig
@@ -25,7 +27,7 @@ from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
 from nmt.data.lines import FIRST, counted, first_of
-from nmt.data.readers import LINE_READERS, SCHEMA, BadLine, clipped, listed
+from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
 
@@ -95,7 +97,8 @@ def stored(kind: str, shards: list[tuple[Path, ...]], columns: tuple[str, ...], 
     begun = key()
     folder = made(cache_folder(data) / "text" / begun, fill)
     tell(json.loads((folder / REPORT).read_bytes()), files)
-    return Dataset.from_file(str(folder / PAIRS))
+    pairs = Dataset.from_file(str(folder / PAIRS))
+    return pairs if len(shards) == 1 else pairs.remove_columns("line")  # of which of them?
 
 
 def note(line: BadLine, bad: dict[tuple[Path, str], list[int]], data: DataConfig) -> None:
@@ -167,7 +170,7 @@ def between_spaces(line: str) -> list[int]:
 def read_parquet(data: DataConfig, split: str) -> Dataset:
     files, cache = parquet_files(data, split), cache_folder(data) / "parquet"
     try:
-        table = through_cache(cache, "parquet", data_files=files, split="train")
+        table = through_cache(cache, "parquet", data_files=list(map(escape, files)), split="train")
     except Exception as error:  # the libraries have no common one for files that they cannot read
         raise full_disk(cache, error) or unreadable(data, ", ".join(files), error) from error
     return two_columns(table, ", ".join(files), data)
@@ -177,7 +180,9 @@ def read_hub(data: DataConfig, split: str) -> Dataset:
     """A dataset of the hub, or a local folder that is laid out like one, or that holds text."""
     if is_text(data, split):
         return read_files(data, split)
-    path = Path(str(data.path))
+    if data.streaming:
+        return Dataset(InMemoryTable(pa.concat_tables([TEXTS.empty_table(), *streamed(data, split)])))
+    path = hub_path(data)
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
     try:
@@ -185,6 +190,44 @@ def read_hub(data: DataConfig, split: str) -> Dataset:
     except Exception as error:  # whatever the library, the network or the hub may say
         raise full_disk(cache, error) or unreadable(data, "", error) from error
     return two_columns(split_of(table, split, data), f"the split {split} of {path}", data)
+
+
+def streamed(data: DataConfig, split: str) -> Iterator[pa.Table]:
+    """The pairs of Parquet files, or of a split of a dataset of the hub, as the datasets library reads them; nothing is
+    kept, and of other splits nothing fetched."""
+    files = parquet_files(data, split) if data.format == "parquet" else []
+    where, row = ", ".join(files) or f"the split {split} of {data.path}", 0
+    try:
+        if files:
+            rows = datasets.load_dataset("parquet", data_files=list(map(escape, files)), split="train", streaming=True)
+        else:
+            table = datasets.load_dataset(str(hub_path(data)), data.subset, revision=data.revision, streaming=True)
+            rows = split_of(table, split, data)
+        for table in rows.with_format("arrow").iter(CHUNK):
+            table = flat(table)
+            check_columns(table.column_names, where, data)
+            pairs = pa.table({"source": table[data.source], "target": table[data.target]})
+            check_texts(pairs, where, row, data)
+            row += len(pairs)
+            yield pairs.cast(TEXTS)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the library, the network or the hub may say
+        raise unreadable(data, ", ".join(files), error) from error
+
+
+def hub_path(data: DataConfig) -> Path:
+    path = Path(str(data.path))
+    if path.is_dir() and (whole := str(path.resolve())) != escape(whole):
+        raise UserError(f"data.path={path}: the datasets library takes *, ? and [ in {whole} for a pattern; rename it")
+    return path
+
+
+def flat(table: pa.Table) -> pa.Table:
+    """With nested columns as in `translation.de`, however deep."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
 
 
 def unreadable(data: DataConfig, files: str, error: BaseException) -> UserError:
@@ -267,7 +310,7 @@ def check_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> Non
         texts = str(table[key].type) in ("string", "large_string")
         if not texts or table[key].null_count:
             row = table[key].to_pylist().index(None) if texts else 0
-            value = clipped(table[key][row].as_py())
+            value = clipped(table[key][row].as_py()) + ("" if texts else f", of type {table[key].type}")
             raise UserError(f"{where}: row {rows + row + 1} has no text in '{name}' but {value}")
 
 

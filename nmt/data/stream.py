@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
@@ -20,7 +19,7 @@ from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
-from nmt.data.corpus import CHUNK, check_columns, check_texts, note, split_of, tell_of, unreadable
+from nmt.data.corpus import note, streamed, tell_of
 from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length, tell_dropped
 from nmt.data.mixing import Part, corpora_of, with_tag
 from nmt.data.pieces import as_list, encode_texts
@@ -171,7 +170,7 @@ def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
     """All training pairs; shards of files of lines come in another order each time. What was left out is told at the
     end, also where no more is asked for."""
     if (found := files_of(data, "train")) is None:
-        yield from streamed(data)
+        yield from streamed(data, "train")
         return
     kind, shards, columns = found
     bad: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
@@ -185,36 +184,6 @@ def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
     finally:
         for (file, trouble), counts in bad.items():
             tell_of(file, trouble, *counts)
-
-
-def streamed(data: DataConfig) -> Iterator[pa.Table]:
-    """The training pairs of Parquet files, or of a dataset of the hub, as the datasets library reads them."""
-    files = parquet_files(data, "train") if data.format == "parquet" else []
-    where, row = ", ".join(files) or f"the split train of {data.path}", 0
-    try:
-        if files:
-            rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-        else:
-            table = datasets.load_dataset(str(data.path), data.subset, revision=data.revision, streaming=True)
-            rows = split_of(table, "train", data)
-        for table in rows.with_format("arrow").iter(CHUNK):
-            table = flat(table)
-            check_columns(table.column_names, where, data)
-            pairs = pa.table({"source": table[data.source], "target": table[data.target]})
-            check_texts(pairs, where, row, data)
-            row += len(pairs)
-            yield pairs.cast(TEXTS)
-    except UserError:
-        raise
-    except Exception as error:  # whatever the library, the network or the hub may say
-        raise unreadable(data, ", ".join(files), error) from error
-
-
-def flat(table: pa.Table) -> pa.Table:
-    """With nested columns as in `translation.de`, however deep."""
-    while any(pa.types.is_struct(kind) for kind in table.schema.types):
-        table = table.flatten()
-    return table
 
 
 def sample(run: TrainRun) -> Dataset:
