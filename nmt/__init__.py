@@ -16,6 +16,7 @@ import torch
 
 from nmt.alignment import Record
 from nmt.checkpoint import export, load_model
+from nmt.command import settled
 from nmt.config import SearchConfig, TranslateRun
 from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
@@ -87,9 +88,10 @@ def load(
     if unknown := sorted(search.keys() - known):
         raise UserError(f"there is no search.{unknown[0]}; there are {', '.join(sorted(known))}")
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
-    settings = SearchConfig(**search)
-    TranslateRun(paths, device=device, precision=precision, average=average)  # refuses what cannot be
-    return Model(open_translator(paths, choose_device(device), precision, average, settings), paths, average)
+    given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
+    command: TranslateRun = settled(TranslateRun, given)  # refuses what cannot be
+    settings = command.precision, command.average, command.search
+    return Model(open_translator(paths, choose_device(command.device), *settings), paths, command.average)
 
 
 def open_translator(
@@ -120,7 +122,9 @@ def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:
         raise UserError("one string was given; give a list of lines")
     for line in (*lines, *others):
         try:
-            line.encode()
+            str.encode(line)
+        except TypeError:
+            raise UserError(f"{line!r:.80} is no text but of type {type(line).__name__}") from None
         except UnicodeEncodeError:  # half of a surrogate pair
             raise UserError(f"{line[:80]!r} is no text: it cannot be written as UTF-8") from None
     if len(lines) != len(others):

@@ -158,6 +158,20 @@ def checked(config: DictConfig) -> Any:
         raise UserError(explain(error)) from error
 
 
+def settled(schema: type, given: dict[str, Any]) -> Any:
+    """The checked dataclasses of a command with these settings, which need not come from a command line.
+
+    Raises:
+        UserError: as `checked`.
+    """
+    config = OmegaConf.structured(schema)
+    try:
+        config.merge_with(given)
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
+    return checked(config)
+
+
 def fail(message: str, own: bool = False) -> None:
     """Report a failure. Of the processes of a job the first does so, but for what is another one's `own`."""
     number = int(os.environ.get("RANK", "0"))

@@ -7,7 +7,7 @@ values. A value that cannot work is refused here, with the key, the value and th
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nmt.command import program
@@ -141,14 +141,17 @@ class SearchConfig:
             raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
         if self.dictionary and not self.replace_unknown:
             raise UserError(f"search.dictionary={self.dictionary} is for search.replace_unknown=true; write both")
-        if self.sample and self.groups > 1:
-            raise UserError(f"search.groups={self.groups} is of beam search; leave it out with search.sample=true")
-        default = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 1}
-        idle = [f"search.{key}={getattr(self, key)}" for key, value in default.items() if getattr(self, key) != value]
-        if idle and not self.sample:
-            raise UserError(f"{' '.join(idle)}: nothing is drawn; write search.sample=true too")
+        if not self.sample and (idle := self.changed("temperature", "top_k", "top_p", "seed")):
+            raise UserError(f"{idle}: nothing is drawn; write search.sample=true too")
+        if self.sample and (idle := self.changed("beam", "groups", "penalty", "length_penalty", "coverage_penalty")):
+            raise UserError(f"{idle}: samples are not ranked; leave it out with search.sample=true")
         if self.diversity != 0.5 and self.groups == 1:
             raise UserError(f"search.diversity={self.diversity} is between groups; write search.groups=2 or more too")
+
+    def changed(self, *keys: str) -> str:
+        """Those of these keys that have another value than by default, with it."""
+        default = {item.name: item.default for item in fields(self)}
+        return " ".join(f"search.{key}={getattr(self, key)}" for key in keys if getattr(self, key) != default[key])
 
     def after(self, *trained: DataConfig) -> "SearchConfig":
         """The same for models trained on these: a line longer than training allowed is translated in parts."""
@@ -301,6 +304,11 @@ class TranslateRun:
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
+        searching = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
+        if self.mode == "score" and (idle := self.search.changed(*searching)):
+            raise UserError(f"{idle}: mode=score searches for nothing; leave it out")
+        if self.links != LinksConfig() and self.format == "text" and not self.alignments:
+            raise UserError("links.* is about links: write alignments=FILE, format=links or format=jsonl, too")
         if self.format == "links" and self.links.unit == "pieces":
             raise UserError("format=links shows words; leave out links.unit=pieces")
         check_files(
@@ -354,6 +362,8 @@ class AlignRun:
             raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
+        if self.gold_base and not self.gold:
+            raise UserError(f"gold_base={self.gold_base} is of a file of gold links: write gold=FILE too")
         if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
             raise UserError("links.unit=pieces: gold= and reverse_checkpoint= are about words; write links.unit=words")
         if self.symmetrise is not None:

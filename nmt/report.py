@@ -42,7 +42,7 @@ def page(
     texts = [translation.text for translation in translations]
     chrf = sentence_chrf(texts, references)
     worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:PAIRS]
-    pairs = [pair(row + 1, references[row], translations[row], chrf[row]) for row in worst]
+    pairs = [pair(row + 1, sources[row], references[row], translations[row], chrf[row]) for row in worst]
     scores = {SCORES[name]: measures[name] for name in SCORES if name in measures}
     if scores.get("AER", 0) is None:
         del scores["AER"]  # there are no gold links
@@ -61,14 +61,14 @@ def page(
     return SLOT.sub(lambda slot: parts[slot[1]], template)  # in one pass: what is filled in is not searched
 
 
-def pair(line: int, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
+def pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
     """What the script in `report.html` reads; it says there what `rows` are."""
     record = translation.record
     found = {
         "line": line,
-        "source": record.source_words,
+        "source": as_written(source, record.source_words),
         "reference": reference,
-        "translation": record.target_words,
+        "translation": as_written(translation.text, record.target_words),
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,
     }
@@ -77,6 +77,12 @@ def pair(line: int, reference: str, translation: Translation, chrf: float) -> di
         percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
         found["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
     return found
+
+
+def as_written(text: str, words: list[str]) -> list[str]:
+    """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
+    found = [word for word in text.split(" ") if word]
+    return found if "<unk>" in words and len(found) == len(words) else words
 
 
 def block(value: Any) -> str:

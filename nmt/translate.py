@@ -123,8 +123,9 @@ def translate(command: TranslateRun) -> None:
             raise UserError(f"{ranks()} processes cannot share standard input; write input=FILE")
         settings = command.precision, command.average, command.search
         translator = in_turn(lambda: open_translator(command.checkpoint, device, *settings))
-        if command.format == "links" and not translator.model.attends:
-            raise UserError("format=links shows where attention was, and the model has none; leave it out")
+        shows = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
+        if (command.alignments or command.format == "links") and not translator.model.attends:
+            raise UserError(f"{shows} shows where attention was, and the model has none; leave it out")
         if command.mode == "score":
             score_pairs(command, translator)
         else:

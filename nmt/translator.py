@@ -29,7 +29,7 @@ from nmt.search import force, stream
 R = TypeVar("R")
 QUEUE = 8  # batches that are searched as one, where the next sentence takes the place of one that is done
 BREAKS = str.maketrans("\n\r", "  ")
-SENTENCE_END = tuple(".!?;:。！？；…")
+SENTENCE_END, WIDE = tuple(".!?;:。！？；…"), tuple("。！？；…")  # wide ones need no space after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,19 @@ class Part:
     line: int  # its index among all lines
     ids: list[int]
     beginning: list[int]  # the target ids that its translation begins with
-    words: list[str]  # the source word of each id, where unknown words are replaced
+    given: list[str]  # ... and their words, where unknown words are replaced,
+    words: list[str]  # and the source word of each id
 
 
 def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
-    """Cut a long line into parts of at most `limit` pieces: after punctuation, else before a word, else anywhere."""
+    """Cut a long line into parts of at most `limit` pieces: after a mark that ends a word, else before a word, else
+    anywhere."""
     parts = []
     while len(ids) > limit:
-        ends = [i for i in range(max(1, limit // 2), limit) if pieces[i].endswith(SENTENCE_END)]
-        starts = [i - 1 for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
-        cut = (ends or starts or [limit - 1])[-1] + 1
+        starts = [i for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
+        ends = [i for i in starts if pieces[i - 1].endswith(SENTENCE_END)]
+        wide = [i for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i - 1].endswith(WIDE)]
+        cut = (sorted(ends + wide) or starts or [limit])[-1]
         parts.append(ids[:cut])
         ids, pieces = ids[cut:], pieces[cut:]
     return [*parts, ids]
@@ -82,6 +85,15 @@ def distinct(options: list[Translation]) -> list[Translation]:
     for option in options:
         found.setdefault(option.text, option)
     return list(found.values())
+
+
+def alternatives(own: list[list[Translation]], sample: bool) -> list[Translation]:
+    """Translations of a line by those of its parts: the best of each, or the samples one by one. An empty line, which
+    has no parts, has an empty one."""
+    if len(own) == 1:
+        return own[0]
+    rows = own if sample else [options[:1] for options in own]
+    return [join(list(parts)) for parts in zip(*rows, strict=True)] or [Translation("")]
 
 
 def join(parts: list[Translation]) -> Translation:
@@ -143,7 +155,7 @@ class Translator:
             UserError: a beginning is longer than a translation may be.
         """
         parts = self.parts(lines, beginnings, first_line)
-        warn_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines")
+        warn_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         config = self.config
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # some may be the same text in other pieces
@@ -154,18 +166,14 @@ class Translator:
             keep = keep_weights or config.replace_unknown
             for place, own in stream(self.model, batch.source_BS, batch.source_length_B, config, keep, given, size):
                 part = parts[rows[place]]
-                options = [self.read(part.ids, hypothesis, part.words) for hypothesis in own]
+                options = [self.read(part.ids, hypothesis, part.words, part.given) for hypothesis in own]
                 yield rows[place], options if config.sample else distinct(options)[: self.config.n_best]
 
         found = self.in_batches([len(part.ids) for part in parts], config.width, QUEUE, run, progress)
         options_of: list[list[list[Translation]]] = [[] for _ in lines]
         for part, options in zip(parts, found, strict=True):
             options_of[part.line].append(options)
-        # A line in parts has no alternatives, an empty one an empty translation.
-        return [
-            own[0] if len(own) == 1 else [join([options[0] for options in own]) if own else Translation("")]
-            for own in options_of
-        ]
+        return [alternatives(own, config.sample) for own in options_of]
 
     def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""
@@ -188,10 +196,13 @@ class Translator:
             if limit is not None and len(ids) >= limit:
                 long.append(first_line + number)
                 cut = split_long(ids, self.tokenizer.source.pieces(ids), limit - 1)
-            words_left = self.tokenizer.source.spelt(line) if self.config.replace_unknown else []
+            words_left, words_given = [], []
+            if self.config.replace_unknown:
+                words_left = self.tokenizer.source.spelt(line)
+                words_given = self.tokenizer.target.spelt(beginnings[number]) if beginnings and beginning else []
             for part in cut:
-                found.append(Part(number, part, beginning, words_left[: len(part)]))
-                beginning, words_left = [], words_left[len(part) :]
+                found.append(Part(number, part, beginning, words_given, words_left[: len(part)]))
+                beginning, words_given, words_left = [], [], words_left[len(part) :]
         if long:
             log.warning(
                 f"{counted(len(long), 'line')} of more than search.max_source={limit} pieces, translated in parts "
@@ -284,15 +295,18 @@ class Translator:
         found = {row: result for part in gathered(results) for row, result in part.items()}
         return [found[row] for row in range(len(lengths))]
 
-    def read(self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = ()) -> Translation:
+    def read(
+        self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = (), given: Sequence[str] = ()
+    ) -> Translation:
         """A hypothesis as text and pieces; with source words, one for each id, unknown words are replaced by the one
-        that attention found, or by what the dictionary has for it (Luong et al. 2015, section 4.1; Jean et al. 2015).
+        that attention found, or by what the dictionary has for it (Luong et al. 2015, section 4.1; Jean et al. 2015);
+        those that it was `given` to begin with, by themselves.
         """
         weights = hypothesis.weights_TS
         if weights is not None:
             weights = weights[:, : len(source) + 1].clone()  # a view would keep those of the whole batch
         return Translation(
-            text=self.spell(hypothesis, source_words),
+            text=self.spell(hypothesis, source_words, given),
             source_pieces=self.tokenizer.source.pieces([*source, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
@@ -300,16 +314,14 @@ class Translator:
             ended=hypothesis.tokens[-1:] == [EOS],
         )
 
-    def spell(self, hypothesis: Hypothesis, source_words: Sequence[str]) -> str:
+    def spell(self, hypothesis: Hypothesis, source_words: Sequence[str], given: Sequence[str]) -> str:
         decode, ids = self.tokenizer.target.decode, [token for token in hypothesis.tokens if token != EOS]
         if not source_words or UNK not in ids:
             return decode(ids)
         assert hypothesis.weights_TS is not None
         found = [source_words[i] for i in hypothesis.weights_TS[: len(ids), : len(source_words)].argmax(1).tolist()]
-        text = " ".join(
-            self.dictionary.get(word, word) if token == UNK else decode([token])
-            for token, word in zip(ids, found, strict=True)
-        )
+        found = [*given, *(self.dictionary.get(word, word) for word in found[len(given) :])]
+        text = " ".join(word if token == UNK else decode([token]) for token, word in zip(ids, found, strict=True))
         return text.translate(BREAKS)  # a word of the source may have a lone \r in it
 
 

@@ -119,6 +119,10 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: nmt.Model, monke
         ({"average": 0}, "average=0 must be"),
         ({"beam": 0}, "search.beam=0"),
         ({"checkpoint": []}, "checkpoint is not set"),
+        ({"beam": 2.5}, "search.beam: Value '2.5' of type 'float' could not be converted to Integer"),
+        ({"beam": None}, "search.beam: "),
+        ({"average": 1.5}, "average: Value '1.5' of type 'float' could not be converted to Integer"),
+        ({"sample": "perhaps"}, "search.sample: Value 'perhaps' is not a valid bool"),
         ({"dictionary": "none", "replace_unknown": True}, "replace_unknown=true is for models|none is not a file"),
     ],
 )
@@ -151,6 +155,29 @@ def test_lines_longer_than_training_had_are_translated_in_parts(home: Path, capl
         assert f"1 line of more than search.max_source={limit} pieces, translated in parts (first: 1)" in caplog.text
 
 
+@pytest.mark.parametrize("limit", range(12, 20))
+def test_no_part_ends_within_a_word(limit: int) -> None:
+    """A mark is an end where a word ends, too, but for those that need no space after them."""
+    line = "▁On ly ▁3 . 50 ▁at ▁www . x . de . ▁He ▁said : ▁ No . ' ▁ Wait ! ▁And 好 。 再 见"
+    pieces = line.replace("▁ ", "▁").split()
+    parts = translator.split_long(list(range(len(pieces))), pieces, limit)
+    assert sum(parts, []) == list(range(len(pieces))) and all(0 < len(part) <= limit for part in parts)
+    for part in parts[1:]:
+        before, first = pieces[part[0] - 1], pieces[part[0]]
+        assert first.startswith("▁") or before == "。"
+    [first, *_] = translator.split_long(list(range(20)), [*pieces[:14], *["▁and"] * 6], 16)
+    assert pieces[first[-1]] == "." and len(first) == 12
+
+
+def test_a_line_in_parts_has_as_many_samples_as_others(home: Path) -> None:
+    lines = [LINES[0], " ".join(LINES * 9), ""]
+    drawn = nmt.load(home / "runs" / "mine", sample=True, n_best=3, max_length=20, max_source=30)
+    found = drawn.translate_n_best(lines)
+    assert [len(options) for options in found] == [3, 3, 1] and len({option.text for option in found[1]}) > 1
+    best = nmt.load(home / "runs" / "mine", beam=3, n_best=3, max_length=20, max_source=30)
+    assert len(best.translate_n_best(lines)[1]) == 1
+
+
 def test_translations_that_were_cut_are_named(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a line in parts, whichever part it was."""
     short = nmt.load(home / "runs" / "mine", precision="fp32", beam=1, max_length=1)
@@ -165,8 +192,9 @@ def test_translations_that_were_cut_are_named(home: Path, caplog: pytest.LogCapt
 
 def test_lines_are_lists_of_equal_length(model: nmt.Model) -> None:
     for call in (lambda: model.translate("Ein Hund"), lambda: model.score(["a"], ["b", "c"]),
-                 lambda: model.align(["a"], []), lambda: model.translate(["a"], beginnings=["b", "c"])):  # fmt: skip
-        with pytest.raises(nmt.UserError, match="give a list of lines|numbers must be equal"):
+                 lambda: model.align(["a"], []), lambda: model.translate(["a"], beginnings=["b", "c"]),
+                 lambda: model.translate([b"a"]), lambda: model.score(["a"], [None])):  # fmt: skip
+        with pytest.raises(nmt.UserError, match="give a list of lines|numbers must be equal|is no text but of type"):
             call()
     assert model.translate(["Die Frau schläft ."], beginnings=["The"])[0].text.startswith("The")
 

@@ -40,7 +40,7 @@ from nmt.files import read_dictionary
 from nmt.links import Link, parse_gold, pharaoh
 from nmt.metrics import scores
 from nmt.model.seq2seq import build_model
-from nmt.report import page
+from nmt.report import as_written, page
 from nmt.state import read_progress
 from nmt.translate import FORMATS, translate
 from nmt.translator import Translation, Translator
@@ -404,6 +404,12 @@ def test_words_of_the_source_break_no_line(of_few_words: Translator, lines: list
             check(option)
 
 
+def test_unknown_words_that_are_given_stay(of_few_words: Translator) -> None:
+    of_few_words.dictionary = {}
+    [[option, *_]] = of_few_words.translate(["Die Katze schläft ."], beginnings=["The ocelot \u2581 yawns"])
+    assert option.text.startswith("The ocelot yawns ") and option.target_pieces[1] == "▁<unk>"
+
+
 def run(program: Callable[[], None], place: Path, *arguments: str) -> None:
     """A command in this process."""
     with pytest.MonkeyPatch.context() as patch:
@@ -644,10 +650,10 @@ def test_a_report_has_the_elements_of_a_tame_one(rows: list[tuple[str, str, Tran
     assert report.text["script"] == plain.text["script"] and report.text["style"] == plain.text["style"]
     assert sorted(pair["line"] for pair in report.data) == [*range(1, len(rows) + 1)]
     for pair in report.data:
-        _, reference, translation = rows[pair["line"] - 1]
+        source, reference, translation = rows[pair["line"] - 1]
         record = translation.record
-        assert (pair["reference"], pair["source"]) == (reference, record.source_words)
-        assert pair["translation"] == record.target_words
+        assert (pair["reference"], pair["source"]) == (reference, as_written(source, record.source_words))
+        assert pair["translation"] == as_written(translation.text, record.target_words)
 
 
 @fuzz

@@ -58,7 +58,7 @@ BELOW |= {
 }
 ALL = BELOW | {"comparison", "report", "folder", "sizing", "state", "update", "validation", "training"}
 MAY_IMPORT = {
-    "__init__": ALL,
+    "__init__": ALL | {"command"},
     "errors": set(),
     "command": {"errors"},
     "config": {"command", "errors", "data.config", "model.config"},

@@ -94,6 +94,14 @@ def test_rows_are_the_weights_between_words_in_percent():
     assert pair["rows"] == [[1, 100], [2, 25]]
 
 
+def test_unknown_words_are_shown_as_they_were_written():
+    known = translation("ein <unk> <unk>", "a lynx")
+    data = Reader(page("x", BARE, ["ein  Luchs gähnt"], ["a lynx yawns"], [known])).data
+    assert (data[0]["source"], data[0]["translation"]) == (["ein", "Luchs", "gähnt"], ["a", "lynx"])
+    data = Reader(page("x", BARE, ["ein Luchs"], ["a lynx yawns"], [known])).data
+    assert data[0]["source"] == ["ein", "<unk>", "<unk>"]
+
+
 def test_without_attention_there_are_pairs_and_no_matrix():
     found = read([("eins zwei", "one two", "one")], weights=None)
     [pair] = found.data

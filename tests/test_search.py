@@ -155,7 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no repeats": {"no_repeat_ngram": 2},
     "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0, "max_length": 8},
     "groups": {"groups": 2, "diversity": 1.0},
-    "sample": {"sample": True, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+    "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
 }
 
 
@@ -291,7 +291,7 @@ def test_samples_come_as_often_as_they_should(settings: dict[str, Any]) -> None:
     model = sharp(model_of())
     source_BS, length_B, _ = ragged_batch()
     many = 4000
-    config = SearchConfig(beam=many, n_best=many, max_length=1, sample=True, **settings)
+    config = SearchConfig(n_best=many, max_length=1, sample=True, **settings)
     found = search(model, source_BS, length_B, config)
     again = search(model, source_BS, length_B, config)
     other = search(model, source_BS, length_B, replace(config, seed=2))

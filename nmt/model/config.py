@@ -91,8 +91,13 @@ class ModelConfig:
         self.check_attention()
 
     def check_attention(self) -> None:
-        """What the sizes of the model must be for its attention."""
+        """What the sizes of the model must be for its attention, or without any."""
         score, heads = self.attention.score, self.attention.heads
+        if score == "none" and self.bridge == "zero":
+            raise UserError(
+                "model.attention.score=none model.bridge=zero: nothing of the source would reach the decoder; "
+                "write model.bridge=bridge"
+            )
         compared = score in ("additive", "concat") or heads > 1 and score != "location"
         if self.attention.size is not None and not compared:
             raise UserError(
