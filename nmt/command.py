@@ -19,7 +19,8 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,6 +32,7 @@ FLAGS = (
     *("-h", "--help", "--hydra-help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package"),
     *("-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"),
 )
+UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache")  # of which runs of a sweep get no names
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
 
@@ -65,10 +67,19 @@ def check_command_line(arguments: list[str], keys: list[str], groups: list[str])
             raise UserError(f"there is no key '{key}'{nearest(key, known)}; --help lists them all")
         if argument.startswith("+"):
             raise UserError(f"{argument}: every key exists already, so no + is needed: {key}={value}")
+        if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and several(argument):
+            raise UserError(f"{argument}: runs of a sweep have no names by {key}; give a command and a name= to each")
         if key in groups and "null" in value.split(","):
             raise UserError(f"{argument}: write {key}=CHOICE, or leave {key} out; --help lists the choices")
         if key not in groups and any(other.startswith(f"{key}.") for other in keys):
             raise UserError(f"{argument}: {key} is a section; set the keys in it, as {key}.KEY=VALUE")
+
+
+def several(argument: str) -> bool:
+    """Whether a setting of a sweep has more than one value; Hydra complains of one that cannot be read."""
+    with contextlib.suppress(HydraException):
+        return OverridesParser.create().parse_override(argument).is_sweep_override()
+    return False
 
 
 def explain(error: Exception) -> str:

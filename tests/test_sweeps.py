@@ -95,6 +95,8 @@ def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> N
         (["optim.lr=interval(0.01,0.02)"], "interval() is for a search: write hydra/sweeper=optuna too"),
         (["optim.lr=tag(log,interval(0.01,0.02))"], "interval() is for a search: write hydra/sweeper=optuna too"),
         (["optim.lt=interval(0.01,0.02)"], "there is no key 'optim.lt'; did you mean 'optim.lr'?"),
+        (["data.path=a,b"], "data.path=a,b: runs of a sweep have no names by data.path; give a command and a name= to"),
+        (["device=cpu,"], "device=cpu, cannot be read"),
         (["hydra/launcher=submitit"], "hydra/launcher=submitit is not one of basic"),
     ],
 )
