@@ -529,7 +529,7 @@ def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> N
     warn_of_reach(model_of("luong", score="dot"), [9], "lines")
     warn_of_reach(model_of("luong", score="none"), [9], "lines")
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        f"2 of 4 lines or parts of lines have more than model.attention.max_positions={REACH} source pieces"
+        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces"
     ]
 
 
