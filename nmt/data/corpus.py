@@ -217,6 +217,7 @@ def streamed(data: DataConfig, split: str) -> Iterator[pa.Table]:
 
 
 def hub_path(data: DataConfig) -> Path:
+    """A dataset's name on the hub, or a folder, refused where the library would read others for it."""
     path = Path(str(data.path))
     if path.is_dir() and (whole := str(path.resolve())) != escape(whole):
         raise UserError(f"data.path={path}: the datasets library takes *, ? and [ in {whole} for a pattern; rename it")
