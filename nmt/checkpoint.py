@@ -159,8 +159,8 @@ def last_whole(run: Path) -> Path:
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
-    """The run and the checkpoint meant by `path`: a run (its best, else its last), a step folder, or an
-    exported model, which is both.
+    """The run and the checkpoint meant by `path`: a run (its best, else its last), a step folder, or an exported
+    model, which is both.
 
     Raises:
         UserError: there is no such thing.

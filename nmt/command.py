@@ -32,7 +32,7 @@ FLAGS = (
     *("-h", "--help", "--hydra-help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package"),
     *("-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"),
 )
-UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache")  # of which runs of a sweep get no names
+UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")  # left out of a sweep's names
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
 

@@ -70,10 +70,10 @@ def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]
     anywhere."""
     parts = []
     while len(ids) > limit:
-        starts = [i for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i].startswith("▁")]
-        ends = [i for i in starts if pieces[i - 1].endswith(SENTENCE_END)]
-        wide = [i for i in range(max(1, limit // 2) + 1, limit + 1) if pieces[i - 1].endswith(WIDE)]
-        cut = (sorted(ends + wide) or starts or [limit])[-1]
+        places = range(max(1, limit // 2) + 1, limit + 1)
+        starts = [i for i in places if pieces[i].startswith("▁")]
+        ends = [i for i in places if pieces[i - 1].endswith(SENTENCE_END if i in starts else WIDE)]
+        cut = (ends or starts or [limit])[-1]
         parts.append(ids[:cut])
         ids, pieces = ids[cut:], pieces[cut:]
     return [*parts, ids]

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from nmt import config
-from nmt.command import CONFIGS
+from nmt.command import CONFIGS, UNNAMED
 from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
 from nmt.train import check_direction
@@ -114,6 +114,11 @@ def test_what_sweeps_are_written_with(
         config.main("train")(lambda run: None)()
     message = capsys.readouterr().err
     assert answer in message and message.count("\n") == bool(answer)
+
+
+def test_keys_without_a_name_are_those_of_the_configuration() -> None:
+    hydra = yaml.safe_load((CONFIGS / "train.yaml").read_text())["hydra"]
+    assert hydra["job"]["config"]["override_dirname"]["exclude_keys"] == [*UNNAMED]
 
 
 def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
