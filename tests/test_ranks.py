@@ -291,6 +291,9 @@ def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
             assert parameter.grad is not None
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
             assert gradient.any()
+        # Its reducer must not be the last to hold the group: torch would end the group's thread while it holds the
+        # GIL, for which that thread may wait.
+        del twin
 
 
 def test_the_gradient_is_that_of_distributed_data_parallel(text: tuple[str, ...], tmp_path: Path) -> None:
