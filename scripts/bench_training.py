@@ -48,11 +48,11 @@ from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
 from nmt.state import Progress, TrainState
+from nmt.train import KIB
 from nmt.update import train_step
 
 DOCS = Path("docs")
 END = "<!-- end of what scripts/bench_training.py writes -->"
-KIB = 1 if sys.platform == "darwin" else 1024  # bytes that ru_maxrss counts by
 SMALL = ModelConfig(style="luong", embed=256, hidden=512, dropout=0.3, attention=AttentionConfig(score="additive"))
 OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1)
 

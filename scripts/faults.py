@@ -37,12 +37,12 @@ from nmt.config import lasting  # noqa: E402
 from nmt.data.toy import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.state import read_progress  # noqa: E402
+from nmt.train import KIB  # noqa: E402
 
 SMALL = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
     "optim.lr=0.005", "device=cpu", "precision=fp32",
 )  # fmt: skip
-KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 CONTEXT = multiprocessing.get_context("forkserver")  # a process that has imported everything begins within a second
 
 
