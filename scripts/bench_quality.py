@@ -19,7 +19,7 @@ from statistics import mean, stdev
 
 import sacrebleu
 import yaml
-from bench_translation import configure_eole, install_eole, joined, lines, run, write_pieces
+from peer import configure, install, joined, lines, predict, run, write_pieces
 from xxhash import xxh3_128_hexdigest
 
 from nmt.config import TokenizerConfig
@@ -32,12 +32,8 @@ MAX_LENGTH = 100
 def translate(eole: Path, model: Path, source: Path, output: Path, beam: int) -> list[str]:
     if not output.exists():
         part = output.with_name(f"{output.name}.part")
-        run(
-            *(eole, "predict", "-model_path", model, "-src", source, "-output", part),
-            *("-beam_size", str(beam), "-batch_size", "64", "-batch_type", "sents", "-world_size", "0"),
-            *("-max_length", str(MAX_LENGTH), "-length_penalty", "avg"),
-            log=output.with_name(f"{output.name}.log"),
-        )
+        command = predict(eole, model, source, part, beam, MAX_LENGTH, penalty="avg")
+        run(*command, log=output.with_name(f"{output.name}.log"))
         part.rename(output)
     return joined(lines(output))
 
@@ -86,13 +82,13 @@ def main() -> None:
     if known.exists() and known.read_text() != digests:
         sys.exit(f"{folder} is of other text; give another folder=")
     known.write_text(digests)
-    eole = install_eole(folder.parent)  # one for all corpora
+    eole = install(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)
     if not (folder / "seconds").exists():
         tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
         write_pieces(tokenizer, data, source, target, folder)
         started = time.perf_counter()
-        run(eole, "train", "-config", configure_eole(eole, folder, epoch * epochs, 50, epoch), log=folder / "eole.log")
+        run(eole, "train", "-config", configure(eole, folder, epoch * epochs, 50, epoch), log=folder / "eole.log")
         (folder / "seconds").write_text(f"{time.perf_counter() - started:.0f}")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 

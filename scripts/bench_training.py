@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_search import GNMT
-from bench_translation import configure_eole, install_eole, run, write
+from peer import configure, install, run, write
 from plain_loop import Plain
 from torch import Tensor, nn
 
@@ -183,13 +183,13 @@ def product_rate(device: torch.device, precision: str) -> float:
 # ------------------------------------------------------------------------------------------------------------- Eole
 def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]:
     """Target tokens/s of `count` windows of 20 updates, after 100 that do not count: it grows faster for so long."""
-    eole = install_eole(folder)
+    eole = install(folder)
     for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         ids = getattr(encoded, name)
         text = [" ".join(side.pieces(ids[row].tolist())) for row in np.sort(encoded.order)]
         write(folder / f"valid.{name}", text[:10])
         write(folder / f"train.{name}", text)
-    config = configure_eole(eole, folder, 100 + 20 * count, report_every=20)
+    config = configure(eole, folder, 100 + 20 * count, report_every=20)
     run(eole, "train", "-config", config, log=folder / "eole.log")
     found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
     return [float(speed) for speed in found[5:]]
