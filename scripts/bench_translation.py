@@ -51,7 +51,7 @@ def main() -> None:
         if system == "eole fp32":
             return predict(eole, model, source, output, beam, MAX_LENGTH, "none")
         return [
-            *(sys.executable, "-m", "nmt.translate", f"checkpoint={own}", f"input={source}", f"output={output}"),
+            *(sys.executable, "-m", "nmt.translate", f'checkpoint="{own}"', f"input={source}", f"output={output}"),
             "device=cpu",
             *(f"precision={system.split()[1]}", f"search.beam={beam}", "search.batch_sentences=64"),
             *(f"search.max_length={MAX_LENGTH}", "search.length_penalty=0"),
