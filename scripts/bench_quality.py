@@ -90,6 +90,8 @@ def main() -> None:
         started = time.perf_counter()
         run(eole, "train", "-config", configure(eole, folder, epoch * epochs, 50, epoch), log=folder / "eole.log")
         (folder / "seconds").write_text(f"{time.perf_counter() - started:.0f}")
+    if not (folder / "model" / f"step_{epochs * epoch}").exists():
+        sys.exit(f"{folder} has fewer than {epochs} epochs of Eole; give another folder= to train it anew")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
     def translated(number: int, split: str, beam: int) -> float:
