@@ -34,16 +34,16 @@ class LossScale:
 def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Adam or AdamW with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole
     state from the first, so that every checkpoint has the same tensors."""
-    optimiser = OPTIMISERS[config.name](parameters, lr=0.0, weight_decay=config.weight_decay, fused=True)
+    optimiser = OPTIMISERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
     [group] = optimiser.param_groups
     for parameter in group["params"]:
         parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()  # with a rate of 0: it makes the state, and changes nothing
+    optimiser.step()  # without rate and decay: it makes the state, of zeros, and changes nothing
     optimiser.zero_grad(set_to_none=True)
     for slots in optimiser.state.values():
         if "step" in slots:
             slots["step"].zero_()
-    group["lr"] = config.lr
+    group["lr"], group["weight_decay"] = config.lr, config.weight_decay
     return optimiser
 
 

@@ -98,6 +98,15 @@ def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: fl
     torch.testing.assert_close(*twins, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
+    x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    assert x.tolist() == [3, -2] and optimiser.param_groups[0]["weight_decay"] == 0.1
+    for slots in optimiser.state.values():
+        assert not any(value.any() for value in slots.values() if value is not None)
+
+
 def test_the_loss_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.optim.STEADY", 3)
     scale, factors = LossScale(True, 8.0, 1, torch.device("cpu")), []
