@@ -37,6 +37,8 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.objective import Differentiate, differentiate, replayed
 from nmt.optim import LossScale
 
+TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
+
 
 @dataclass(slots=True)
 class Progress:
@@ -172,7 +174,8 @@ def resume(state: TrainState, folder: Path) -> None:
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
-    write_atomically(path, (line for line in lines if 0 <= step_in(line) <= step))
+    last = step, state.progress.judged == step  # a validation of this step that was not acted on is made again
+    write_atomically(path, (line for line in lines if TORN < place_of(line) <= last))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
     log.info(f"resuming {state.folder} at step {step}")
 
@@ -185,9 +188,10 @@ def share(state: TrainState) -> None:
     state.scale_loss()
 
 
-def step_in(line: str) -> int:
-    """The step of a line of metrics.jsonl, -1 of a torn one."""
+def place_of(line: str) -> tuple[int, bool]:
+    """The step of a line of metrics.jsonl, and whether it is of the validation there, which comes after training."""
     try:
-        return int(json.loads(line)["step"]) if line.endswith("}\n") else -1
+        event = json.loads(line)
+        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else TORN
     except (ValueError, TypeError, KeyError):
-        return -1
+        return TORN

@@ -23,7 +23,7 @@ from nmt.folder import check_folder, check_same, lock
 from nmt.model.maps import Dropout
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
-from nmt.state import Progress, TrainState, resume
+from nmt.state import Progress, TrainState, resume, save
 from nmt.training import fit, horizon, updates
 from nmt.update import train_step
 from nmt.validation import evaluate_loss
@@ -90,6 +90,18 @@ def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path
     assert [step for _, step in state.progress.best] == ranked and best == losses[ranked[0]]
     assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
+
+
+def test_a_validation_that_was_not_acted_on_is_made_again(corpus: Path, tmp_path: Path) -> None:
+    """As where a signal comes when one is due: the checkpoint is of before, and the next process may die after it."""
+    state = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
+    fit(state)
+    state.progress.judged = 2
+    save(state)
+    again = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
+    assert [event["step"] for event in events(tmp_path, "validate")] == [2]
+    fit(again)
+    assert [event["step"] for event in events(tmp_path, "validate")] == [2, 4]
 
 
 def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> None:
