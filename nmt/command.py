@@ -91,6 +91,8 @@ def explain(error: Exception) -> str:
         return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
+        if value.startswith("~/"):
+            return f"{error.override} cannot be read: the shell left ~ as it is; write {key}=$HOME{value[1:]}"
         remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
         if value.startswith("[") and value.endswith("]"):
             remedy = f"""quote each item that has signs in it: '{key}=["ITEM","ITEM"]'"""
@@ -161,8 +163,6 @@ def checked(config: DictConfig) -> Any:
     Raises:
         UserError: naming the key, its value, and what it may be.
     """
-    if "experiment" in config:
-        del config["experiment"]
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:

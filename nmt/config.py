@@ -243,6 +243,11 @@ class TrainRun:
             )
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
+        if self.train.guided_alignment and self.data.format != "toy" and self.data.alignments is None:
+            raise UserError(
+                f"train.guided_alignment={self.train.guided_alignment} needs gold links of the training text: "
+                "write data=text data.alignments=ENDING for those in data.path/train.ENDING"
+            )
         if self.train.coverage_loss and not self.model.attention.coverage:
             raise UserError(
                 f"train.coverage_loss={self.train.coverage_loss} is for models that know what they attended to: "

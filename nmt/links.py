@@ -64,9 +64,8 @@ def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Go
         for side, word, words in zip(("source", "target"), link, (source_words, target_words), strict=True):
             if not 0 <= word < words:
                 numbers = f"words {base} to {words - 1 + base}" if words else "no words"
-                raise ValueError(
-                    f"{text[:40]!r} is out of range: with gold_base={base} the {side} sentence has {numbers}"
-                )
+                trouble = f"counted from {base}, the {side} sentence has {numbers}"
+                raise ValueError(f"{text[:40]!r} is out of range: {trouble}")
         links[match[2]].append(link)
     return Gold.of(links["-"], links["p"] + links["?"])
 

@@ -80,6 +80,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             "model.hidden=[1",
             """model.hidden=[1 cannot be read; quote a value that has signs in it: 'model.hidden="[1"'""",
         ),
+        ("data.path=~/text", "data.path=~/text cannot be read: the shell left ~ as it is; write data.path=$HOME/text"),
         ("name=a=b", """name=a=b cannot be read; quote a value that has signs in it: 'name="a=b"'"""),
         ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
         ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
@@ -279,6 +280,8 @@ def test_commands_take_the_data_of_the_run_unless_told() -> None:
     run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
     assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
     assert DataOverride(split="valid", path="other").over(run).path == "other"
+    table = DataConfig(format="tsv", path="corpus", source="2", target="1")
+    assert DataOverride(path="other", source="1", target="2").over(table).source == "1"  # columns, not languages
 
 
 @pytest.mark.parametrize(

@@ -502,6 +502,8 @@ def test_packed_files(read: Read, ending: str) -> None:
         read({f"train.de{ending}": packed(text, ending)[:-20]})
     with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):
         read({f"train.de{ending}": text})
+    with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):  # and not the other side
+        read({f"train.de{ending}": packed(text, ending)[:-20], f"train.en{ending}": packed(text, ending)})
     assert read({"train.de": "1\n"}) == (["1"], ["x"])  # before the packed one
 
 
@@ -840,6 +842,13 @@ def test_the_cache_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="write data.cache=FOLDER"):
         cache_folder(DataConfig(cache=str(tmp_path / "file" / "x")))
+
+
+def test_endings_are_whole(read: Read) -> None:
+    files = {"train.de": "a\n", "train.en": "b\n", "train.tok.de": "c\n", "train.tok.en": "d\n"}
+    assert read(files, source="tok.de", target="tok.en") == (["c"], ["d"])
+    files = {"train.src.txt": "e\n", "train.tgt.txt": "f\n", "train.txt": "g\n"}
+    assert read(files, source="src.txt", target="tgt.txt") == (["e"], ["f"])
 
 
 def test_nothing_is_printed(read: Read, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

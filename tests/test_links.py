@@ -44,11 +44,11 @@ def test_gold_reads_back(sure, possible, base, sign, random):
         ("0P0", 0, "'0P0' is no link"),
         ("\u0661-0", 0, "'\u0661-0' is no link"),  # a digit, but not one of ASCII
         ("9999999999-0", 0, "'9999999999-0' is no link"),
-        ("3-0", 0, "'3-0' is out of range: with gold_base=0 the source sentence has words 0 to 2"),
-        ("0p2", 0, "'0p2' is out of range: with gold_base=0 the target sentence has words 0 to 1"),
-        ("0-1", 1, "'0-1' is out of range: with gold_base=1 the source sentence has words 1 to 3"),
+        ("3-0", 0, "'3-0' is out of range: counted from 0, the source sentence has words 0 to 2"),
+        ("0p2", 0, "'0p2' is out of range: counted from 0, the target sentence has words 0 to 1"),
+        ("0-1", 1, "'0-1' is out of range: counted from 1, the source sentence has words 1 to 3"),
         ("4-1", 1, "'4-1' is out of range"),
-        ("1?3", 1, "'1?3' is out of range: with gold_base=1 the target sentence has words 1 to 2"),
+        ("1?3", 1, "'1?3' is out of range: counted from 1, the target sentence has words 1 to 2"),
     ],
 )
 def test_what_is_no_gold_is_named(line, base, complaint):

@@ -34,8 +34,10 @@ def cache_folder(data: DataConfig) -> Path:
     Raises:
         UserError: it cannot be made.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(data.cache) if data.cache else Path(base) / "nmt"
+    try:
+        folder = Path(data.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nmt"))
+    except RuntimeError:
+        raise UserError("you have no home folder, where the cache would be; write data.cache=FOLDER") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -109,7 +109,8 @@ class TokenizerConfig:
 @dataclass(slots=True)
 class DataOverride:
     """`data.*` of the commands that read a run: null means the run's own value; for `limit` none, for `cache` the
-    default; with another format or path, for `subset`, `revision` and `alignments` none."""
+    default; with another format or path, for `subset`, `revision` and `alignments` none, and for the last of these
+    also with `invalid=drop`."""
 
     format: str | None = None  # null: the run's own, here and below
     path: str | None = None
@@ -130,7 +131,7 @@ class DataOverride:
         unset = {"limit"} | ({"subset", "revision", "alignments"} if {"format", "path"} & given.keys() else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
-        if (self.source, self.target) == (run.target, run.source):
+        if (self.source, self.target) == (run.target, run.source) and not run.source.isdecimal():  # else it is columns
             raise UserError(
                 f"data.source={self.source} data.target={self.target}: "
                 f"the model was trained to translate {run.source} to {run.target}"

@@ -74,37 +74,37 @@ def text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]
     Raises:
         UserError: one has more lines; and where they part, as far as can be told.
     """
-    with opened(source) as source_file, opened(target) as target_file:
-        left_blocks, right_blocks = line_blocks(source_file, source), line_blocks(target_file, target)
-        left, right = next(left_blocks, None), next(right_blocks, None)
-        number = 1
-        while left is not None and right is not None:
-            count = min(len(left), len(right))
-            yield from checked(number, {source: left[:count], target: right[:count]})
-            number += count
-            left = left[count:] if count < len(left) else next(left_blocks, None)
-            right = right[count:] if count < len(right) else next(right_blocks, None)
+    left_blocks, right_blocks = line_blocks(source), line_blocks(target)
+    left, right = next(left_blocks, None), next(right_blocks, None)
+    number = 1
+    while left is not None and right is not None:
+        count = min(len(left), len(right))
+        yield from checked(number, {source: left[:count], target: right[:count]})
+        number += count
+        left = left[count:] if count < len(left) else next(left_blocks, None)
+        right = right[count:] if count < len(right) else next(right_blocks, None)
     if left is not None or right is not None:
         raise UserError(different_lengths(source, target))
 
 
-def line_blocks(file: BinaryIO, name: Path) -> Iterator[pa.StringArray]:
+def line_blocks(path: Path) -> Iterator[pa.StringArray]:
     """The lines of a file, as `raw_lines` has them, some at a time and never none; they may be no UTF-8.
 
     Raises:
-        UserError: a line has more bytes than a text may have here.
+        UserError: the file is damaged, or a line has more bytes than a text may have here.
     """
     rest: list[bytes] = []
-    block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
-    while block:
-        end = block.rfind(b"\n") + 1
-        rest.append(block[:end] if end else block)
-        if sum(map(len, rest)) >= 2**31:
-            raise UserError(f"{name}: a line has more than {2**31:,} bytes")
-        if end:
-            yield lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
-            rest = [block[end:]]
-        block = file.read(BLOCK)
+    with opened(path) as file:
+        block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
+        while block:
+            end = block.rfind(b"\n") + 1
+            rest.append(block[:end] if end else block)
+            if sum(map(len, rest)) >= 2**31:
+                raise UserError(f"{path}: a line has more than {2**31:,} bytes")
+            if end:
+                yield lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
+                rest = [block[end:]]
+            block = file.read(BLOCK)
     if tail := b"".join(rest):
         yield strings(np.array([0, len(tail)]), tail)
 

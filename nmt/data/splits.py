@@ -63,7 +63,8 @@ def parquet_files(data: DataConfig, split: str) -> list[str]:
 
 
 def text_files(data: DataConfig, split: str) -> list[tuple[Path, ...]]:
-    return find_files(data, split, [f".{last(data.source)}", f".{last(data.target)}"])
+    sides = (data.source, data.target)
+    return find_files(data, split, [f".{side if data.format == 'text' else last(side)}" for side in sides])
 
 
 def is_text(data: DataConfig, split: str) -> bool:

@@ -110,16 +110,7 @@ def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: l
 
 
 def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
-    """Before the first window.
-
-    Raises:
-        UserError: training needs what a stream has not.
-    """
-    if run.train.guided_alignment:
-        raise UserError(
-            f"train.guided_alignment={run.train.guided_alignment} needs gold links, and data.streaming=true has none; "
-            "leave one of them out"
-        )
+    """Before the first window."""
     pairs, none = Dataset(InMemoryTable(TEXTS.empty_table())), np.zeros(0, dtype=np.int64)
     side, limit = EncodedSide(none.astype(np.int32), none), run.data.max_length
     key = stream_key(run.data, tokenizer)
@@ -167,15 +158,16 @@ def endless(part: Part, seed: int, turn: int, skipped: int) -> Iterator[tuple[in
 
 
 def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
-    """All training pairs; shards of files of lines come in another order each time. What was left out is told at the
-    end, also where no more is asked for."""
+    """All training pairs; shards of files of lines come in another order each time, but where `data.limit` asks for the
+    first pairs. What was left out is told at the end, also where no more is asked for."""
     if (found := files_of(data, "train")) is None:
         yield from streamed(data, "train")
         return
     kind, shards, columns = found
     bad: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
+    mixed = np.random.default_rng((seed, turn)).permutation(len(shards))
     try:
-        for i in np.random.default_rng((seed, turn)).permutation(len(shards)):
+        for i in range(len(shards)) if data.limit is not None else mixed:
             for item in LINE_READERS[kind](*shards[i], *columns):
                 if isinstance(item, BadLine):
                     note(item, bad, data)
