@@ -207,14 +207,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.size, self.heads = config.memory, config.attention.heads
+        self.context_size, self.heads = config.memory, config.attention.heads
         self.counts, self.covers = config.attention.window == "local_m", config.attention.coverage
         self.score = SCORES[config.attention.score](config)
         self.window = WINDOWS[config.attention.window](config)
         self.normalise = NORMALISERS[config.attention.normaliser]
         several = self.heads > 1
-        self.value = Linear(self.size, self.size, bias=False) if several else nn.Identity()
-        self.output = Linear(self.size, self.size, bias=False) if several else nn.Identity()
+        self.value = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
+        self.output = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
 
     @property
     def reach(self) -> int | None:
@@ -274,7 +274,8 @@ class Attention(nn.Module):
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
             context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))
-            context_RM = output_map(context_RHQM.transpose(1, 2).reshape(sentences * queries, self.size).to(dtype))
+            joined_RM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
+            context_RM = output_map(joined_RM.to(dtype))
             mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
             weights_BQW = mean_RQW.view(sentences, queries, -1)
             return context_RM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
@@ -285,7 +286,7 @@ class Attention(nn.Module):
 class NoAttention(nn.Module):
     """The encoder-decoder that attention replaced (Sutskever et al. 2014): contexts of size 0, and no weights."""
 
-    size, reach = 0, None
+    context_size, reach = 0, None
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         return memory_of(values_BSM.unsqueeze(1), NoKeys()(values_BSM).unsqueeze(1), length_B, self.reach)

@@ -105,7 +105,7 @@ class Bridge(nn.Module):
 
     `bridge`: tanh(W h + b) of the top layer for each tensor of each decoder layer (Bahdanau et al. 2014, appendix
     A.2.2, who take the backward half of h only); `last`: h of the encoder layer beside it, top with top; `mean`: the
-    mean of the top layer's outputs; `zero`. Except for `bridge`, an LSTM's c starts at 0.
+    mean of what attention sees of the source; `zero`. Except for `bridge`, an LSTM's c starts at 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -135,8 +135,8 @@ class Decoder(nn.Module):
         self.attention = build_attention(config)
         self.bridge = Bridge(config)
         self.feeding = config.style == "luong" and config.input_feeding
-        self.looping = self.feeding or config.style == "bahdanau" and self.attention.size > 0
-        context, layers = self.attention.size, config.decoder_layers
+        self.looping = self.feeding or config.style == "bahdanau" and self.attention.context_size > 0
+        context, layers = self.attention.context_size, config.decoder_layers
         self.attending = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
         fed = {"bahdanau": context, "luong": config.hidden if self.feeding else 0, "gnmt": 0}[config.style]
         inputs = [config.embed + fed] + [config.hidden + (context if config.style == "gnmt" else 0)] * (layers - 1)

@@ -8,7 +8,7 @@ memory size.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,14 +93,11 @@ class Dropout(nn.Module):
         self.share = share
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.mask(x.shape, x) if self.training and self.share else x
-
-    def mask(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Factors 0 or 1 / (1 - share), of the dtype and device of `like`."""
-        count = math.prod(shape)
-        bits = torch.empty(count // 4 + 1, dtype=torch.int64, device=like.device).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[:count] >= round(self.share * 2**16) - 2**15
-        return kept.to(like.dtype).mul_(1 / (1 - self.share)).view(shape)
+        if not (self.training and self.share):
+            return x
+        bits = torch.empty(x.numel() // 4 + 1, dtype=torch.int64, device=x.device).random_(-(2**63), None)
+        kept = bits.view(torch.int16)[: x.numel()] >= round(self.share * 2**16) - 2**15
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.share)).view(x.shape)
 
 
 # ----------------------------------------------------------------------------------------- deferred weight gradients

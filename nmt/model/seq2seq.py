@@ -51,7 +51,7 @@ class Seq2Seq(nn.Module):
 
     @property
     def attends(self) -> bool:
-        return self.decoder.attention.size > 0
+        return self.decoder.attention.context_size > 0
 
     @property
     def reach(self) -> int | None:
@@ -92,14 +92,14 @@ class Seq2Seq(nn.Module):
         inputs_NTG = None if self.inputs_VG is None else F.embedding(tokens_NT, self.inputs_VG)
         return self.decoder(embedded_NTE, state, memory, inputs_NTG)
 
-    def readout(self, features: Tensor) -> Tensor:
+    def to_output(self, features: Tensor) -> Tensor:
         """Features as the output layer wants them."""
         features = self.dropout(features)
         return features if self.to_embedding is None else self.to_embedding(features)
 
     def logits(self, features: Tensor) -> Tensor:
         """The output layer: (..., D) -> (..., V)."""
-        return self.output(self.readout(features))
+        return self.output(self.to_output(features))
 
     def loss(
         self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
@@ -112,7 +112,7 @@ class Seq2Seq(nn.Module):
         if wanted_R.device.type in DROPPING:
             inside_R = (wanted_R != PAD).nonzero().squeeze(1)
             features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
-        x_RD, output = self.readout(features_RD), self.output
+        x_RD, output = self.to_output(features_RD), self.output
         return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen, PAD), weights
 
 
