@@ -7,7 +7,8 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
     print(translation.text, translation.score)
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from nmt.alignment import Record
-from nmt.checkpoint import export, load_model
+from nmt.checkpoint import export, find_checkpoint, load_model
 from nmt.command import settled
 from nmt.config import SearchConfig, TranslateRun
 from nmt.distributed import choose_device, choose_precision, place
@@ -25,6 +26,8 @@ from nmt.model.replay import fastest
 from nmt.translator import Translation, Translator, warn_of_cuts
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
+
+LINE_END = re.compile(r"\r?\n\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +39,30 @@ class Model:
     average: int
 
     def translate(
-        self, lines: Sequence[str], weights: bool = False, beginnings: Sequence[str] | None = None
+        self, lines: Iterable[str], weights: bool = False, beginnings: Iterable[str] | None = None
     ) -> list[Translation]:
         """The best translation of each line, or the first sample; with `weights` its `.record` says where the model
         looked. Translations begin with the words of `beginnings`, one string for each line."""
         return [options[0] for options in self.translate_n_best(lines, weights, beginnings)]
 
     def translate_n_best(
-        self, lines: Sequence[str], weights: bool = False, beginnings: Sequence[str] | None = None
+        self, lines: Iterable[str], weights: bool = False, beginnings: Iterable[str] | None = None
     ) -> list[list[Translation]]:
         """The `n_best` translations of each line, the best first; fewer where there are no more."""
-        check_lines(lines, lines if beginnings is None else beginnings)
-        found = self.translator.translate(lines, weights, beginnings=beginnings)
+        given, *begun = texts(lines, *([] if beginnings is None else [beginnings]))
+        found = self.translator.translate(given, weights, beginnings=begun[0] if begun else None)
         warn_of_cuts([options[0] for options in found], self.translator.config, 1)
         return found
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+    def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[float]:
         """The log-probability of each given pair, `</s>` included."""
-        check_lines(sources, targets)
-        return [scored.score for scored in self.translator.score(sources, targets)]
+        given, wanted = texts(sources, targets)
+        return [scored.score for scored in self.translator.score(given, wanted)]
 
-    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Record]:
+    def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
         """Where the model looks as it reads given pairs; `.links()` are links between words."""
-        check_lines(sources, targets)
-        return self.translator.align([line.split() for line in sources], [line.split() for line in targets])
+        left, right = ([line.split() for line in side] for side in texts(sources, targets))
+        return self.translator.align(left, right)
 
     def export(self, folder: str | Path) -> None:
         """Write the model without what only training needs: a folder that all commands take as `checkpoint=`."""
@@ -91,6 +94,8 @@ def load(
     given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = settled(TranslateRun, given)  # refuses what cannot be
     settings = command.precision, command.average, command.search
+    if command.average == 1:  # a run that goes on may have another best one when it is to be exported
+        paths = [str(find_checkpoint(path)[1].resolve()) for path in paths]
     return Model(open_translator(paths, choose_device(command.device), *settings), paths, command.average)
 
 
@@ -103,7 +108,7 @@ def open_translator(
         UserError: a model cannot be read, or two have different vocabularies.
     """
     loaded = [load_model(path, average) for path in paths]
-    tokenizer = loaded[0].tokenizer
+    tokenizer, trained = loaded[0].tokenizer, [other.config.data for other in loaded]
     for path, other in zip(paths, loaded, strict=True):
         for side in ("source", "target"):
             if getattr(other.tokenizer, side).model != getattr(tokenizer, side).model:
@@ -111,21 +116,29 @@ def open_translator(
                     f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
                     "share a tokenizer"
                 )
+        if (other.config.data.target, other.config.data.source) == (trained[0].source, trained[0].target):
+            raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    trained = [other.config.data for other in loaded]
     return Translator(fastest(model, device), tokenizer, search.after(*trained), device)
 
 
-def check_lines(lines: Sequence[str], others: Sequence[str]) -> None:
-    if isinstance(lines, str) or isinstance(others, str):
+def texts(*sides: Iterable[str]) -> list[list[str]]:
+    """The lines of each side, of which one is a line of the other; without their ends, which lines of a file have.
+
+    Raises:
+        UserError: one is no text, or the sides differ in length.
+    """
+    if any(isinstance(side, str) for side in sides):
         raise UserError("one string was given; give a list of lines")
-    for line in (*lines, *others):
+    found = [list(side) for side in sides]
+    for line in (line for side in found for line in side):
         try:
             str.encode(line)
         except TypeError:
             raise UserError(f"{line!r:.80} is no text but of type {type(line).__name__}") from None
         except UnicodeEncodeError:  # half of a surrogate pair
             raise UserError(f"{line[:80]!r} is no text: it cannot be written as UTF-8") from None
-    if len(lines) != len(others):
-        raise UserError(f"{len(lines):,} lines and {len(others):,} belong together; their numbers must be equal")
+    if len(found[0]) != len(found[-1]):
+        raise UserError(f"{len(found[0]):,} lines and {len(found[-1]):,} belong together; their numbers must be equal")
+    return [[LINE_END.sub("", line) for line in side] for side in found]

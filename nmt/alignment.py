@@ -124,6 +124,12 @@ class Record:
         return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
+def as_written(text: str, words: list[str]) -> list[str]:
+    """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
+    found = [word for word in text.split(" ") if word]
+    return found if "<unk>" in words and len(found) == len(words) else words
+
+
 def piece_index(pieces: Sequence[str]) -> list[int]:
     """Each piece as a word of its own, but for `</s>`."""
     return [-1 if piece == END else i for i, piece in enumerate(pieces)]
@@ -158,7 +164,8 @@ def arrays(file: BinaryIO) -> Iterator[Write]:
                 value = getattr(record, name)
                 if value is not None:
                     buffer = io.BytesIO()
-                    array = np.array(value, dtype=str if name.endswith(("words", "pieces")) else None)
+                    kind = str if name.endswith(("words", "pieces")) else int if name.endswith("of_piece") else None
+                    array = np.array(value, dtype=kind)
                     np.lib.format.write_array(buffer, array, allow_pickle=False)
                     entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # without a time: the same pairs, the same bytes
                     archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nmt.alignment import as_written
 from nmt.checkpoint import find_checkpoint, load_config, load_model
 from nmt.comparison import MANY, compare, show, write
 from nmt.config import EvaluateRun, main
@@ -33,12 +34,12 @@ EXAMPLES = 4  # translations shown at the end
 SETTINGS = ("checkpoint", "precision", "data", "search")  # what metrics depend on
 
 
-def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path]:
+def draw(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
     """Heat maps, word by word, of the first translations that are not empty."""
     for old in folder.glob("alignment_*.png"):
         old.unlink()
     paths: list[Path] = []
-    for number, translation in enumerate(translations, 1):
+    for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
         if len(paths) == limit:
             break
         record = translation.record
@@ -46,7 +47,8 @@ def draw(folder: Path, translations: list[Translation], limit: int) -> list[Path
         if weights is None or not weights.size:
             continue
         paths.append(folder / f"alignment_{number}.png")
-        heat_map(paths[-1], record.source_words, record.target_words, weights)
+        words = as_written(source, record.source_words), as_written(translation.text, record.target_words)
+        heat_map(paths[-1], *words, weights)
     return paths
 
 
@@ -158,7 +160,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     title = f"{folder.name}, {data.split}"
     write_atomically(results / "report.html", [page(title, measures, sources, references, found)])
     try:
-        measured.pictures.extend(draw(results, found, command.pictures))
+        measured.pictures.extend(draw(results, sources, found, command.pictures))
     except UserError as error:  # matplotlib is an extra; everything else is written
         log.warning(f"no pictures: {error}")
     return measured

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nmt.alignment import as_written
 from nmt.metrics import bleu_by_length, sentence_chrf
 from nmt.translator import Translation
 
@@ -77,12 +78,6 @@ def pair(line: int, source: str, reference: str, translation: Translation, chrf:
         percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
         found["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
     return found
-
-
-def as_written(text: str, words: list[str]) -> list[str]:
-    """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
-    found = [word for word in text.split(" ") if word]
-    return found if "<unk>" in words and len(found) == len(words) else words
 
 
 def block(value: Any) -> str:

@@ -242,7 +242,7 @@ def search(
     model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
     given: Sequence[Sequence[int]] | None = None, at_once: int | None = None,
 ) -> list[list[Hypothesis]]:  # fmt: skip
-    """What `stream` yields, in the order of the sentences."""
+    """What `stream` yields, in the order of the sentences: for whoever has one batch, as tests and benchmarks."""
     found = dict(stream(model, source_BS, length_B, config, keep_weights, given, at_once))
     return [found[sentence] for sentence in range(len(found))]
 
@@ -350,12 +350,14 @@ def advance(
 
 
 @torch.inference_mode()
-def force(model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor) -> list[Hypothesis]:
+def force(
+    model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, keep_weights: bool = True
+) -> list[Hypothesis]:
     """Score given targets, `<s> y_1 ... </s>` and padding, and align them: forced decoding."""
     memory, state = model.start(source_BS, length_B)
     features_BTD, weights, _ = model.decode(target_BT[:, :-1], state, memory)
     wanted_BT = target_BT[:, 1:]
-    dense_BTS = None if weights is None else weights.dense(source_BS.shape[1]).cpu()
+    dense_BTS = weights.dense(source_BS.shape[1]).cpu() if keep_weights and weights is not None else None
     found = []
     for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
         ids_T = wanted_T[wanted_T != PAD]

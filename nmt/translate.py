@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nmt import open_translator
-from nmt.alignment import writer
+from nmt.alignment import as_written, writer
 from nmt.config import TranslateRun, main
 from nmt.distributed import in_turn, joined, log_to_stderr, mine, ranks
 from nmt.errors import UserError
@@ -35,8 +35,8 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
         {
             "text": option.text,
             **finite({"score": option.score}),
-            "source_words": record.source_words,
-            "target_words": record.target_words,
+            "source_words": as_written(line, record.source_words),
+            "target_words": as_written(option.text, record.target_words),
             "source_pieces": option.source_pieces,
             "target_pieces": option.target_pieces,
             "links": record.links(command.links),
@@ -51,7 +51,8 @@ def as_links(line: str, options: list[Translation], command: TranslateRun) -> st
     lines = []
     for option in options:
         record = option.record
-        links = (f"{record.source_words[s]}={record.target_words[t]}" for s, t in record.links(command.links))
+        source, target = as_written(line, record.source_words), as_written(option.text, record.target_words)
+        links = (f"{source[s]}={target[t]}" for s, t in record.links(command.links))
         lines += [option.text, "    " + "  ".join(links)]
     return "".join(text + "\n" for text in lines)
 

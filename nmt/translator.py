@@ -211,9 +211,9 @@ class Translator:
         return found
 
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
-        """Forced decoding: the log-probability and the alignment of each given pair."""
+        """Forced decoding: the log-probability of each given pair."""
         source_ids = self.tokenizer.source.encode(list(sources))
-        found = self.forced(source_ids, self.tokenizer.target.encode(list(targets)), progress)
+        found = self.forced(source_ids, self.tokenizer.target.encode(list(targets)), progress, keep_weights=False)
         return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
 
     def align(
@@ -242,14 +242,16 @@ class Translator:
                                   pair.weights_TS, pair.score))  # fmt: skip
         return records
 
-    def forced(self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool) -> list[Hypothesis]:
+    def forced(
+        self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool, keep_weights: bool = True
+    ) -> list[Hypothesis]:
         """Forced decoding of ids."""
-
         warn_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
-            return zip(rows, force(self.model, batch.source_BS, batch.source_length_B, batch.target_BT), strict=True)
+            given = batch.source_BS, batch.source_length_B, batch.target_BT
+            return zip(rows, force(self.model, *given, keep_weights), strict=True)
 
         lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
         return self.in_batches(lengths, 1, 1, run, progress)
@@ -285,7 +287,7 @@ class Translator:
                     row for row in order[: queue * size] if batch_size(lengths[row], width, self.config) < 2 * whole
                 ]
                 short = within_memory(work) is None
-                order = [row for row in order if row not in results]
+                order = [row for row in rows if row not in results] + order[len(rows) :]  # the first of it were in work
                 if short and len(rows) == 1:
                     remedy = f"; lower search.beam={width}" if width > 1 else ""
                     raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}", own=True)
@@ -299,7 +301,7 @@ class Translator:
         self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = (), given: Sequence[str] = ()
     ) -> Translation:
         """A hypothesis as text and pieces; with source words, one for each id, unknown words are replaced by the one
-        that attention found, or by what the dictionary has for it (Luong et al. 2015, section 4.1; Jean et al. 2015);
+        that attention found, or by what the dictionary has for it (Luong et al. 2015, section 4.2; Jean et al. 2015);
         those that it was `given` to begin with, by themselves.
         """
         weights = hypothesis.weights_TS
@@ -355,12 +357,3 @@ def batch_size(longest: int, width: int, config: SearchConfig) -> int:
     the longest, `</s>` included, times the beam; at least one."""
     size = config.batch_sentences or max(1, config.batch_tokens // ((longest + 1) * width))
     return size if config.batch_sentences or size < STEP else size - size % STEP
-
-
-def batches_by_length(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
-    """Rows of like length, a batch at a time."""
-    order = by_length(lengths)
-    while order:
-        size = batch_size(lengths[order[0]], 1, config)
-        yield order[:size]
-        order = order[size:]

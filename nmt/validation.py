@@ -3,9 +3,8 @@
 Shapes: B sentences, S source and T target positions.
 """
 
-import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,16 +18,15 @@ from nmt.data.batching import Batch, make_batch
 from nmt.data.corpus import column
 from nmt.data.lines import counted, first_of
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import dealt, gathered
+from nmt.distributed import dealt, gathered, log
 from nmt.errors import UserError
 from nmt.links import gold_of
 from nmt.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.translator import batches_by_length
+from nmt.translator import batch_size, by_length
 
-log = logging.getLogger("nmt")
 LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
 
 
@@ -98,6 +96,15 @@ def forced(
             waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
         else:
             raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
+
+
+def batches_by_length(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
+    """Rows of like length, a batch at a time."""
+    order = by_length(lengths)
+    while order:
+        size = batch_size(lengths[order[0]], 1, config)
+        yield order[:size]
+        order = order[size:]
 
 
 def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, nmt, works
 
+from nmt import UserError, load
 from nmt.align import align as program
 from nmt.checkpoint import export, load_model, save_checkpoint, save_config
 from nmt.config import DataConfig
@@ -250,8 +251,8 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         ((*FILES, "gold=missing"), "missing is not a file"),
         ((*FILES, "gold=short.gold"), "short.gold has 29 lines for 30 pairs of sentences"),
         ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is no link; a sure one is written 0-1"),
-        ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: with gold_base=0 the source sentence has"),
-        ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: with gold_base=1"),
+        ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: counted from 0, the source sentence has"),
+        ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: counted from 1,"),
         ((*FILES, "gold=latin.gold"), "latin.gold:1: not UTF-8"),
         ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but beside"),
         ((*FILES, "reverse_checkpoint=runs/none"), "error: runs/none is not a folder; give a run"),
@@ -271,3 +272,8 @@ def test_what_cannot_be_aligned_is_refused_and_leaves_no_file(
     out, complaint = align(MODEL, *arguments, "output=new", code=1)
     assert not out and message in complaint
     assert not list(place.glob("new*"))
+
+
+def test_models_of_opposite_directions_are_not_one(place: Path) -> None:
+    with pytest.raises(UserError, match="runs/back.* translates the other way than .*runs/mine"):
+        load([place / "runs" / "mine", place / "runs" / "back"])

@@ -1,5 +1,6 @@
 """The Python API, and models as folders of their own."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,27 @@ def test_lines_are_lists_of_equal_length(model: nmt.Model) -> None:
         with pytest.raises(nmt.UserError, match="give a list of lines|numbers must be equal|is no text but of type"):
             call()
     assert model.translate(["Die Frau schläft ."], beginnings=["The"])[0].text.startswith("The")
+
+
+def test_lines_may_come_from_files(model: nmt.Model, tmp_path: Path) -> None:
+    """With their ends, and one at a time."""
+    (tmp_path / "text").write_bytes("".join(f"{line}\r\n" for line in LINES).encode())
+    with open(tmp_path / "text", encoding="utf-8", newline="") as file:
+        found = model.translate(file, beginnings=iter(["The\n", "", ""]))
+    assert found[0].text.startswith("The ") and found[2] == model.translate(LINES)[2]
+    assert model.score([f"{line}\n" for line in LINES], iter(LINES)) == model.score(LINES, LINES)
+
+
+def test_what_is_exported_is_what_was_loaded(home: Path, tmp_path: Path) -> None:
+    """Also where another checkpoint is the best by then."""
+    run = tmp_path / "run"
+    shutil.copytree(home / "runs" / "mine", run)
+    model, best = nmt.load(run, precision="fp32"), run / "checkpoints" / "best"
+    others = {path.name for path in best.parent.glob("step_*")} - {best.read_text().strip()}
+    best.write_text(f"{min(others)}\n")
+    model.export(tmp_path / "export")
+    found = nmt.load(tmp_path / "export", precision="fp32").translator.model.state_dict()
+    torch.testing.assert_close(found, model.translator.model.state_dict(), rtol=0, atol=0)
 
 
 def test_the_mean_of_the_last_checkpoints(home: Path) -> None:

@@ -184,6 +184,8 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
             else:
                 assert word == copy == entry
     assert replaced > 5
+    linked = works("translate", *base, "search.replace_unknown=true", "format=links", folder=home, text=text)
+    assert linked.split("\n")[:-1:2] == copied and "<unk>" not in linked
     assert "for models with attention that write <unk>" in refused(
         "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
     )

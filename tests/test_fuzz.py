@@ -28,7 +28,7 @@ from test_tokenizer import SUBWORDS, TYPES, trained
 
 import nmt
 from nmt.align import align
-from nmt.alignment import Record
+from nmt.alignment import Record, as_written
 from nmt.checkpoint import load_config, load_model
 from nmt.config import DataConfig, LinksConfig, ModelConfig, SearchConfig, TranslateRun
 from nmt.data.corpus import load_pairs
@@ -40,7 +40,7 @@ from nmt.files import read_dictionary
 from nmt.links import Link, parse_gold, pharaoh
 from nmt.metrics import scores
 from nmt.model.seq2seq import build_model
-from nmt.report import as_written, page
+from nmt.report import page
 from nmt.state import read_progress
 from nmt.translate import FORMATS, translate
 from nmt.translator import Translation, Translator

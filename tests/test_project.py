@@ -107,7 +107,7 @@ MAY_IMPORT = {
     "translator": DATA | MODEL | {"alignment", "beams", "files", "search", "distributed"},
     "objective": DATA | MODEL,
     "comparison": {"data.config", "data.corpus", "data.mixing", "distributed", "files", "metrics", "plot"},
-    "report": {"metrics", "translator"},
+    "report": {"alignment", "metrics", "translator"},
     "metrics": {"links"},
     "plot": set(),
     "optim": set(),
