@@ -44,7 +44,7 @@ format: $(READY)  ## format the code and mend what the linter can
 
 clean:  ## delete caches and built packages; never runs/ or .venv/
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find nmt tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find nmt scripts tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Touched last, so that an interrupted install is done again.
 $(READY): pyproject.toml constraints.txt

@@ -164,8 +164,10 @@ def draw_sentence(name: str, run: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    options = {"jobs": str(os.cpu_count() or 1), "seed": "1"} | dict(text.split("=") for text in arguments)
-    assert set(options) == {"jobs", "seed"}, "the options are jobs= and seed="
+    options = {"jobs": str(os.cpu_count() or 1), "seed": "1"}
+    options |= dict(text.partition("=")[::2] for text in arguments)
+    if set(options) != {"jobs", "seed"}:
+        sys.exit(__doc__)
     runs = Path("runs/attention") / f"seed{options['seed']}"
     (DOCS / "pictures").mkdir(exist_ok=True)
     with ThreadPoolExecutor(int(options["jobs"])) as pool:

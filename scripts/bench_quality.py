@@ -19,7 +19,7 @@ from statistics import mean, stdev
 
 import sacrebleu
 import yaml
-from peer import configure, install, joined, lines, predict, run, write_pieces
+from peer import HERE, configure, install, joined, lines, predict, run, write_pieces
 from xxhash import xxh3_128_hexdigest
 
 from nmt.config import TokenizerConfig
@@ -48,6 +48,8 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
         tested = json.loads(path.read_text(encoding="utf-8"))
         if tested["search"]["beam"] != beam:
             sys.exit(f"{path} is of beam {tested['search']['beam']}; give that as beam= here, or evaluate once more")
+        if tested["checkpoint"] != (best := (ours / "checkpoints" / "best").read_text().strip()):
+            sys.exit(f"{path} is of {tested['checkpoint']}, and {best} is the best; evaluate {ours} once more")
         trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
         for done, own in (("trained", trained), ("evaluated", tested["data"])):
             same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
@@ -78,9 +80,10 @@ def main() -> None:
     name = f"{data.name}_{source}_{target}_{epochs}_epochs"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    digests, known = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in files), folder / "digests"
+    sealed, known = [*files, HERE / "eole.yaml"], folder / "digests"
+    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed)
     if known.exists() and known.read_text() != digests:
-        sys.exit(f"{folder} is of other text; give another folder=")
+        sys.exit(f"{folder} is of other text or of another scripts/eole.yaml; give another folder=")
     known.write_text(digests)
     eole = install(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)

@@ -17,6 +17,7 @@ target=en windows=7 updates=15 folder=runs/bench_training.
 import dataclasses
 import multiprocessing
 import os
+import platform
 import re
 import resource
 import sys
@@ -180,6 +181,12 @@ def product_rate(device: torch.device, precision: str) -> float:
     return 2 * size**3 / median(times[1:])
 
 
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", path.read_text(encoding="utf-8")) if path.exists() else None
+    return found[1] if found else platform.machine()
+
+
 # ------------------------------------------------------------------------------------------------------------- Eole
 def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]:
     """Target tokens/s of `count` windows of 20 updates, after 100 that do not count: it grows faster for so long."""
@@ -189,6 +196,7 @@ def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]
         text = [" ".join(side.pieces(ids[row].tolist())) for row in np.sort(encoded.order)]
         write(folder / f"valid.{name}", text[:10])
         write(folder / f"train.{name}", text)
+    (folder / "vocabulary").unlink(missing_ok=True)  # of the text of an earlier call
     config = configure(eole, folder, 100 + 20 * count, report_every=20)
     run(eole, "train", "-config", config, log=folder / "eole.log")
     found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
@@ -369,10 +377,12 @@ def main() -> None:
     speeds, peaks, rates = measure(systems_of(size, device), size, encoded, device, windows, int(settings["updates"]))
     eole += eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
     waste = padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_sentences=size.sentences[0]), 1, 0))
-    where = f"{os.cpu_count()} cores" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    where = f"{os.cpu_count()} cores of {processor()}" if device.type == "cpu" else torch.cuda.get_device_name(device)
     setting = (
-        f"{where}, PyTorch {torch.__version__.partition('+')[0]}; medians of {windows} windows of "
-        f"{settings['updates']} updates; a large product runs at "
+        f"{where}, PyTorch {torch.__version__.partition('+')[0]}, {Path(settings['data']).name or 'made-up text'}; "
+        f"medians of {windows} windows of {settings['updates']} updates"
+        + (f" (Eole's: {len(eole)} of 20)" if eole else "")
+        + "; a large product runs at "
         + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {precision}" for precision, rate in rates.items())
         + f"; padding of nmt's batches {waste:.1%}."
     )

@@ -312,7 +312,9 @@ TRIALS: dict[str, Callable[[int, Path], None]] = {
 
 def run_trials(trials: dict[str, Callable[[int, Path], None]]) -> None:
     """Those that the command line names, each so large, in a temporary folder or in folder=DIR."""
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    if not given.keys() & trials.keys() or given.keys() - {*trials, "folder"}:
+        sys.exit(sys.modules["__main__"].__doc__)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(given.pop("folder", temporary)).resolve()
         for name, size in given.items():

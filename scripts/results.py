@@ -6,8 +6,9 @@ Runs whose names differ in nothing but the seed are one row: mean and standard d
 experiment=small, is said once. Those that have a seed and no more are the recipe; the others are compared with it seed
 by seed. BLEU of the validation split is the best of a run's own validations, by greedy search; that of the test split
 is there where all seeds were evaluated, in the same way. Time is from the first line of a run's log to its last; that
-of a run which was stopped and resumed is not known. The table, and a picture of BLEU against time, take the place of
-those that an earlier call has written for the same folder, or stand at the end of the page.
+of a run which was stopped and resumed is not known, and runs with other numbers of threads have no common one. The
+table, and a picture of BLEU against time, take the place of those that an earlier call has written for the same folder,
+or stand at the end of the page.
 """
 
 import json
@@ -64,6 +65,8 @@ def read(folder: Path) -> Run:
     whole = not any(line[2].startswith("resuming") for line in lines)
     path = folder / "eval" / "test" / "metrics.json"
     test = json.loads(path.read_text()) if path.is_file() else None
+    if test and test["checkpoint"] != (best := (folder / "checkpoints" / "best").read_text().strip()):
+        sys.exit(f"{path} is of {test['checkpoint']}, and {best} is the best; evaluate {folder} once more")
     signature = f"beam {test['search']['beam']}, `{test['signatures']['bleu']}`" if test else ""
     minutes = (times[-1] - times[0]).total_seconds() / 60 if whole else None
     return Run(curve, minutes, where, signature, test, json.dumps(how(test)) if test else "")
@@ -93,7 +96,7 @@ def row(label: str, runs: dict[int, Run], recipe: dict[int, Run]) -> str:
         spread([run.valid for run in runs.values()]),
         better,
         *(spread([test[name] for test in tests]) if whole else "" for name in ("bleu", "chrf", "ter")),
-        spread(minutes, 1) if len(minutes) == len(runs) else "",
+        spread(minutes, 1) if len(minutes) == len(runs) and len({run.where for run in runs.values()}) == 1 else "",
     ]
     return f"| {' | '.join(cells)} |"
 
