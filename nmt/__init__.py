@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nmt.alignment import Record
-from nmt.checkpoint import export, find_checkpoint, load_model
+from nmt.checkpoint import export, load_model
 from nmt.command import settled
 from nmt.config import SearchConfig, TranslateRun
 from nmt.distributed import choose_device, choose_precision, place
@@ -65,10 +65,11 @@ class Model:
         return self.translator.align(left, right)
 
     def export(self, folder: str | Path) -> None:
-        """Write the model without what only training needs: a folder that all commands take as `checkpoint=`."""
+        """Write the model without what only training needs: a folder that all commands take as `checkpoint=`. It is
+        read once more, in full precision: of a run that is still trained, what is its best checkpoint by now."""
         if len(self.paths) > 1:
             raise UserError("several models are no one model that could be exported; export each")
-        model, tokenizer, config, *_ = load_model(self.paths[0], self.average)  # in full precision
+        model, tokenizer, config, *_ = load_model(self.paths[0], self.average)
         export(model, tokenizer, config, Path(folder))
 
 
@@ -85,7 +86,8 @@ def load(
     `search.*`, as in `beam=5, n_best=3`.
 
     Raises:
-        UserError: there is no such model, or a damaged one, or two have different vocabularies; a setting cannot be.
+        UserError: there is no such model, or a damaged one, or two have different vocabularies or opposite
+            directions; a setting cannot be.
     """
     known = {item.name for item in fields(SearchConfig)}
     if unknown := sorted(search.keys() - known):
@@ -94,8 +96,6 @@ def load(
     given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = settled(TranslateRun, given)  # refuses what cannot be
     settings = command.precision, command.average, command.search
-    if command.average == 1:  # a run that goes on may have another best one when it is to be exported
-        paths = [str(find_checkpoint(path)[1].resolve()) for path in paths]
     return Model(open_translator(paths, choose_device(command.device), *settings), paths, command.average)
 
 
@@ -105,7 +105,7 @@ def open_translator(
     """What `load` and `nmt.translate` translate with.
 
     Raises:
-        UserError: a model cannot be read, or two have different vocabularies.
+        UserError: a model cannot be read, or two have different vocabularies or opposite directions.
     """
     loaded = [load_model(path, average) for path in paths]
     tokenizer, trained = loaded[0].tokenizer, [other.config.data for other in loaded]
@@ -116,7 +116,8 @@ def open_translator(
                     f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
                     "share a tokenizer"
                 )
-        if (other.config.data.target, other.config.data.source) == (trained[0].source, trained[0].target):
+        turned = other.config.data.target, other.config.data.source
+        if turned == (trained[0].source, trained[0].target) and not trained[0].source.isdecimal():  # else columns
             raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])

@@ -77,8 +77,8 @@ def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) ->
     Raises:
         UserError: it does not.
     """
-    there, back = (tuple(map(last, (run.data.source, run.data.target))) for run in (forward, backward))
-    if back != there[::-1]:
+    there, back = ((run.data.source, run.data.target) for run in (forward, backward))
+    if back == there or [*map(last, back)] != [*map(last, there[::-1])]:  # text may be beside nested columns
         raise UserError(
             f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
             f"checkpoint={command.checkpoint}, {there[0]} to {there[1]}, a model of {there[1]} to {there[0]} is needed"

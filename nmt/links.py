@@ -64,8 +64,9 @@ def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Go
         for side, word, words in zip(("source", "target"), link, (source_words, target_words), strict=True):
             if not 0 <= word < words:
                 numbers = f"words {base} to {words - 1 + base}" if words else "no words"
-                trouble = f"counted from {base}, the {side} sentence has {numbers}"
-                raise ValueError(f"{text[:40]!r} is out of range: {trouble}")
+                trouble = f"{text[:40]!r} is out of range: counted from {base}, the {side} sentence has {numbers}"
+                remedy = "" if base else "; only for gold= of nmt.align gold_base=1 says that words count from 1"
+                raise ValueError(trouble + remedy)
         links[match[2]].append(link)
     return Gold.of(links["-"], links["p"] + links["?"])
 

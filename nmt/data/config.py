@@ -131,7 +131,8 @@ class DataOverride:
         unset = {"limit"} | ({"subset", "revision", "alignments"} if {"format", "path"} & given.keys() else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
-        if (self.source, self.target) == (run.target, run.source) and not run.source.isdecimal():  # else it is columns
+        another = run.source.isdecimal() and {"format", "path"} & given.keys()  # table, whose columns are not languages
+        if (self.source, self.target) == (run.target, run.source) and not another:
             raise UserError(
                 f"data.source={self.source} data.target={self.target}: "
                 f"the model was trained to translate {run.source} to {run.target}"
