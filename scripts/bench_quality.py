@@ -7,8 +7,8 @@ attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate
 joint BPE pieces, in an environment of its own (`env`, beside the folder). After each epoch it translates the validation
 text greedily, as ours does; the epoch with the best BLEU there translates the test text with beam 5 (or beam=N). Runs
 of ours must have been evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=...
-search.beam=N`). All is kept in a folder, by default under runs/bench_quality; what is there already, of the same text,
-is not made again.
+search.beam=N`). All is kept in a folder, by default under runs/bench_quality; what is there already, of the same text
+and eole.yaml, is not made again.
 """
 
 import json
@@ -48,8 +48,9 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
         tested = json.loads(path.read_text(encoding="utf-8"))
         if tested["search"]["beam"] != beam:
             sys.exit(f"{path} is of beam {tested['search']['beam']}; give that as beam= here, or evaluate once more")
-        if tested["checkpoint"] != (best := (ours / "checkpoints" / "best").read_text().strip()):
-            sys.exit(f"{path} is of {tested['checkpoint']}, and {best} is the best; evaluate {ours} once more")
+        best = ours / "checkpoints" / "best"
+        if best.is_file() and tested["checkpoint"] != best.read_text().strip():
+            sys.exit(f"{path} is of {tested['checkpoint']}, not of the best checkpoint; evaluate {ours} once more")
         trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
         for done, own in (("trained", trained), ("evaluated", tested["data"])):
             same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)

@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import platform
 import re
-import resource
 import sys
 import textwrap
 import time
@@ -49,7 +48,7 @@ from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
 from nmt.state import Progress, TrainState
-from nmt.train import KIB
+from nmt.train import peak_memory
 from nmt.update import train_step
 
 DOCS = Path("docs")
@@ -149,8 +148,7 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
             torch.cuda.synchronize(there)
         seconds = time.perf_counter() - started
         on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
-        peak = on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        connection.send((int(tokens), seconds, peak))
+        connection.send((int(tokens), seconds, on_gpu or peak_memory()))
 
 
 def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:

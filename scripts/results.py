@@ -65,8 +65,9 @@ def read(folder: Path) -> Run:
     whole = not any(line[2].startswith("resuming") for line in lines)
     path = folder / "eval" / "test" / "metrics.json"
     test = json.loads(path.read_text()) if path.is_file() else None
-    if test and test["checkpoint"] != (best := (folder / "checkpoints" / "best").read_text().strip()):
-        sys.exit(f"{path} is of {test['checkpoint']}, and {best} is the best; evaluate {folder} once more")
+    best = folder / "checkpoints" / "best"
+    if test and best.is_file() and test["checkpoint"] != best.read_text().strip():
+        sys.exit(f"{path} is of {test['checkpoint']}, not of the best checkpoint; evaluate {folder} once more")
     signature = f"beam {test['search']['beam']}, `{test['signatures']['bleu']}`" if test else ""
     minutes = (times[-1] - times[0]).total_seconds() / 60 if whole else None
     return Run(curve, minutes, where, signature, test, json.dumps(how(test)) if test else "")
