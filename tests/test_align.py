@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, nmt, works
+from conftest import ROOT, fresh, works
 
 from nmt import UserError, load
 from nmt.align import align as program
@@ -118,7 +118,7 @@ def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pai
     assert shown == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
     assert 0.1 < shown["aer"] < 0.95
 
-    piped = nmt("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
+    piped = fresh("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
     assert piped.stdout == (place / "links.pharaoh").read_bytes() and numbers(piped.stderr.decode()) == shown
 
 

@@ -200,6 +200,7 @@ def test_arrays_are_loaded_without_pickle():
                     assert f"{number}/{name}" not in arrays
                 else:
                     assert arrays[f"{number}/{name}"].tolist() == np.asarray(value).tolist()
+                    assert arrays[f"{number}/{name}"].dtype == int or not name.endswith("of_piece")
         assert (
             "4/score" not in arrays
             and arrays["0/source_words"].dtype.kind == arrays["2/source_words"].dtype.kind == "U"

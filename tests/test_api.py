@@ -1,6 +1,6 @@
 """The Python API, and models as folders of their own."""
 
-import shutil
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ def test_python_does_what_the_commands_do(model: nmt.Model, home: Path) -> None:
     texts = [translation.text for translation in best]
     forced = model.translator.score(LINES, texts)  # by the best segmentation, which need not be what was written
     assert model.score(LINES, texts) == [translation.score for translation in forced]
+    assert all(translation.weights_TS is None for translation in forced)  # which nobody asked for
     same = [(a.score, b.score) for a, b in zip(best, forced, strict=True) if a.target_pieces == b.target_pieces]
     assert same and [a for a, _ in same] == pytest.approx([b for _, b in same], abs=1e-4)
     [record] = model.align(LINES[:1], [best[0].text])
@@ -209,16 +210,12 @@ def test_lines_may_come_from_files(model: nmt.Model, tmp_path: Path) -> None:
     assert model.score([f"{line}\n" for line in LINES], iter(LINES)) == model.score(LINES, LINES)
 
 
-def test_what_is_exported_is_what_was_loaded(home: Path, tmp_path: Path) -> None:
-    """Also where another checkpoint is the best by then."""
-    run = tmp_path / "run"
-    shutil.copytree(home / "runs" / "mine", run)
-    model, best = nmt.load(run, precision="fp32"), run / "checkpoints" / "best"
-    others = {path.name for path in best.parent.glob("step_*")} - {best.read_text().strip()}
-    best.write_text(f"{min(others)}\n")
-    model.export(tmp_path / "export")
-    found = nmt.load(tmp_path / "export", precision="fp32").translator.model.state_dict()
-    torch.testing.assert_close(found, model.translator.model.state_dict(), rtol=0, atol=0)
+def test_several_models_are_one(model: nmt.Model, home: Path, tmp_path: Path) -> None:
+    run = home / "runs" / "mine"
+    both = nmt.load([run, run], device="cpu", precision="fp32", beam=3, n_best=3)
+    assert [found.text for found in both.translate(LINES)] == [found.text for found in model.translate(LINES)]
+    with pytest.raises(nmt.UserError, match="several models are no one model that could be exported"):
+        both.export(tmp_path / "export")
 
 
 def test_the_mean_of_the_last_checkpoints(home: Path) -> None:
@@ -229,6 +226,10 @@ def test_the_mean_of_the_last_checkpoints(home: Path) -> None:
     mean = nmt.load(run, average=2, precision="fp32").translator.model.state_dict()
     for name, first in parts[0].items():
         torch.testing.assert_close(mean[name], (first + parts[1][name]) / 2)
+    settings = ("average=2", "data.split=valid", "search.beam=1", "pictures=0")
+    works("evaluate", "checkpoint=runs/mine", *settings, folder=home)
+    measures = json.loads((run / "eval" / "valid" / "metrics.json").read_text())
+    assert measures["checkpoint"] == " ".join(step.name for step in steps)
     assert "train.keep" in refused("translate", "checkpoint=runs/mine", "average=9", folder=home, text=b"x\n")
     step = f"checkpoint=runs/mine/checkpoints/{steps[0].name}"
     assert "of the checkpoints of a run" in refused("evaluate", step, "average=2", folder=home)

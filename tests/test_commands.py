@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY, environment, nmt, refused, works
+from conftest import ROOT, TINY, environment, fresh, nmt, refused, works
 
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
@@ -50,7 +50,7 @@ def test_a_run_is_one_folder(home: Path) -> None:
 
 
 def test_evaluate_writes_what_it_measures(home: Path) -> None:
-    shown = works("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
+    shown = fresh("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home).stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
     measures = json.loads((results / "metrics.json").read_text())
     assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()
@@ -73,7 +73,7 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
 def test_one_line_out_for_each_line_in(home: Path) -> None:
     text = "\n".join(NASTY).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
     lines = text.count(b"\n") + 1
-    piped = nmt("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
+    piped = fresh("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
     assert piped.returncode == 0 and b"U+FFFD" in piped.stderr and b"max_source" in piped.stderr, piped.stderr
     out = piped.stdout.decode().split("\n")
     assert len(out) == lines + 1 and out[-1] == "" and out[1] == out[2] == "" and not re.search("[\r\u2028]", out[0])
@@ -186,6 +186,10 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
     assert replaced > 5
     linked = works("translate", *base, "search.replace_unknown=true", "format=links", folder=home, text=text)
     assert linked.split("\n")[:-1:2] == copied and "<unk>" not in linked
+    objects = works("translate", *base, "search.replace_unknown=true", "format=jsonl", folder=home, text=text)
+    for line in map(json.loads, objects.splitlines()):
+        [found] = line["translations"]
+        assert (found["source_words"], found["target_words"]) == (line["source"].split(), found["text"].split())
     assert "for models with attention that write <unk>" in refused(
         "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
     )
@@ -235,18 +239,22 @@ def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     common = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.sampling=0.1", "train.accumulate=2")
-    for name in ("one", "two"):
-        works("train", f"name={name}", *common, "train.max_steps=40", folder=tmp_path)
-    works("train", "name=stopped", *common, "train.max_steps=17", folder=tmp_path)
-    works("train", "name=stopped", *common, "train.max_steps=40", "resume=true", folder=tmp_path)
-    one, two, stopped = (tmp_path / "runs" / name for name in ("one", "two", "stopped"))
-    assert weights(one) == weights(two) == weights(stopped)
+
+    def train(name: str, steps: int, resume: str) -> bytes:
+        settings = (f"name={name}", *common, f"train.max_steps={steps}", f"resume={resume}")
+        done = fresh("train", *settings, folder=tmp_path)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stderr
+
+    for name, steps, resume in (("one", 15, "false"), ("stopped", 7, "false"), ("stopped", 15, "true")):
+        train(name, steps, resume)
+    one, stopped = (tmp_path / "runs" / name for name in ("one", "stopped"))
+    assert weights(one) == weights(stopped)
     timed = {"tokens_per_second", "target_tokens_per_second"}
-    numbers = [[{k: v for k, v in event.items() if k not in timed} for event in events(run)] for run in (one, two)]
+    numbers = [{k: v for k, v in events(run)[0].items() if k not in timed} for run in (one, stopped)]  # of step 5
     assert numbers[0] == numbers[1]
     assert events(one)[-1] == events(stopped)[-1]
-    again = nmt("train", "name=one", *common, "train.max_steps=40", "resume=auto", folder=tmp_path)
-    assert again.returncode == 0 and b"finished already" in again.stderr
+    assert b"finished already" in train("one", 15, "auto")
 
 
 def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
@@ -261,10 +269,11 @@ def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
 
 def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
     same = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "optim.lr=1e-9", "name=child")
-    works("train", *same, "init_from=runs/mine", folder=home)
+    works("train", *same, "model.hidden=64", "init_from=runs/mine", folder=home)
     best = int((home / "runs" / "mine" / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
     [parent] = [e for e in events(home / "runs" / "mine") if e["event"] == "validate" and e["step"] == best]
     child = events(home / "runs" / "child")[-1]
+    assert "model.hidden=32 (not 64)" in (home / "runs" / "child" / "train.log").read_text()
     assert child["loss"] == pytest.approx(parent["loss"], rel=0.01)
     tokenizers = [(home / "runs" / name / "tokenizer.model").read_bytes() for name in ("mine", "child")]
     assert tokenizers[0] == tokenizers[1]

@@ -3,6 +3,9 @@
 import contextlib
 import io
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +13,65 @@ import numpy as np
 import pytest
 import torch
 
+import nmt
+from nmt import config
 from nmt.model.attention import Attention
 from nmt.model.config import AttentionConfig, ModelConfig
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 SIZE, QUERIES, POSITIONS = 8, 3, 5
+
+
+def blocks(page: Path, language: str = "") -> list[str]:
+    """The text between fences of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands() -> dict[str, list[str]]:
+    """Those that the documents show, by page and text, but for parts of one and what needs a plug-in."""
+    found = {}
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        for block in blocks(page):
+            for line in block.replace("\\\n", " ").splitlines():
+                shown = re.search(r"-m (nmt\.\w+.*)", line)
+                if shown and "..." not in line and "hydra/" not in line:
+                    words = shlex.split(shown[1], comments=True)
+                    found[f"{page.name}: {shlex.join(words)}"] = words
+    return found
+
+
+COMMANDS = commands()
+
+
+@pytest.mark.parametrize("shown", COMMANDS)
+def test_commands_are_taken_as_they_are_shown(shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, *words = COMMANDS[shown]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    config.main(name.removeprefix("nmt."))(lambda command: None)()
+
+
+def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = blocks(ROOT / "README.md", "python")
+    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(block, {})
+    assert printed.getvalue().count("\n") == 4
+    assert nmt.load("dog-en").translate(["Ein Hund läuft."])[0].text
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
     """The names that the Python of docs/attention.md defines, and what it prints."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "attention.md").read_text(encoding="utf-8"), re.DOTALL)
+    found = blocks(DOCS / "attention.md", "python")
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for block in blocks:
+        for block in found:
             exec(block, names)
-    return names | {"printed": printed.getvalue(), "text": "".join(blocks)}
+    return names | {"printed": printed.getvalue(), "text": "".join(found)}
 
 
 def test_the_example_prints_what_it_says(shown: dict[str, Any]) -> None:

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY, environment, refused, works
+from conftest import ROOT, TINY, environment, peak, refused, works
 from safetensors.torch import load_file, save_file
 from test_training import events, folders, state_of, write_corpus
 
@@ -47,7 +48,7 @@ def test_trials(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=20", "term=20", "flip=1000", "noise=10000", "lines=20000")):
+        for done in pool.map(run, ("kill=8", "term=8", "flip=300", "noise=1500", "lines=4000")):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -156,11 +157,12 @@ def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> Non
 
 
 def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(0, 10**6, 25))
-    monkeypatch.setattr("nmt.training.time.monotonic", lambda: next(now))  # every look at the clock is 25 seconds later
+    state = state_of(text, tmp_path, max_steps=7, validate_every=7, save_minutes=1)
+    clock = SimpleNamespace(monotonic=lambda: 25.0 * state.progress.step, perf_counter=time.perf_counter)
+    monkeypatch.setattr("nmt.training.time", clock)  # each update takes 25 seconds
     saved: list[int] = []
     monkeypatch.setattr("nmt.training.save", lambda state: saved.append(state.progress.step))
-    fit(state_of(text, tmp_path, max_steps=7, validate_every=7, save_minutes=1))
+    fit(state)
     assert saved == [3, 6, 7]
 
 
@@ -432,10 +434,11 @@ def test_crafted_files_are_refused(name: str, home: Path, tmp_path: Path, monkey
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
     monkeypatch.chdir(tmp_path)
     change(run)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak()
+    before = peak()
     with pytest.raises(UserError, match=message):
         nmt.load(str(run))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+    assert peak() - before < 200e6
     assert not (tmp_path / "executed").exists()
 
 

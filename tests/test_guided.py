@@ -109,7 +109,7 @@ def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
     corpus, rates = write_corpus(tmp_path, train=600, valid=40), []
     for weight in (0, 1):
         settings = ("data=text", f"data.path={corpus}", "data.alignments=links", f"train.guided_alignment={weight}")
-        works("train", f"name=run{weight}", *settings, *TINY, "train.max_epochs=4", folder=tmp_path)
+        works("train", f"name=run{weight}", *settings, *TINY, "train.max_epochs=2", folder=tmp_path)
         lines = (tmp_path / "runs" / f"run{weight}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rates.append(json.loads(lines[-1])["aer"])
     assert rates[1] < rates[0] - 0.1

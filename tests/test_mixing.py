@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import write_corpus
+from conftest import program, write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import with_lengths
-from test_ranks import SIZES, command, events, together, weights, works
+from test_ranks import SIZES, events, together, weights, works
 from test_stream import Pair, first_windows, random_pairs, run_of, stopped, texts_of, write
 
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig
@@ -371,7 +371,7 @@ def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> No
     translated, lines = tmp_path / "whole" / "out.de", ["<bt> der Hund schläft .", "der Hund schläft ."]
     (tmp_path / "whole" / "in.de").write_text("".join(line + "\n" for line in lines))
     code, said = together(
-        1, tmp_path / "whole", command, "translate", "checkpoint=runs/x", "input=in.de", f"output={translated}"
+        1, tmp_path / "whole", program, "translate", "checkpoint=runs/x", "input=in.de", f"output={translated}"
     )
     assert code == 0 and len(translated.read_text().splitlines()) == 2
     works(

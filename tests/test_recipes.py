@@ -104,5 +104,7 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     log.write_text(f"{log.read_text()}2026-01-01 00:00:00,000 finished at step 99: best bleu 1.00 at step 99\n")
     assert results().startswith("runs/cells/experiment=x,model.cell=gru,seed=2 went on after it had finished")
     shutil.rmtree(log.parent)
+    metrics.write_text(metrics.read_text().replace('"checkpoint": "', '"checkpoint": "not_'))
+    assert results().endswith("not of the best checkpoint; evaluate runs/cells/experiment=x,seed=2 once more\n")
     (runs / "experiment=x,seed=2" / "train.log").write_text("")
     assert results() == "runs/cells/experiment=x,seed=2 is not finished\n"

@@ -92,6 +92,6 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     assert "resuming" in log and "changed since this run began: resume=true (was false)\n" in log
     works(*command, "name=given", "model.dropout=0.1", "train.max_epochs=1", "train.validate_every=1", folder=tmp_path)
     assert "by_pairs has" not in (tmp_path / "runs" / "given" / "train.log").read_text()
-    stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true")
+    stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
     assert "write ~by_pairs" in refused(*stream, folder=tmp_path)
     works(*stream, "~by_pairs", folder=tmp_path)

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import nmt, write_corpus
+from conftest import fresh, program, write_corpus
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ranks import EXACT, SIZES, command, events, refused, together, weights, works
+from test_ranks import EXACT, SIZES, events, refused, together, weights, works
 
 from nmt import training
 from nmt.checkpoint import last_whole
@@ -441,17 +441,17 @@ def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "x"
 
 
-def stopped(step: int, *arguments: str) -> None:
-    """A training that is told to end in the step after this one."""
+def stopped(step: int, times: int, *arguments: str) -> None:
+    """A training that is told so many times to end in the step after this one."""
     whole: Callable[..., Any] = training.train_step
 
     def signalled(state: Any, *others: Any) -> Any:
-        if state.progress.step == step:
+        for _ in range(times if state.progress.step == step else 0):
             os.kill(os.getpid(), signal.SIGTERM)
         return whole(state, *others)
 
     training.train_step = signalled  # type: ignore[assignment]
-    command("train", *arguments)
+    program("train", *arguments)
 
 
 def state_in(run: Path) -> dict[str, Any]:
@@ -470,7 +470,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(undisturbed: Path, tex
     arguments, run = ("name=x", f"data.path={text}", *STREAM, "resume=auto"), tmp_path / "runs" / "x"
     windows = []
     for step in (3, 30):
-        code, said = together(1, tmp_path, stopped, step, *arguments)
+        code, said = together(1, tmp_path, stopped, step, 1, *arguments)
         assert code == 143 and f"stopped at step {step + 1}; the same command with resume=auto goes on" in said
         assert "Exception" not in said and "Traceback" not in said
         windows.append(state_in(run))
@@ -481,17 +481,23 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(undisturbed: Path, tex
     assert_equal(run, undisturbed)
 
 
+def test_a_second_signal_ends_a_run_at_once(text: Path, tmp_path: Path) -> None:
+    code, said = together(1, tmp_path, stopped, 3, 2, "name=x", f"data.path={text}", *STREAM)
+    assert code == -signal.SIGTERM and "SIGTERM: finishing this step, then saving; once more stops at once" in said
+    assert not [*(tmp_path / "runs" / "x").rglob("step_*")]
+
+
 def test_a_bad_line_ends_a_run_which_goes_on_without_it(text: Path, tmp_path: Path) -> None:
     """It came after the tokenizer had been trained; its shard is the last to be read."""
     folder, last = tmp_path / "data", np.random.default_rng((1, 0)).permutation(2)[-1]
     shutil.copytree(text, folder)
     arguments = ("name=x", f"data.path={folder}", *STREAM, "data.buffer=30", "resume=auto")
-    assert together(1, tmp_path, stopped, 2, *arguments)[0] == 143
+    assert together(1, tmp_path, stopped, 2, 1, *arguments)[0] == 143
     bad = folder / f"train.{last}.en"
     lines = bad.read_bytes().split(b"\n")
     lines[37] = b"\xff" * len(lines[37])
     bad.write_bytes(b"\n".join(lines))
-    done = nmt("train", *arguments, "train.save_every=1", folder=tmp_path)
+    done = fresh("train", *arguments, "train.save_every=1", folder=tmp_path)
     message = done.stderr.decode()
     assert done.returncode == 1 and "Traceback" not in message and "Exception" not in message
     assert message.splitlines()[-1].startswith(f"error: {bad}:38: not UTF-8 (byte 0xFF at position 1); mend the line")
@@ -521,8 +527,8 @@ def test_a_run_on_parquet_and_a_run_on_more_processes(text: Path, tmp_path: Path
 
 def test_a_stream_is_kept_nowhere(undisturbed: Path) -> None:
     cache = undisturbed.parents[1] / "cache"
-    kept = [path for path in cache.rglob("pairs.arrow") if b"valid" not in path.read_bytes()]
-    assert len(kept) == 1 and not list(cache.rglob("source.ids"))  # the validation text
+    [kept] = cache.rglob("pairs.arrow")
+    assert len(Dataset.from_file(str(kept))) == 7 and not list(cache.rglob("source.ids"))
 
 
 def test_a_stream_without_an_end_is_refused(text: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, TINY, environment, nmt
+from conftest import ROOT, TINY, environment, fresh
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -170,7 +170,7 @@ def test_training_in_two_processes(tmp_path: Path) -> None:
     plugin("joblib_launcher")
     sizes = ("model.hidden=31,32", "data.limit=300", "train.max_steps=5")
     settings = [setting for setting in TINY if not setting.startswith("model.hidden")]
-    done = nmt("train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path)
+    done = fresh("train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path)
     message = done.stderr.decode()
     assert done.returncode == 1 and message.count("error: model.hidden=31 must be even") == 1, message
     [metrics] = (tmp_path / "runs" / "run").glob("*/metrics.jsonl")
