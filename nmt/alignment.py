@@ -26,24 +26,17 @@ END = "</s>"
 def pool(
     weights_TS: np.ndarray, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]
 ) -> np.ndarray:
-    """Weights between words, (target words + 1) x (source words + 1): the last row and column stand for no word."""
+    """Weights between words, (target words + 1) x (source words + 1): the last row and column stand for no word.
+
+    The sum over a source word's pieces, for attention is shared out among them; the mean over a target word's pieces,
+    for each of them shares out its own.
+    """
     source, target = np.asarray(source_word_of_piece, dtype=int), np.asarray(target_word_of_piece, dtype=int)
     pooled_TS = np.zeros((target.max(initial=-1) + 2, source.max(initial=-1) + 2))
     pieces_T = np.zeros(len(pooled_TS))
     np.add.at(pooled_TS, np.ix_(target, source), weights_TS)  # index -1 is the last one
     np.add.at(pieces_T, target, 1)
     return pooled_TS / np.maximum(pieces_T, 1)[:, None]
-
-
-def word_weights(
-    weights_TS: np.ndarray, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]
-) -> np.ndarray:
-    """Attention weights from each target word to each source word: target words x source words.
-
-    The sum over a source word's pieces, for attention is shared out among them; the mean over a target word's pieces,
-    for each of them shares out its own.
-    """
-    return pool(weights_TS, source_word_of_piece, target_word_of_piece)[:-1, :-1]
 
 
 def extract_links(
@@ -101,7 +94,7 @@ class Record:
         if self.weights is None:
             return None
         weights = np.zeros((len(self.target_words), len(self.source_words)))
-        pooled = word_weights(self.weights, self.source_word_of_piece, self.target_word_of_piece)
+        pooled = pool(self.weights, self.source_word_of_piece, self.target_word_of_piece)[:-1, :-1]
         weights[: pooled.shape[0], : pooled.shape[1]] = pooled  # the last words may have no pieces
         return weights
 

@@ -111,6 +111,16 @@ class History:
     first_BS: Tensor  # for their first tokens
     steps: list[Step]  # for what followed; none without attention, or where weights are not asked for
 
+    def add(self, sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor) -> None:
+        """One step of the sentences in search."""
+        device = sentence_B.device
+        row_B = torch.zeros(len(self.first_BS), dtype=torch.int64, device=device)
+        row_B[sentence_B] = torch.arange(len(sentence_B), device=device)
+        weights_BKS = weights_N1S.view(len(sentence_B), -1, weights_N1S.shape[2])
+        if parent_BK is None:
+            parent_BK = torch.arange(weights_BKS.shape[1], device=device).expand(weights_BKS.shape[:2])
+        self.steps.append(Step(row_B, parent_BK, weights_BKS))
+
 
 def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
     """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
@@ -142,7 +152,7 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
     )
 
 
-def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
+def penalised(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
     """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
     base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
     ranked = score / base**config.length_penalty
@@ -150,17 +160,6 @@ def rank(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchCo
 
 
 # ----------------------------------------------------------------------------------------------------- what was found
-def record(sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor, sentences: int) -> Step:
-    """One step of the sentences in search, of so many in all."""
-    device = sentence_B.device
-    row_B = torch.zeros(sentences, dtype=torch.int64, device=device)
-    row_B[sentence_B] = torch.arange(len(sentence_B), device=device)
-    weights_BKS = weights_N1S.view(len(sentence_B), -1, weights_N1S.shape[2])
-    if parent_BK is None:
-        parent_BK = torch.arange(weights_BKS.shape[1], device=device).expand(weights_BKS.shape[:2])
-    return Step(row_B, parent_BK, weights_BKS)
-
-
 def trace(history: History, beams: Beams) -> Tensor:
     """weights_BKTS of the hypotheses: their parents are followed from the last step back. Of sentences that came later
     only the last rows mean something, so many as they have tokens."""
@@ -180,7 +179,7 @@ def read_back(beams: Beams, history: History, config: SearchConfig) -> Iterator[
     """The number of each sentence and its n best hypotheses, in order, fewer where there were fewer distinct ones than
     slots; samples as they were drawn."""
     weights_BKTS = trace(history, beams) if history.steps else None
-    ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+    ranked_BK = penalised(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     if config.sample:
         ranked_BK = torch.zeros_like(ranked_BK)
     order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]

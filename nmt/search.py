@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from nmt.beams import Beams, History, Hypothesis, Live, begin, rank, read_back, record
+from nmt.beams import Beams, History, Hypothesis, Live, begin, penalised, read_back
 from nmt.config import EOS, PAD, STEP, SearchConfig
 from nmt.model.attention import Weights
 from nmt.model.logits import log_probabilities, top
@@ -106,7 +106,9 @@ def select(
     slots, choices = score_BKC.shape[1:]
     length_BK1 = (beams.length_BK + ~beams.finished_BK).unsqueeze(2)
     covered_BK1 = None if beams.covered_BK is None else beams.covered_BK.unsqueeze(2)
-    ranked_BKC = rank(score_BKC if handicap_BKC is None else score_BKC - handicap_BKC, length_BK1, covered_BK1, config)
+    ranked_BKC = penalised(
+        score_BKC if handicap_BKC is None else score_BKC - handicap_BKC, length_BK1, covered_BK1, config
+    )
     best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
     parent_BK = best_BK // choices
     token_BK = token_BKC.flatten(1).gather(1, best_BK)
@@ -186,9 +188,9 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
     """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
     returned = config.width if config.groups > 1 or config.sample else config.n_best
-    ranked_BK = rank(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+    ranked_BK = penalised(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     # Scores only fall, length penalties only grow, and coverage may become whole.
-    bound_BK = rank(beams.score_BK, limit_B1, None, config)
+    bound_BK = penalised(beams.score_BK, limit_B1, None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
     settled_B = beams.finished_BK[:, :returned].all(1) & (ranked_BK[:, :returned].amin(1) >= bound_B)
     return settled_B | (beams.limit_B <= beams.age_B)
@@ -292,7 +294,7 @@ def stream(
         steps += 1
         live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
-            history.steps.append(record(live.beams.sentence_B, parent_BK, weights.dense(positions), sentences))
+            history.add(live.beams.sentence_B, parent_BK, weights.dense(positions))
         if device.type == "cpu" and steps < shortest and not live.beams.finished_BK.any():
             continue
         over_B = done(live.beams, config)

@@ -169,7 +169,7 @@ def validate(state: TrainState) -> dict[str, Any]:
         + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
         + f" ({time.perf_counter() - started:.0f} s)"
     )
-    record(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
+    write_event(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
     return scores
 
 
@@ -239,7 +239,7 @@ class Meter:
             **{"loss": nats, "ppl": math.exp(min(nats, 700)), "accuracy": correct, "lr": rate},
             **{"tokens_per_second": speed, "target_tokens_per_second": target_speed, "skipped": progress.skipped},
         }
-        record(state, event)
+        write_event(state, event)
         left = progress.seconds / progress.step * (last_step - progress.step)
         short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
         if any(self.failed):
@@ -276,7 +276,7 @@ def as_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
         yield json.dumps(pair, ensure_ascii=False) + "\n"
 
 
-def record(state: TrainState, event: dict[str, Any]) -> None:
+def write_event(state: TrainState, event: dict[str, Any]) -> None:
     """Append one event to metrics.jsonl."""
     if rank():
         return

@@ -98,16 +98,8 @@ def alternatives(own: list[list[Translation]], sample: bool) -> list[Translation
 
 def join(parts: list[Translation]) -> Translation:
     """One translation of the translations of a line's parts; weights become blocks along the diagonal."""
-    if len(parts) == 1:
-        return parts[0]
-    weights = None
-    if all(part.weights_TS is not None for part in parts):
-        blocks = [part.weights_TS for part in parts if part.weights_TS is not None]
-        weights = np.zeros(np.sum([block.shape for block in blocks], axis=0), dtype=blocks[0].dtype)
-        row = column = 0
-        for block in blocks:
-            weights[row : row + block.shape[0], column : column + block.shape[1]] = block
-            row, column = row + block.shape[0], column + block.shape[1]
+    blocks = [torch.from_numpy(part.weights_TS) for part in parts if part.weights_TS is not None]
+    weights = torch.block_diag(*blocks).numpy() if len(blocks) == len(parts) else None
     return Translation(
         text=" ".join(part.text for part in parts if part.text),
         source_pieces=[piece for part in parts for piece in part.source_pieces],

@@ -46,9 +46,9 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
     gold, counts = gold_of(pairs), LinkCounts()
     totals = np.zeros(5)  # nats, correct, tokens, entropy, batches whose entropy is known
-    for rows, batch, loss, weights_BTS, disorder in forced(model, sources, targets, device):
+    for rows, batch, loss, weights_BTS, entropy in forced(model, sources, targets, device):
         tokens = int(batch.target_length_B.sum())
-        totals += [loss.nats.item(), loss.correct.item(), tokens, disorder or 0.0, disorder is not None]
+        totals += [loss.nats.item(), loss.correct.item(), tokens, entropy or 0.0, entropy is not None]
         if gold is None or weights_BTS is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
@@ -56,12 +56,12 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
             target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
             counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
     parts = gathered((totals, counts))
-    nats, correct, tokens, disorder, attends = np.sum([numbers for numbers, _ in parts], axis=0).tolist()
+    nats, correct, tokens, entropy, attends = np.sum([numbers for numbers, _ in parts], axis=0).tolist()
     mean, accuracy = (nats / tokens, correct / tokens) if tokens else (math.nan, math.nan)
     return {
         **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": accuracy},
         "aer": sum((own for _, own in parts), LinkCounts()).scores()["aer"],
-        "entropy": disorder / tokens if attends else None,
+        "entropy": entropy / tokens if attends else None,
     }
 
 

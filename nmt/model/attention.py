@@ -66,10 +66,6 @@ class Score(nn.Module):
         if config.attention.coverage:
             self.coverage = nn.Parameter(torch.zeros(self.heads, 1, covered))
 
-    def keys(self, values_BSM: Tensor) -> Tensor:
-        """keys_BSA, projected once a sentence."""
-        return self.key(values_BSM)
-
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
@@ -210,27 +206,23 @@ class Attention(nn.Module):
         self.context_size, self.heads = config.memory, config.attention.heads
         self.counts, self.covers = config.attention.window == "local_m", config.attention.coverage
         self.score = SCORES[config.attention.score](config)
+        self.reach = self.score.reach  # how many positions of a source can have weight; None: all of them
         self.window = WINDOWS[config.attention.window](config)
         self.normalise = NORMALISERS[config.attention.normaliser]
         several = self.heads > 1
         self.value = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
         self.output = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
 
-    @property
-    def reach(self) -> int | None:
-        """How many positions of a source can have weight; None: all of them."""
-        return self.score.reach
-
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project keys and values of each sentence, once. What a step does with them, tanh and products with a single
         query, a processor does faster in fp32 than in bf16."""
         dtype = step_dtype(values_BSM)
         values_BHSM, keys_BHSA = (
-            self.share(part.to(dtype)) for part in (self.value(values_BSM), self.score.keys(values_BSM))
+            self.split_heads(part.to(dtype)) for part in (self.value(values_BSM), self.score.key(values_BSM))
         )
         return memory_of(values_BHSM, keys_BHSA, length_B, self.reach)
 
-    def share(self, x_RQX: Tensor) -> Tensor:
+    def split_heads(self, x_RQX: Tensor) -> Tensor:
         """x_RHQX: to each head its share of the last dimension."""
         if self.heads == 1:
             return x_RQX.unsqueeze(1)
@@ -268,7 +260,7 @@ class Attention(nn.Module):
             if coverage_BQS is not None and view.first_BQ is not None:
                 coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
-            query_RHQA = self.share(query_map(query_RD).view(shape)).to(view.keys_RHWA.dtype)
+            query_RHQA = self.split_heads(query_map(query_RD).view(shape)).to(view.keys_RHWA.dtype)
             scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
             weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
             if view.gain_RHQW is not None:
@@ -289,17 +281,13 @@ class NoAttention(nn.Module):
     context_size, reach = 0, None
 
     def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        return memory_of(values_BSM.unsqueeze(1), NoKeys()(values_BSM).unsqueeze(1), length_B, self.reach)
+        return memory_of(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B, self.reach)
 
     def begin(self, memory: Memory) -> tuple[None, None]:
         return None, None
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
         return lambda query_BQD, position_BQ, coverage_BQS: (query_BQD[..., :0], None)
-
-
-def build_attention(config: ModelConfig) -> Attention | NoAttention:
-    return NoAttention() if config.attention.score == "none" else Attention(config)
 
 
 SCORES = {

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.model.attention import Attention, NoAttention, Weights, build_attention
+from nmt.model.attention import Attention, NoAttention, Weights
 from nmt.model.config import ModelConfig
 from nmt.model.maps import Dropout, Linear, tanh
 from nmt.model.recurrence import RNN, State
@@ -132,7 +132,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.style, self.residual = config.style, config.residual
-        self.attention = build_attention(config)
+        self.attention: Attention | NoAttention
+        self.attention = NoAttention() if config.attention.score == "none" else Attention(config)
         self.bridge = Bridge(config)
         self.feeding = config.style == "luong" and config.input_feeding
         self.looping = self.feeding or config.style == "bahdanau" and self.attention.context_size > 0

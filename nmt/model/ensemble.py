@@ -35,15 +35,9 @@ class Ensemble:
     def __init__(self, members: Sequence[Seq2Seq]) -> None:
         self.members = members
         self.dtype = members[0].dtype
-
-    @property
-    def attends(self) -> bool:
-        return any(member.attends for member in self.members)
-
-    @property
-    def reach(self) -> int | None:
-        """How many positions of a source all of them can attend to; None: all positions."""
-        return min((member.reach for member in self.members if member.reach is not None), default=None)
+        self.attends = any(member.attends for member in members)
+        # How many positions of a source all of them can attend to; None: all.
+        self.reach = min((member.reach for member in members if member.reach is not None), default=None)
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Each[Memory], Each[DecoderState]]:
         memories, states = zip(*(member.start(source_BS, length_B) for member in self.members), strict=True)

@@ -22,7 +22,7 @@ def freeze(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Map:
     """(x, plus) -> x W^T + b + plus, for x of the dtype of W. Later changes of W are not seen."""
     weight_OI, bias_O = weight_OI.detach(), None if bias_O is None else bias_O.detach()
     if int8:
-        return rounding(weight_OI, bias_O)
+        return quantised_map(weight_OI, bias_O)
     if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKED:
         return packed(weight_OI, bias_O)
     return plain(weight_OI, bias_O)
@@ -54,20 +54,20 @@ def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     return several
 
 
-def rounded(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     """int8 values and a scale for each row, the smallest that cuts none off."""
     scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x_NI.dtype).tiny * LARGEST) / LARGEST
     return (x_NI / scale_N1).round_().to(torch.int8), scale_N1
 
 
-def rounding(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+def quantised_map(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     """With weights rounded once and inputs as they come, each row by a scale of its own. Sums are exact, so that no row
     depends on those beside it."""
-    int8_OI, scale_O1 = rounded(weight_OI)
+    int8_OI, scale_O1 = quantised(weight_OI)
     int8_IO, scale_O = int8_OI.t(), scale_O1.squeeze(1)
 
     def product(x: Tensor, plus: Tensor | None = None) -> Tensor:
-        int8_NI, scale_N1 = rounded(x.flatten(0, -2))
+        int8_NI, scale_N1 = quantised(x.flatten(0, -2))
         y_NO = torch._int_mm(int8_NI, int8_IO).to(x.dtype).mul_(scale_O).mul_(scale_N1)
         if bias_O is not None:
             y_NO += bias_O

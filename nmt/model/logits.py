@@ -23,7 +23,7 @@ def log_probabilities(logits_NV: Tensor) -> Tensor:
         logp_NV = torch.empty_like(logits_NV, dtype=dtype)
         for part_NV, own_NV in zip(logits_NV.split(rows), logp_NV.split(rows), strict=True):
             torch.log_softmax(part_NV.to(dtype), 1, out=own_NV)
-    logp_NV[:, PAD : BOS + 1 : BOS - PAD] = float("-inf")
+    logp_NV[:, PAD : BOS + 1 : BOS - PAD] = float("-inf")  # these two columns, as one slice
     return logp_NV
 
 

@@ -31,7 +31,7 @@ def lock_of(device: torch.device) -> threading.Lock:
 
 
 @cache
-def beside(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
+def stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """A stream on which to record, and memory that all graphs of a device share, for none runs beside another."""
     with torch.cuda.device(device):
         return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -39,7 +39,7 @@ def beside(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
 
 def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
     """The work as a CUDA graph: its results, and what does it again, with the results in the same place."""
-    stream, pool = beside(device)
+    stream, pool = stream_and_pool(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         stream.wait_stream(torch.cuda.current_stream())
@@ -131,7 +131,7 @@ def within_memory(work: Callable[[], T]) -> T | None:
             held.enter_context(lock_of(torch.device("cuda", number)))
         for recorded in list(RECORDED):
             recorded.graphs.clear()
-        beside.cache_clear()  # what is recorded from now on gets memory of its own
+        stream_and_pool.cache_clear()  # what is recorded from now on gets memory of its own
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None

@@ -41,6 +41,8 @@ class Seq2Seq(nn.Module):
         self.source_embedding = self.target_embedding if shared else embedding(source_vocab, config.embed)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        self.attends = self.decoder.attention.context_size > 0
+        self.reach = self.decoder.attention.reach  # how many positions of a source attention can reach; None: all
         self.dropout = Dropout(config.dropout)
         tied = config.tie != "none"
         self.to_embedding = Linear(config.features, config.embed) if tied and config.features != config.embed else None
@@ -48,15 +50,6 @@ class Seq2Seq(nn.Module):
         nn.init.zeros_(self.output.bias)
         if tied:
             self.output.weight = self.target_embedding.weight
-
-    @property
-    def attends(self) -> bool:
-        return self.decoder.attention.context_size > 0
-
-    @property
-    def reach(self) -> int | None:
-        """How many positions of a source attention can reach; None: all."""
-        return self.decoder.attention.reach
 
     def freeze(self, int8: bool) -> None:
         """Fix the weights for translation: those of linear maps and of recurrent layers that run step by step in int8

@@ -18,7 +18,7 @@ from nmt.model.config import ModelConfig
 from nmt.model.maps import Linear, bind_rows, bind_values, tanh, uniform_, wide
 
 WHOLE = 1.5  # sources up to so many local windows long are looked at whole
-HIDDEN = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
+MASKED = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
 
 
 class Memory(NamedTuple):
@@ -28,7 +28,7 @@ class Memory(NamedTuple):
     keys_BHSA: Tensor  # the values as the score wants them, projected once a sentence
     length_B: Tensor
     visible_B: Tensor  # the length, as far as attention reaches
-    bias_BS: Tensor  # fp32, added to scores: 0, and `HIDDEN` from `visible_B` on
+    bias_BS: Tensor  # fp32, added to scores: 0, and `MASKED` from `visible_B` on
 
     def select(self, rows_B: Tensor) -> "Memory":
         return Memory(*(part.index_select(0, rows_B) for part in self))
@@ -49,7 +49,7 @@ class View(NamedTuple):
     keys_RHWA: Tensor
     read: Callable[[Tensor], Tensor]  # weights_RHQW -> context_RHQM, weighted sums of the values
     position_RW: Tensor  # of the keys in the source; R may be 1
-    bias_RHQW: Tensor  # fp32, added to scores: 0, or `HIDDEN` where nothing may be seen; H is 1
+    bias_RHQW: Tensor  # fp32, added to scores: 0, or `MASKED` where nothing may be seen; H is 1
     gain_RHQW: Tensor | None = None  # weights are multiplied by it; H is 1
     first_BQ: Tensor | None = None  # where windows begin; None: at 0
 
@@ -60,7 +60,7 @@ Look = Callable[[Tensor, Tensor | None], View]
 def memory_of(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
     visible_B = length_B if reach is None else length_B.clamp(max=reach)
     position_S = torch.arange(values_BHSM.shape[2], device=length_B.device)
-    bias_BS = (position_S >= visible_B.unsqueeze(1)) * HIDDEN
+    bias_BS = (position_S >= visible_B.unsqueeze(1)) * MASKED
     return Memory(values_BHSM, keys_BHSA, length_B, visible_B, bias_BS)
 
 
@@ -86,14 +86,9 @@ class LocalM(nn.Module):
         super().__init__()
         self.half_width = config.attention.half_width
 
-    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
-        """Returns point(query_RD, position_BQ, length_B1) -> the point_BQ around which to look, S at most."""
-
-        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
-            assert position_BQ is not None
-            return position_BQ
-
-        return point
+    def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+        """Returns point(query_RD, position_BQ) -> the point_BQ around which to look, S at most."""
+        return lambda query_RD, position_BQ: position_BQ
 
     def gain(self, distance_BQW: Tensor) -> Tensor | float:
         return 1.0
@@ -106,7 +101,7 @@ class LocalM(nn.Module):
         device = memory.length_B.device
         width = 2 * self.half_width + 1
         length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
-        point = self.aim(dtype)
+        point = self.aim(length_B1, dtype)
 
         def centre(point_BQ: Tensor) -> Tensor:
             return torch.minimum(point_BQ.detach().floor().long(), length_B1 - 1)
@@ -115,14 +110,14 @@ class LocalM(nn.Module):
             """bias_BQW and gain_BQW."""
             near_BQW = (position_BQW - centre_BQ.unsqueeze(2)).abs() <= self.half_width
             seen_BQW = near_BQW & (position_BQW < visible_B11)
-            return ~seen_BQW * HIDDEN, seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
+            return ~seen_BQW * MASKED, seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
 
         if positions <= WHOLE * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
             read = bind_values(memory.values_BHSM)
 
             def look_whole(query_RD: Tensor, position_BQ: Tensor | None) -> View:
-                point_BQ = point(query_RD, position_BQ, length_B1)
+                point_BQ = point(query_RD, position_BQ)
                 bias_BQS, gain_BQS = limits(point_BQ, centre(point_BQ), position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
                 return View(memory.keys_BHSA, read, position_1S, bias_RHQW, gain_RHQW)
@@ -134,7 +129,7 @@ class LocalM(nn.Module):
         keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
 
         def look(query_RD: Tensor, position_BQ: Tensor | None) -> View:
-            point_BQ = point(query_RD, position_BQ, length_B1)
+            point_BQ = point(query_RD, position_BQ)
             centre_BQ = centre(point_BQ)
             first_BQ = (centre_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
@@ -159,10 +154,10 @@ class LocalP(LocalM):
         self.v = nn.Parameter(torch.empty(config.hidden))
         uniform_(self.v.detach(), config.hidden)
 
-    def aim(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+    def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.bind(dtype)
 
-        def point(query_RD: Tensor, position_BQ: Tensor | None, length_B1: Tensor) -> Tensor:
+        def point(query_RD: Tensor, position_BQ: Tensor | None) -> Tensor:
             inner_RD = tanh(linear(query_RD)).to(wide(dtype))
             logit_R = inner_RD @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
             return length_B1 * torch.sigmoid(logit_R.view(len(length_B1), -1))
