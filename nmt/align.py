@@ -17,7 +17,7 @@ from nmt.checkpoint import load_model
 from nmt.config import AlignRun, SearchConfig, TrainRun, main
 from nmt.data.corpus import column, load_pairs
 from nmt.data.gold import Sentences, read_gold
-from nmt.data.splits import last
+from nmt.data.splits import leaf
 from nmt.distributed import choose_precision, in_turn, joined, log_to_stderr, mine, place, rank
 from nmt.errors import UserError
 from nmt.files import nobody_reads, output, read_text
@@ -78,7 +78,7 @@ def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) ->
         UserError: it does not.
     """
     there, back = ((run.data.source, run.data.target) for run in (forward, backward))
-    if back == there or [*map(last, back)] != [*map(last, there[::-1])]:  # text may be beside nested columns
+    if back == there or [*map(leaf, back)] != [*map(leaf, there[::-1])]:  # text may be beside nested columns
         raise UserError(
             f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
             f"checkpoint={command.checkpoint}, {there[0]} to {there[1]}, a model of {there[1]} to {there[0]} is needed"

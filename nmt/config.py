@@ -23,13 +23,13 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
 LASTING = {  # sections and keys
-    *("data", "tokenizer", "model", "init_from", "seed", "precision"),
-    *("optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor"),
-}
+    "data", "tokenizer", "model", "init_from", "seed", "precision",
+    "optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor",
+}  # fmt: skip
 FREE = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
-    *("name", "resume", "overwrite", "data.path", "data.cache", "data.split", "data.num_proc", "data.invalid"),
-    *("train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped"),
-}
+    "name", "resume", "overwrite", "data.path", "data.cache", "data.split", "data.num_proc", "data.invalid",
+    "train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped",
+}  # fmt: skip
 PAD, UNK, BOS, EOS = range(4)  # the ids of padding, unknown words, <s> and </s> in every vocabulary
 
 
@@ -48,9 +48,9 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, OPTIMISERS)
         check_choice("optim.schedule", self.schedule, SCHEDULES)
-        check_above_zero(optim__lr=self.lr, optim__clip=self.clip, optim__decay=self.decay)
-        check_at_least(0, optim__warmup=self.warmup, optim__weight_decay=self.weight_decay)
-        check_share(optim__label_smoothing=self.label_smoothing)
+        check_above_zero("optim.", self, "lr", "clip", "decay")
+        check_at_least(0, "optim.", self, "warmup", "weight_decay")
+        check_share("optim.label_smoothing", self.label_smoothing)
         if self.decay >= 1:
             raise UserError(f"optim.decay={self.decay} must be below 1")
         if self.decay != 0.5 and self.schedule != "plateau":
@@ -79,14 +79,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_choice("train.monitor", self.monitor, MONITORS)
-        check_at_least(1, train__max_steps=self.max_steps, train__max_epochs=self.max_epochs, train__keep=self.keep)
-        check_at_least(1, train__batch_tokens=self.batch_tokens, train__batch_sentences=self.batch_sentences)
-        check_at_least(1, train__accumulate=self.accumulate, train__log_every=self.log_every)
-        check_at_least(1, train__validate_every=self.validate_every, train__save_every=self.save_every)
-        check_at_least(1, train__patience=self.patience, train__max_skipped=self.max_skipped)
-        check_above_zero(train__save_minutes=self.save_minutes)
-        check_at_least(0, train__coverage_loss=self.coverage_loss)
-        check_at_least(0, train__guided_alignment=self.guided_alignment)
+        check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
+        check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience", "max_skipped")
+        check_above_zero("train.", self, "save_minutes")
+        check_at_least(0, "train.", self, "coverage_loss", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:
             raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
 
@@ -117,14 +113,10 @@ class SearchConfig:
     batch_sentences: int | None = None  # a number of sentences instead
 
     def __post_init__(self) -> None:
-        check_at_least(1, search__beam=self.beam, search__n_best=self.n_best, search__max_length=self.max_length)
-        check_at_least(2, search__max_source=self.max_source)
-        check_at_least(1, search__batch_tokens=self.batch_tokens, search__batch_sentences=self.batch_sentences)
-        check_at_least(1, search__groups=self.groups)
-        check_at_least(0, search__length_penalty=self.length_penalty, search__coverage_penalty=self.coverage_penalty)
-        check_at_least(0, search__min_length=self.min_length, search__min_ratio=self.min_ratio)
-        check_at_least(0, search__max_ratio=self.max_ratio, search__no_repeat_ngram=self.no_repeat_ngram)
-        check_at_least(0, search__diversity=self.diversity, search__top_k=self.top_k, search__seed=self.seed)
+        check_at_least(1, "search.", self, "beam", "n_best", "max_length", "batch_tokens", "batch_sentences", "groups")
+        check_at_least(2, "search.", self, "max_source")
+        check_at_least(0, "search.", self, "length_penalty", "coverage_penalty", "min_length", "min_ratio", "max_ratio")
+        check_at_least(0, "search.", self, "no_repeat_ngram", "diversity", "top_k", "seed")
         check_choice("search.penalty", self.penalty, ("gnmt", "mean"))
         if not 0 < self.top_p <= 1:
             raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
@@ -230,7 +222,7 @@ class TrainRun:
             raise UserError(
                 "precision=int8 is for translating with a trained model; train in auto, fp32, bf16, fp16 or fp64"
             )
-        check_at_least(0, seed=self.seed)
+        check_at_least(0, "", self, "seed")
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
         self.resume = self.resume.lower()
@@ -277,8 +269,8 @@ class EvaluateRun:
             raise UserError(
                 "compare= takes two runs or more, each once, in place of checkpoint=: compare=[runs/A,runs/B]"
             )
-        check_at_least(0, pictures=self.pictures)
-        check_at_least(1, average=self.average)
+        check_at_least(0, "", self, "pictures")
+        check_at_least(1, "", self, "average")
 
 
 @dataclass(slots=True)
@@ -302,7 +294,7 @@ class TranslateRun:
     def __post_init__(self) -> None:
         check_model(self.checkpoint, self.device, self.precision)
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
-        check_at_least(1, average=self.average)
+        check_at_least(1, "", self, "average")
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links"))
         if self.mode == "score" and not (self.input and self.target):
@@ -357,7 +349,7 @@ class AlignRun:
 
     def __post_init__(self) -> None:
         check_model(self.checkpoint, self.device, self.precision)
-        check_at_least(2, max_length=self.max_length, batch_tokens=self.batch_tokens)
+        check_at_least(2, "", self, "max_length", "batch_tokens")
         if bool(self.source) != bool(self.target):
             raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")
         if self.source and self.data != DataOverride():

@@ -215,7 +215,7 @@ def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
 
 
 def summed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The sums over all processes of tensors on one device, in one message."""
+    """All-reduce: the sums over all processes of tensors on one device, in one message."""
     if ranks() == 1:
         return tensors
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -234,7 +234,7 @@ def agreed(number: int) -> int:
 
 
 def gathered(part: T) -> list[T]:
-    """What each process gives, in the order of their numbers."""
+    """All-gather: what each process gives, in the order of their numbers."""
     if ranks() == 1:
         return [part]
     parts: list[Any] = [None] * ranks()
@@ -243,7 +243,7 @@ def gathered(part: T) -> list[T]:
 
 
 def copied(tensors: list[torch.Tensor]) -> None:
-    """Fill these tensors with those of the first process."""
+    """Broadcast: fill these tensors with those of the first process."""
     if ranks() > 1:
         for tensor in tensors:
             together(dist.broadcast, tensor, 0)
@@ -260,7 +260,7 @@ def dealt(rows: Sequence[T]) -> Sequence[T]:
 
 
 def told(work: Callable[[], T]) -> T:
-    """What the first process finds, in all of them. Its UserError ends them all."""
+    """Broadcast of an object: what the first process finds, in all of them. Its UserError ends them all."""
     return gathered(tried(work, rank() == 0))[0]  # type: ignore[return-value]
 
 

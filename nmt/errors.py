@@ -40,20 +40,21 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
         raise UserError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
 
 
-def check_at_least(low: float, **values: float | None) -> None:
-    """Refuse every named value below `low`; None means unset. A double underscore in a name stands for a dot."""
-    for name, value in values.items():
+def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
+    """Refuse each of these keys whose value is below `low`; None means unset. `section` ends in a dot, or is empty."""
+    for key in keys:
+        value = getattr(settings, key)
         if value is not None and not low <= value < math.inf:
-            raise UserError(f"{name.replace('__', '.')}={value} must be a number of at least {low}")
+            raise UserError(f"{section}{key}={value} must be a number of at least {low}")
 
 
-def check_above_zero(**values: float | None) -> None:
-    for name, value in values.items():
+def check_above_zero(section: str, settings: object, *keys: str) -> None:
+    for key in keys:
+        value = getattr(settings, key)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{name.replace('__', '.')}={value} must be a number greater than 0")
+            raise UserError(f"{section}{key}={value} must be a number greater than 0")
 
 
-def check_share(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise UserError(f"{name.replace('__', '.')}={value} must be at least 0 and below 1")
+def check_share(key: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise UserError(f"{key}={value} must be at least 0 and below 1")

@@ -167,7 +167,8 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
         UserError: naming each key that differs and must not.
     """
     changed = {key: f"{key}={new} (was {old})" for key, new, old in differences(run, before)}
-    if refused := [text for key, text in changed.items() if key in lasting(dataclasses.asdict(run))]:
+    kept = lasting(dataclasses.asdict(run))
+    if refused := [text for key, text in changed.items() if key in kept]:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
     free = harmless(run)

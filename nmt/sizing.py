@@ -40,8 +40,7 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
             raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
         picked.append(f"{key}={table[least]} ({f'up to {above:,}' if above else f'from {least:,} on'})")
     log.info(f"{pairs:,} training pairs, for which by_pairs has {', '.join(picked)}")
-    settled: TrainRun = checked(config)
-    return settled
+    return checked(config)
 
 
 def check(run: TrainRun) -> None:

@@ -16,15 +16,14 @@ from torch.nn import functional as F
 
 from nmt.alignment import ideal_weights
 from nmt.config import BOS, EOS, PAD, STEP, TrainConfig
-from nmt.data.encoding import EncodedPairs, Indices, Rows
-from nmt.data.encoding import Ids as Stored
+from nmt.data.encoding import Array, EncodedPairs, Indices, Rows
 from nmt.data.tokenizer import Tokenizer
 from nmt.links import Gold
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 PARTS = 64  # of the rows of an epoch, in memory one at a time
 LOOKED_AT = 2_000  # batches at most, to tell how much of them is padding
-Ids = Sequence[int] | Stored
+Ids = Sequence[int] | Array
 
 
 # -------------------------------------------------------------------------------------------------------------- batch

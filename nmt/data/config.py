@@ -61,9 +61,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_choice("data.format", self.format, FORMATS)
         check_choice("data.invalid", self.invalid, ("refuse", "drop"))
-        check_at_least(1, data__limit=self.limit, data__max_length=self.max_length)
-        check_at_least(1, data__num_proc=self.num_proc, data__buffer=self.buffer)
-        check_at_least(0, data__seed=self.seed)
+        check_at_least(1, "data.", self, "limit", "max_length", "num_proc", "buffer")
+        check_at_least(0, "data.", self, "seed")
         if self.split != Path(self.split).name:
             raise UserError(f"data.split={self.split} is the name of a split, as train, valid or test, and no path")
         if self.format != "toy" and not self.path:
@@ -100,8 +99,8 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZERS)
         check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
-        check_at_least(8, tokenizer__vocab_size=self.vocab_size)
-        check_share(tokenizer__sampling=self.sampling)
+        check_at_least(8, "tokenizer.", self, "vocab_size")
+        check_share("tokenizer.sampling", self.sampling)
         if self.sampling and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
 

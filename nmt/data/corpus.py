@@ -66,9 +66,12 @@ def column(pairs: Dataset, name: str) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- files of lines
-def stored(kind: str, shards: list[tuple[Path, ...]], columns: tuple[str, ...], data: DataConfig) -> Dataset:
+def read_files(data: DataConfig, split: str) -> Dataset:
     """The pairs of files of lines, in the cache under a key made of the files' bytes; and what was left out of them, in
     the log, also where that was found out before."""
+    found = files_of(data, split)
+    assert found is not None
+    kind, shards, columns = found
     files = [file for shard in shards for file in shard]
 
     def key() -> str:
@@ -120,12 +123,6 @@ def tell(report: list[Any], files: list[Path]) -> None:
 
 def tell_of(file: Path, trouble: str, count: int, *first: int) -> None:
     log.warning(f"data.invalid=drop: left out {counted(count, 'line')} of {file}: {trouble} ({first_of(first)})")
-
-
-def read_files(data: DataConfig, split: str) -> Dataset:
-    files = files_of(data, split)
-    assert files is not None
-    return stored(*files, data)
 
 
 def origins(data: DataConfig, split: str) -> tuple[str, str]:

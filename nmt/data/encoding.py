@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from nmt.config import TrainRun
 from nmt.data.cache import cache_folder, made
 from nmt.data.corpus import origins
 from nmt.data.lines import FIRST, counted, first_of
-from nmt.data.pieces import as_list, encode_texts, kind_of
+from nmt.data.pieces import Array, Indices, as_list, encode_texts, kind_of
 from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, train_tokenizer
 from nmt.distributed import release_memory
 from nmt.errors import UserError
@@ -43,8 +44,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Rows = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
-Indices = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -174,12 +173,7 @@ def mapped(path: Path, kind: type[np.generic]) -> Array:
 def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length: int, threads: int) -> None:
     """Write the ids of one side, and where each row begins. Chunks are encoded by several threads, SentencePiece being
     no Python, and written in their order."""
-
-    known: dict[str, list[int]] = {}
-
-    def encode(texts: pa.Array) -> tuple[Array, Indices]:
-        return encode_texts(texts, side, max_length, known)
-
+    encode = partial(encode_texts, side=side, max_length=max_length, known={})
     with (
         open(folder / f"{name}.ids", "wb") as ids_file,
         open(folder / f"{name}.offsets", "wb") as offsets_file,

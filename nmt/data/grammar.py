@@ -31,8 +31,8 @@ class Phrase:
     def __add__(self, other: "Phrase") -> "Phrase":
         return Phrase(self.german + other.german, self.english + other.english, self.tags | other.tags)
 
-    def tagged(self, *tags: str) -> "Phrase":
-        return Phrase(self.german, self.english, self.tags.union(tags)) if tags else self
+    def tagged(self, tag: str, holds: bool = True) -> "Phrase":
+        return Phrase(self.german, self.english, self.tags | {tag}) if holds else self
 
 
 NOTHING = Phrase()
@@ -54,7 +54,7 @@ def literal(text: str) -> Phrase:
     """'am Wochenende = at_the weekend', one unit a word."""
     german, english = (side.split() for side in text.split(" = "))
     units = [unit(g, e.replace("_", " ")) for g, e in zip(german, english, strict=True)]
-    return sum(units, NOTHING).tagged(*["contraction"] * ("_the" in text))
+    return sum(units, NOTHING).tagged("contraction", "_the" in text)
 
 
 # ---------------------------------------------------------------------------------------------------- noun phrases
@@ -99,7 +99,7 @@ def noun_phrase(
     name = "kein" if negated else choose_article(rng, noun, case, plural, definite)
     english = noun.english_plural if plural else noun.english
     phrase = unit(noun.inflect(case, plural), english, english_head=english.count(" "))
-    phrase = phrase.tagged(*["compound"] * (" " in english))
+    phrase = phrase.tagged("compound", " " in english)
     if lexicon.ADJECTIVES[noun.kind] and rng.random() < 0.3:
         german, english = rng.choice(lexicon.ADJECTIVES[noun.kind])
         phrase = unit(lexicon.adjective(german, name, case, slot), english).tagged("adjective") + phrase
@@ -112,7 +112,7 @@ def noun_phrase(
         vowel = phrase.english[0].text[0] in "aeiou"
         english = "any" if plural or noun.kind in lexicon.MASS else "an" if vowel else "a"
     article = unit(german, english, english_head=-1 if negated else 0)
-    article = article.tagged(*["case"] * (german != lexicon.article(name, "nom", slot)))
+    article = article.tagged("case", german != lexicon.article(name, "nom", slot))
     negator = (Token("not", article.german[0].unit),) if negated else ()
     return Nominal(article + phrase, noun.kind, "3p" if plural else "3s", slot, name, negator=negator)
 

@@ -1,8 +1,9 @@
 """Several corpora as one (`data.corpora`): how often each is used, and by which tag a model tells it from others."""
 
 import dataclasses
+import itertools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import datasets
 import pyarrow as pa
@@ -32,11 +33,9 @@ def corpora_of(data: DataConfig) -> list[Part]:
     alone = dataclasses.replace(data, corpora=[])
     found = [Part(alone, 1.0, None)]
     for corpus in data.corpora:
-        given: dict[str, Any] = {"path": corpus.path, "limit": None}
-        own = {key: getattr(corpus, key) for key in ("format", "subset", "revision", "source", "target")}
-        given |= {key: value for key, value in own.items() if value}
+        own = {k: v for k, v in dataclasses.asdict(corpus).items() if v and k not in ("weight", "tag")}
         tag = corpus.tag and f"<{corpus.tag}>"
-        found.append(Part(dataclasses.replace(alone, **given), corpus.weight, tag))
+        found.append(Part(dataclasses.replace(alone, **own, limit=None), corpus.weight, tag))
     return found
 
 
@@ -64,11 +63,8 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
     if len(parts) == 1:
         return load_pairs(data, "train"), []
     loaded = [tagged(load_pairs(part.data, "train"), part.tag, data) for part in parts]
-    ends, shares = 0, []
-    for pairs, part in zip(loaded, parts, strict=True):
-        ends += len(pairs)
-        shares.append((ends, part.weight))
-    return datasets.concatenate_datasets(loaded), shares
+    ends = itertools.accumulate(map(len, loaded))
+    return datasets.concatenate_datasets(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
 
 
 def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:

@@ -52,7 +52,8 @@ def shards(held: list[str], name: str, ending: str) -> dict[str, str]:
 def files_of(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]], tuple[str, ...]] | None:
     """The kind of a split's files of lines, those of each shard, and the columns in them; None where it has no such."""
     if is_text(data, split):
-        return "text", text_files(data, split), ()
+        sides = [side if data.format == "text" else leaf(side) for side in (data.source, data.target)]
+        return "text", find_files(data, split, [f".{side}" for side in sides]), ()
     if data.format in ("tsv", "jsonl"):
         return data.format, find_files(data, split, [f".{data.format}"]), (data.source, data.target)
     return None
@@ -62,11 +63,6 @@ def parquet_files(data: DataConfig, split: str) -> list[str]:
     return [str(file) for (file,) in find_files(data, split, [".parquet"])]
 
 
-def text_files(data: DataConfig, split: str) -> list[tuple[Path, ...]]:
-    sides = (data.source, data.target)
-    return find_files(data, split, [f".{side if data.format == 'text' else last(side)}" for side in sides])
-
-
 def is_text(data: DataConfig, split: str) -> bool:
     """Whether the sides have files of their own: a folder of text, of that split or of others too, may take the place
     of a dataset of the hub."""
@@ -74,7 +70,7 @@ def is_text(data: DataConfig, split: str) -> bool:
     if data.format != "hub" or not folder.is_dir():
         return data.format == "text"
     held = sorted(path.name for path in folder.iterdir())
-    return any(shards(held, name, f".{last(data.source)}") for name in ("train", *names_of(split)))
+    return any(shards(held, name, f".{leaf(data.source)}") for name in ("train", *names_of(split)))
 
 
 def called(files: list[Path]) -> str:
@@ -101,6 +97,6 @@ def names_of(split: str) -> list[str]:
     return [split, *(name for name in VALID if name != split)] if split in VALID else [split]
 
 
-def last(name: str) -> str:
+def leaf(name: str) -> str:
     """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
     return name.rpartition(".")[2]

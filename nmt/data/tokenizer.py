@@ -17,7 +17,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from math import exp, isfinite, log
 from operator import add
 from pathlib import Path
@@ -111,9 +111,9 @@ class Side:
         threads: of SentencePiece, for many lines without sampling; by default one for each core.
         """
         if self.bytes_fall_back and not sampling:
-            few = len(lines) < FEW  # a list goes to several threads, which takes longer to begin with
-            many = partial(self.processor.encode, num_threads=threads)
-            return [self.processor.encode(line) for line in lines] if few else many(lines)
+            if len(lines) < FEW:  # a list goes to several threads, which takes longer to begin with
+                return [self.processor.encode(line) for line in lines]
+            return self.processor.encode(lines, num_threads=threads)
         texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
         if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbours
             return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]
@@ -179,19 +179,13 @@ class Tokenizer:
         return hashlib.sha256(self.source.model + self.target.model).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.model` if joint, else `tokenizer.source.model` and `tokenizer.target.model`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        joint = self.source == self.target
-        files = {
-            "tokenizer.model": self.source.model if joint else None,
-            "tokenizer.source.model": None if joint else self.source.model,
-            "tokenizer.target.model": None if joint else self.target.model,
-        }
-        for name, model in files.items():
-            if model is None:
-                (folder / name).unlink(missing_ok=True)
-            else:
-                write_atomically(folder / name, [model])
+        """Write `tokenizer.model` if joint, else `tokenizer.source.model` and `tokenizer.target.model`, into a folder
+        that holds no other tokenizer."""
+        if self.source == self.target:
+            write_atomically(folder / "tokenizer.model", [self.source.model])
+        else:
+            write_atomically(folder / "tokenizer.source.model", [self.source.model])
+            write_atomically(folder / "tokenizer.target.model", [self.target.model])
 
 
 # ---------------------------------------------------------------------------------------------------- pieces to words

@@ -162,7 +162,7 @@ def reported(rng: random.Random) -> tuple[Phrase, str]:
         pass
     negated = verb.english == "know" and german == "ob" and not asking
     outer = Clause(subject, verb, "past" if past else "now", negated=negated)
-    phrase = realise(outer, "question" if asking else "main", last=COMMA + inner).tagged(*["question"] * asking)
+    phrase = realise(outer, "question" if asking else "main", last=COMMA + inner).tagged("question", asking)
     return phrase.tagged("subordinate"), "?" if asking else "."
 
 

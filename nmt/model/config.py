@@ -33,8 +33,7 @@ class AttentionConfig:
         check_choice("model.attention.score", self.score, SCORES)
         check_choice("model.attention.window", self.window, WINDOWS)
         check_choice("model.attention.normaliser", self.normaliser, NORMALISERS)
-        check_at_least(1, model__attention__half_width=self.half_width, model__attention__heads=self.heads)
-        check_at_least(1, model__attention__size=self.size, model__attention__max_positions=self.max_positions)
+        check_at_least(1, "model.attention.", self, "half_width", "heads", "size", "max_positions")
         if self.score == "none":
             idle = [f for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default]
             given = " ".join(f"model.attention.{f.name}={getattr(self, f.name)}" for f in idle)
@@ -72,11 +71,11 @@ class ModelConfig:
         check_choice("model.bridge", self.bridge, BRIDGES)
         check_choice("model.readout", self.readout, READOUTS)
         check_choice("model.tie", self.tie, TIES)
-        check_at_least(1, model__embed=self.embed, model__hidden=self.hidden, model__encoder_hidden=self.encoder_hidden)
+        check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden")
         for name in ("encoder_layers", "decoder_layers"):
             if not 1 <= getattr(self, name) <= LAYERS:
                 raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {LAYERS}")
-        check_share(model__dropout=self.dropout)
+        check_share("model.dropout", self.dropout)
         if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
             raise UserError(f"model.hidden={self.hidden} must be even for two directions, or set model.encoder_hidden")
         if self.bridge in ("last", "mean") and self.memory != self.hidden:
