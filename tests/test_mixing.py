@@ -358,7 +358,7 @@ def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> No
     more = f"{{path:{corpora}/bt,weight:2,tag:bt}},{{path:{corpora}/web,weight:0.5,format:tsv,source:2,target:1}}"
     arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{more}]", how, "data.buffer=60")
     works(1, tmp_path / "whole", "train", *arguments)
-    code, said = together(1, tmp_path / "stopped", stopped, 15, *arguments)
+    code, said = together(1, tmp_path / "stopped", stopped, 15, 1, *arguments)
     assert code == 143 and "stopped at step 16" in said
     works(1, tmp_path / "stopped", "train", *arguments, "resume=auto")
     whole, again = (tmp_path / name / "runs" / "x" for name in ("whole", "stopped"))
