@@ -7,6 +7,7 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
     print(translation.text, translation.score)
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -96,7 +97,8 @@ def load(
     given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = settled(TranslateRun, given)  # refuses what cannot be
     settings = command.precision, command.average, command.search
-    return Model(open_translator(paths, choose_device(command.device), *settings), paths, command.average)
+    translator = open_translator(paths, choose_device(command.device), *settings)
+    return Model(translator, [*map(os.path.abspath, paths)], command.average)
 
 
 def open_translator(
@@ -117,7 +119,8 @@ def open_translator(
                     "share a tokenizer"
                 )
         turned = other.config.data.target, other.config.data.source
-        if turned == (trained[0].source, trained[0].target) and not trained[0].source.isdecimal():  # else columns
+        another = trained[0].source.isdecimal() and other.config.data.path != trained[0].path  # table: only columns
+        if turned == (trained[0].source, trained[0].target) and not another:
             raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])

@@ -91,8 +91,7 @@ def explain(error: Exception) -> str:
         return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
-        if re.match(r"\[?~/", value):
-            path = re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)
+        if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
             return f"{error.override} cannot be read: the shell left ~ as it is; write {key}={path}"
         remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
         if value.startswith("[") and value.endswith("]"):

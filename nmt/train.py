@@ -34,15 +34,14 @@ from nmt.optim import build_optimiser
 from nmt.state import Progress, TrainState, seed_of, share
 from nmt.training import fit, load_window
 
-KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
-
 
 def peak_memory() -> int:
     """Bytes that this process has had at most. Linux counts in ru_maxrss what the process had that started it, too."""
     status = Path("/proc/self/status")
     if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
         return 1024 * int(found[1])
-    return KIB * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:

@@ -37,7 +37,6 @@ from nmt.config import lasting  # noqa: E402
 from nmt.data.toy import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.state import read_progress  # noqa: E402
-from nmt.train import KIB  # noqa: E402
 
 SMALL = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
@@ -205,15 +204,14 @@ def noise(lines: int, folder: Path) -> None:
     for count in (lines // 10, lines):
         text = b"\n".join(nonsense(rng) for _ in range(count)) + b"\n"
         (folder / "noise").write_bytes(text)
-        call = ["-m", "nmt.translate", f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
-        process = subprocess.Popen([sys.executable, *call], cwd=folder, stderr=subprocess.PIPE)
-        said = process.stderr.read().decode() if process.stderr else ""
-        _, status, usage = os.wait4(process.pid, 0)
-        promise(status == 0 and "Traceback" not in said, said[-2000:])
+        program = "from nmt import train, translate; translate.translate(); print(train.peak_memory())"
+        call = ["-c", program, f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
+        process = subprocess.run([sys.executable, *call], cwd=folder, capture_output=True, text=True)
+        promise(process.returncode == 0 and "Traceback" not in process.stderr, process.stderr[-2000:])
         got, wanted = (folder / "out").read_bytes(), text.count(b"\n")
         promise(got.count(b"\n") == wanted, f"{got.count(10)} lines came of {wanted}")
         got.decode()
-        peaks[wanted] = usage.ru_maxrss * KIB / 1e6
+        peaks[wanted] = int(process.stdout) / 1e6
     shown = " and ".join(f"{number:,} in {peak:.0f} MB" for number, peak in peaks.items())
     print(f"lines of random bytes: {shown}; as many came out")
 

@@ -22,6 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["PYTHONPATH"] = str(ROOT)  # this checkout, also for the process that others are forked from
 CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimiser of a process imports torch._dynamo.
 CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
@@ -32,8 +33,8 @@ TINY = (
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a command run in `folder` sees: this checkout, and a cache of its own."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    """What a command run in `folder` sees: a cache of its own."""
+    return os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def fresh(
@@ -52,10 +53,10 @@ def program(command: str, *arguments: str) -> None:
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
 
-def in_folder(folder: Path, streams: list[Path], command: str, *arguments: str) -> None:
-    """The command with these files as standard input, output and error."""
+def in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: str, *arguments: str) -> None:
+    """The command in this environment, with these files as standard input, output and error."""
     os.chdir(folder)
-    os.environ["XDG_CACHE_HOME"] = environment(folder)["XDG_CACHE_HOME"]
+    os.environ |= seen
     for number, path in enumerate(streams):
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
@@ -71,7 +72,7 @@ def nmt(
     with tempfile.TemporaryDirectory() as place:
         streams = [Path(place, name) for name in ("in", "out", "err")]
         streams[0].write_bytes(text or b"")
-        process = CONTEXT.Process(target=in_folder, args=(folder, streams, *given))
+        process = CONTEXT.Process(target=in_folder, args=(folder, environment(folder), streams, *given))
         process.start()
         process.join(300)
         if process.exitcode is None:
@@ -97,11 +98,11 @@ def refused(command: str, *arguments: object, folder: Path, text: bytes | None =
 
 def peak() -> int:
     """Bytes of memory that this process has had at most since it was last asked; 0 where nobody counts them."""
-    status = Path("/proc/self/status")
-    if not status.exists():
+    try:
+        [found] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, ValueError):
         return 0
-    [found] = re.findall(r"VmHWM:\s+(\d+) kB", status.read_text())
-    Path("/proc/self/clear_refs").write_text("5")
     return int(found) * 1024
 
 

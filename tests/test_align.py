@@ -119,6 +119,7 @@ def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pai
     assert 0.1 < shown["aer"] < 0.95
 
     piped = fresh("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
+    assert piped.returncode == 0, piped.stderr.decode()
     assert piped.stdout == (place / "links.pharaoh").read_bytes() and numbers(piped.stderr.decode()) == shown
 
 
@@ -252,6 +253,7 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         ((*FILES, "gold=short.gold"), "short.gold has 29 lines for 30 pairs of sentences"),
         ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is no link; a sure one is written 0-1"),
         ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: counted from 0, the source sentence has"),
+        ((*FILES, "gold=far.gold"), "; only for gold= of nmt.align gold_base=1 says that words count from 1"),
         ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: counted from 1,"),
         ((*FILES, "gold=latin.gold"), "latin.gold:1: not UTF-8"),
         ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but beside"),

@@ -50,7 +50,9 @@ def test_a_run_is_one_folder(home: Path) -> None:
 
 
 def test_evaluate_writes_what_it_measures(home: Path) -> None:
-    shown = fresh("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home).stdout.decode()
+    done = fresh("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
+    assert done.returncode == 0, done.stderr.decode()
+    shown = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
     measures = json.loads((results / "metrics.json").read_text())
     assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()

@@ -25,7 +25,8 @@ SIZE, QUERIES, POSITIONS = 8, 3, 5
 
 def blocks(page: Path, language: str = "") -> list[str]:
     """The text between fences of a page."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
 
 
 def commands() -> dict[str, list[str]]:
