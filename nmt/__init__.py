@@ -128,7 +128,8 @@ def open_translator(
 
 
 def texts(*sides: Iterable[str]) -> list[list[str]]:
-    """The lines of each side, of which one is a line of the other; without their ends, which lines of a file have.
+    """The lines of one side, or of two of which each line belongs to the same line of the other; without their ends,
+    which lines of a file have.
 
     Raises:
         UserError: one is no text, or the sides differ in length.
