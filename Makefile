@@ -18,11 +18,12 @@ help:  ## this page (the default)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(READY)  ## train on the built-in corpus, then measure it; minutes on two cores. ARGS: settings of nmt.train
-	$(BIN)/python -m nmt.train name=toy hydra.run.dir=$(RUN) resume=auto $(ARGS)
-	$(BIN)/python -m nmt.evaluate checkpoint=$(RUN)
+	$(if $(filter name=%,$(ARGS)),$(error the run is named by RUN=runs/NAME, not by name=))
+	$(BIN)/python -m nmt.train name=toy hydra.run.dir='$(RUN)' resume=auto $(ARGS)
+	$(BIN)/python -m nmt.evaluate checkpoint='$(RUN)'
 
 eval: $(READY)  ## measure RUN on its test split: scores, translations, alignments. ARGS: settings of nmt.evaluate
-	$(BIN)/python -m nmt.evaluate checkpoint=$(RUN) $(ARGS)
+	$(BIN)/python -m nmt.evaluate checkpoint='$(RUN)' $(ARGS)
 
 test: $(READY)  ## run the tests, two at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
@@ -31,7 +32,7 @@ bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
 
 results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, for docs/results.md
-	$(BIN)/python scripts/results.py $(RUN)
+	$(BIN)/python scripts/results.py '$(RUN)'
 
 check: $(READY)  ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -34,15 +34,16 @@ FLAGS = (
 )
 UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")  # left out of a sweep's names
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
+TEXTS = (str, str | None, Any)  # types of keys whose values may be texts that look like numbers
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
 
 
-def check_command_line(arguments: list[str], keys: list[str], groups: list[str]) -> None:
+def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[str]) -> None:
     """Answer the usual slips (`--key value`, `+key=value`, an unknown key) better than Hydra would.
 
     Args:
         arguments: the command line.
-        keys: dotted names of all keys, sections among them.
+        keys: the types of all keys by dotted name, sections among them.
         groups: names that take one of several files, as model=luong.
 
     Raises:
@@ -73,6 +74,18 @@ def check_command_line(arguments: list[str], keys: list[str], groups: list[str])
             raise UserError(f"{argument}: write {key}=CHOICE, or leave {key} out; --help lists the choices")
         if key not in groups and any(other.startswith(f"{key}.") for other in keys):
             raise UserError(f"{argument}: {key} is a section; set the keys in it, as {key}.KEY=VALUE")
+        if not value and key not in groups:  # an unset variable of the shell
+            raise UserError(f"{argument}: a value is needed; leave {key} out, or write {key}=VALUE")
+        if keys.get(key) in TEXTS and (taken := as_number(argument)) not in (None, value):
+            raise UserError(f"""{argument} would be taken for {taken}; quote it: '{key}="{value}"'""")
+
+
+def as_number(argument: str) -> str | None:
+    """What Hydra makes of a value that looks like a number to it, as 20241124 of 2024_11_24; None of others."""
+    with contextlib.suppress(HydraException):
+        value = OverridesParser.create().parse_override(argument).value()
+        return str(value) if type(value) in (int, float) else None
+    return None
 
 
 def several(argument: str) -> bool:
@@ -109,14 +122,14 @@ def explain(error: Exception) -> str:
     return f"{override or key}: {complaint}" if override or key else complaint
 
 
-def keys(schema: type, prefix: str = "") -> list[str]:
-    """Dotted names of all keys of a schema, sections included."""
-    names = []
+def keys(schema: type, prefix: str = "") -> dict[str, Any]:
+    """The types of all keys of a schema, by dotted name, sections included."""
+    types = {}
     for item in dataclasses.fields(schema):
-        names.append(prefix + item.name)
+        types[prefix + item.name] = item.type
         if dataclasses.is_dataclass(item.type):
-            names += keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
-    return names
+            types |= keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+    return types
 
 
 def groups(command: str) -> list[str]:

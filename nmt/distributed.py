@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from nmt.errors import UserError, told_by_another
+from nmt.errors import UserError, named, told_by_another
 
 T = TypeVar("T")
 log = logging.getLogger("nmt")
@@ -302,7 +302,8 @@ class _File(logging.FileHandler):
     """Lines to a file that must not be lost: a full disk is an error, and not the complaint that logging prints."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  its name in the library
-        raise  # noqa: PLE0704  it is called where the exception is handled
+        with named(self.baseFilename):
+            raise  # noqa: PLE0704  it is called where the exception is handled
 
 
 def log_to_stderr() -> None:

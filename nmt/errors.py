@@ -5,7 +5,9 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -24,6 +26,16 @@ def told_by_another() -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which training puts off
     time.sleep(30)
     sys.exit(1)
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """What the system cannot do here is said with the name of this file: it says none where a disk becomes full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from safetensors import SafetensorError
 
-from nmt.data.lines import read_lines
-from nmt.errors import UserError
+from nmt.data.lines import opened, read_lines
+from nmt.errors import UserError, named
 
 T = TypeVar("T")
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
@@ -24,7 +24,7 @@ def write_atomically(path: Path, parts: Iterable[str | bytes]) -> None:
     """Replace a file in one step by these texts or bytes, one after the other."""
     temporary = unfinished(path)
     try:
-        with open(temporary, "wb") as file:
+        with named(path), open(temporary, "wb") as file:
             file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
             file.flush()
             os.fsync(file.fileno())
@@ -100,11 +100,16 @@ def finite(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_text(path: str | None) -> Iterator[str]:
-    """The lines of a file, or of standard input; bytes that are not UTF-8 become U+FFFD, with a warning."""
+    """The lines of a file, which may be packed, or of standard input; bytes that are not UTF-8 become U+FFFD, with a
+    warning.
+
+    Raises:
+        UserError: a packed file is damaged.
+    """
     if path is None:
         yield from read_lines(sys.stdin.buffer, "standard input", "replace")
     else:
-        with open(path, "rb") as file:
+        with opened(Path(path)) as file:
             yield from read_lines(file, path, "replace")
 
 

@@ -2,9 +2,9 @@
 
 It knows a model only by `dtype`, `start`, `decode` and `logits`, and by how rows of what they return are taken and put.
 A step is a few named parts: `forbid` what may not be written, `expand` or `sample` each hypothesis, `select` the best,
-find out who is `done`. A finished hypothesis keeps its slot; a sentence is done when none of its live hypotheses can
-still beat those that would be returned, so beam 1 is greedy search and stopping early changes nothing. Where sentences
-are done, others take their places, so that nearly all steps are of full batches.
+find out who is `done`. A finished hypothesis stays in the beam while it is among the K best; a sentence is done when
+none of its live hypotheses can still beat those that would be returned, so beam 1 is greedy search and stopping early
+changes nothing. Where sentences are done, others take their places, so that nearly all steps are of full batches.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
 and T target positions, V vocabulary, P positions of a given beginning.

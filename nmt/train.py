@@ -9,6 +9,7 @@ python -m nmt.train --help
 import logging
 import re
 import resource
+import shlex
 import sys
 from contextlib import ExitStack
 from logging.handlers import MemoryHandler
@@ -125,7 +126,9 @@ def train(run: TrainRun) -> float:
             if state.board is not None:
                 state.board.close()
         log.info(f"peak memory {peak_memory() / 1e9:.2f} GB")
-        log.info(f"evaluate with: python -m nmt.evaluate checkpoint={folder}")
+        plain = re.fullmatch(r"[\w./-]+", str(folder))  # other signs are to be quoted: from Hydra, and from the shell
+        checkpoint = f"checkpoint={folder}" if plain else shlex.quote(f'checkpoint="{folder}"')
+        log.info(f"evaluate with: python -m nmt.evaluate {checkpoint}")
     return best
 
 

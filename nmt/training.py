@@ -16,7 +16,7 @@ from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.sampling import redrawn
 from nmt.distributed import agreed, deferred_signals, log, rank, release_memory
-from nmt.errors import UserError
+from nmt.errors import UserError, named
 from nmt.files import finite, write_atomically
 from nmt.metrics import bleu
 from nmt.state import TrainState, save
@@ -280,7 +280,8 @@ def write_event(state: TrainState, event: dict[str, Any]) -> None:
     """Append one event to metrics.jsonl."""
     if rank():
         return
-    with open(state.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+    path = state.folder / "metrics.jsonl"
+    with named(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(finite(event)) + "\n")
     if state.board is not None:
         for key, value in finite(event).items():

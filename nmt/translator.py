@@ -27,6 +27,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.search import force, stream
 
 R = TypeVar("R")
+WEIGHTS = 2**21  # attention weights of one line at most; of a damaged one of 100,000 characters they would fill memory
 QUEUE = 8  # batches that are searched as one, where the next sentence takes the place of one that is done
 BREAKS = str.maketrans("\n\r", "  ")
 SENTENCE_END, WIDE = tuple(".!?;:。！？；…"), tuple("。！？；…")  # wide ones need no space after them
@@ -97,15 +98,18 @@ def alternatives(own: list[list[Translation]], sample: bool) -> list[Translation
 
 
 def join(parts: list[Translation]) -> Translation:
-    """One translation of the translations of a line's parts; weights become blocks along the diagonal."""
+    """One translation of the translations of a line's parts; weights become blocks along the diagonal, if they are not
+    more than `WEIGHTS`."""
+    source_pieces = [piece for part in parts for piece in part.source_pieces]
+    target_pieces = [piece for part in parts for piece in part.target_pieces]
     blocks = [torch.from_numpy(part.weights_TS) for part in parts if part.weights_TS is not None]
-    weights = torch.block_diag(*blocks).numpy() if len(blocks) == len(parts) else None
+    known = len(blocks) == len(parts) and len(source_pieces) * len(target_pieces) <= WEIGHTS
     return Translation(
         text=" ".join(part.text for part in parts if part.text),
-        source_pieces=[piece for part in parts for piece in part.source_pieces],
-        target_pieces=[piece for part in parts for piece in part.target_pieces],
+        source_pieces=source_pieces,
+        target_pieces=target_pieces,
         score=sum(part.score for part in parts),
-        weights_TS=weights,
+        weights_TS=torch.block_diag(*blocks).numpy() if known else None,
         ended=all(part.ended for part in parts),
     )
 
@@ -165,7 +169,12 @@ class Translator:
         options_of: list[list[list[Translation]]] = [[] for _ in lines]
         for part, options in zip(parts, found, strict=True):
             options_of[part.line].append(options)
-        return [alternatives(own, config.sample) for own in options_of]
+        translations = [alternatives(own, config.sample) for own in options_of]
+        if keep_weights and self.model.attends:
+            best = enumerate((own[0] for own in translations), first_line)
+            if long := [line for line, one in best if one.weights_TS is None and one.source_pieces]:
+                log.warning(f"{counted(len(long), 'line')} too long to be aligned ({first_of(long)})")
+        return translations
 
     def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""

@@ -89,6 +89,8 @@ def main() -> None:
     eole = install(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)
     if not (folder / "seconds").exists():
+        if (folder / "model").exists():
+            sys.exit(f"{folder} has a training of Eole that did not end; give another folder= to train it anew")
         tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
         write_pieces(tokenizer, data, source, target, folder)
         started = time.perf_counter()

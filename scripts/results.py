@@ -130,7 +130,12 @@ def main(arguments: list[str]) -> None:
     ]
     picture = PAGE.with_name("pictures") / f"results_{re.sub('[^A-Za-z0-9]+', '_', str(folder)).strip('_')}.png"
     label, first = min(groups.items())
-    known = {f"seed {seed}": run.curve for seed, run in sorted(first.items()) if run.minutes}
+    several = len({run.where for run in first.values()}) > 1  # whose times do not compare
+    known = {
+        f"seed {seed}" + (f", {run.where}" if several else ""): run.curve
+        for seed, run in sorted(first.items())
+        if run.minutes
+    }
     points = {name: [(minutes, 0, bleu) for minutes, bleu in curve] for name, curve in known.items()}
     if points:
         curves(picture, points, "minutes", "BLEU, valid")

@@ -157,6 +157,21 @@ def test_lines_longer_than_training_had_are_translated_in_parts(home: Path, capl
         assert f"1 line of more than search.max_source={limit} pieces, translated in parts (first: 1)" in caplog.text
 
 
+def test_a_line_that_is_very_long_is_translated_but_not_aligned(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights would be of all its pieces by all of its translation's, nearly all of them 0."""
+    searcher = nmt.load(home / "runs" / "mine", beam=1, max_source=30).translator
+    lines = ["", LINES[0], " ".join(LINES * 9)]
+    [_, [short], [long]] = searcher.translate(lines, keep_weights=True)
+    assert long.weights_TS is not None and "too long" not in caplog.text
+    monkeypatch.setattr("nmt.translator.WEIGHTS", long.weights_TS.size - 1)
+    [_, [same], [bare]] = searcher.translate(lines, keep_weights=True, first_line=11)
+    assert bare == replace(long, weights_TS=None) and bare.record.links() == []
+    assert same.weights_TS is not None and (same.weights_TS == short.weights_TS).all()
+    assert caplog.text.count("1 line too long to be aligned (first: 13)") == 1
+
+
 @pytest.mark.parametrize("limit", range(12, 20))
 def test_no_part_ends_within_a_word(limit: int) -> None:
     """A mark is an end where a word ends, too, but for those that need no space after them."""

@@ -1,5 +1,6 @@
 """The commands as a user runs them: real processes on real files, from text to translations."""
 
+import gzip
 import json
 import os
 import pty
@@ -82,6 +83,11 @@ def test_one_line_out_for_each_line_in(home: Path) -> None:
     (home / "in.txt").write_bytes(text)
     works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
     assert (home / "out.txt").read_bytes() == piped.stdout
+    (home / "in.txt.gz").write_bytes(gzip.compress(text))
+    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt.gz", "output=out.txt", folder=home)
+    assert (home / "out.txt").read_bytes() == piped.stdout
+    (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
+    assert "in.txt.gz" in refused("translate", "checkpoint=runs/mine", "input=in.txt.gz", folder=home)
     assert works("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""
 
 

@@ -92,6 +92,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("model.attention=dot", "model.attention=dot: model.attention is a section; set the keys in it"),
         ("data=txt", "data=txt is not one of hub, jsonl, parquet, text, toy, tsv; did you mean 'text'?"),
         ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, luong, luong2015"),
+        ("init_from=", "init_from=: a value is needed; leave init_from out, or write init_from=VALUE"),
+        ("name=2024_11_24", """name=2024_11_24 would be taken for 20241124; quote it: 'name="2024_11_24"'"""),
+        ("data.path=1.10", "data.path=1.10 would be taken for 1.1; quote it"),
         ("model=null", "model=null: write model=CHOICE, or leave model out"),
         ("experiment=nothing", "experiment"),
         ("model.attention.score=dott", "model.attention.score=dott is not one of additive, concat, dot,"),
@@ -107,7 +110,18 @@ def test_slips_are_answered_in_one_line(train: Callable[..., Result], argument: 
 
 
 @pytest.mark.parametrize(
-    "argument", ["seed=7", "name=a b", "data.cache=/x:y/z", "resume=auto", "optim.clip=null", "-m"]
+    "argument",
+    [
+        "seed=7",
+        "name=a b",
+        'name="1.10"',
+        "name=7",
+        "optim.lr=1e-2",
+        "data.cache=/x:y/z",
+        "resume=auto",
+        "optim.clip=null",
+        "-m",
+    ],
 )
 def test_what_is_right_runs(train: Callable[..., Result], argument: str) -> None:
     assert train(argument) == (0, "")

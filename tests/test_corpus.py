@@ -139,7 +139,7 @@ def test_bad_text_is_refused(read: Read, files: dict[str, str | bytes], message:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^data.path=nowhere is not a folder$"):
+    with pytest.raises(UserError, match="^data.path=nowhere is not a folder in /.+$"):
         load_pairs(DataConfig(format="text", path="nowhere", cache=str(tmp_path)), "train")
 
 
@@ -162,6 +162,7 @@ def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
     [
         ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td\te", b"\xff\tb", b"", b"\t"], {"short of columns": [2, 5]}),
         ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"short of columns": [2, 4]}),
+        ("tsv", ("x", "y"), [b"x\ty", b"a\ta\tb", b"a\tb"], {"of too many columns": [2]}),
         (
             "jsonl",
             ("x", "y"),
@@ -622,7 +623,7 @@ def test_tsv_by_number_and_by_name(read: Read) -> None:
         ['ein "Hund', "", "ab\rc"],
         ["a dog", "nothing", "x"],
     )
-    assert read({"train.tsv": "id\ten\tde\r\n" + table}, format="tsv", source="de", target="en") == (
+    assert read({"train.tsv": "id\ten\tde\tnote\r\n" + table}, format="tsv", source="de", target="en") == (
         ["a dog", "nothing", "x"],
         ['ein "Hund', "", "ab\rc"],
     )

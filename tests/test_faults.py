@@ -29,12 +29,14 @@ from test_training import events, folders, state_of, write_corpus
 
 import nmt
 from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
+from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
+from nmt.distributed import log, log_to_file
 from nmt.errors import UserError
-from nmt.files import sha256_of
+from nmt.files import sha256_of, write_atomically
 from nmt.folder import check_folder, check_same
 from nmt.state import read_progress, resume, save
-from nmt.training import fit
+from nmt.training import fit, write_event
 
 Change = Callable[[Path], Any]
 
@@ -277,6 +279,21 @@ def test_a_save_that_cannot_be_leaves_the_last_checkpoint(text: Path, tmp_path: 
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == before
     save(state)
     assert last_whole(tmp_path).name == "step_000003"
+
+
+def test_a_file_that_cannot_grow_is_named(text: Path, tmp_path: Path) -> None:
+    """Whatever writes it: the system says only that something is too large."""
+    state = state_of(text, tmp_path, max_steps=1)
+    with log_to_file(tmp_path / "train.log"), file_limit(100):
+        for path, act in (
+            (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
+            (tmp_path / "metrics.jsonl", lambda: write_event(state, {"event": "train", "words": "a word " * 100})),
+            (tmp_path / "page", lambda: write_atomically(tmp_path / "page", ["a word " * 100])),
+        ):
+            with pytest.raises(OSError) as caught:
+                act()
+            assert trouble(caught.value) == f"{path}: File too large"
+    assert not list(tmp_path.glob("*page*"))
 
 
 @pytest.mark.slow

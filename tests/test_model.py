@@ -190,6 +190,19 @@ def test_cross_entropy_equals_torchs(smoothing: float) -> None:
     )
 
 
+def test_no_gradient_of_a_large_vocabulary_overflows_fp16() -> None:
+    """Nor any loss, where all pieces are alike."""
+    vocabulary = 120_000
+    x, weight = torch.ones(2, 4), torch.zeros(vocabulary, 4)
+    found, expected = (
+        cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), None, torch.tensor([3, 5]), 0.1)
+        for dtype in (torch.float16, torch.float32)
+    )
+    torch.testing.assert_close(found.smoothed, expected.smoothed)
+    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
 def test_half_precision_stays_near_double() -> None:
     for style, cell in itertools.product(STYLES, CELLS):
         model = model_of(style, cell)

@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "data.gold": {"data.lines", "links"},
     "data.parting": set(),
     "data.readers": {"data.lines", "data.parting"},
-    "data.splits": {"data.readers"},
+    "data.splits": {"data.lines", "data.readers"},
     "data.cache": set(),
     "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.splits", "data.cache"},
     "data.tokenizer": {"distributed", "files"},

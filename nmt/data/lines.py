@@ -1,15 +1,40 @@
 """Lines of text: they end at `\\n` alone; a `\\r` before it is dropped, and so is a byte order mark at the start of a
 file."""
 
+import io
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
 
 from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
 BOM = b"\xef\xbb\xbf"
 NOT_TEXT = "not UTF-8"
+PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
 FIRST = 5  # lines in a message
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file in binary, unpacked if its name says that it is packed.
+
+    Raises:
+        UserError: it is damaged, or packed in another way.
+    """
+    if path.suffix not in PACKED:
+        with open(path, "rb") as file:
+            yield file
+        return
+    try:
+        with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream, io.BufferedReader(stream) as file:
+            yield cast(BinaryIO, file)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
 
 
 def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:

@@ -5,23 +5,20 @@ Line-aligned text is read in blocks of bytes, without a step of Python for each 
 no UTF-8 is looked at line by line.
 """
 
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from nmt.data.lines import BOM, NOT_TEXT, counted, raw_lines, undecodable
+from nmt.data.lines import BOM, NOT_TEXT, counted, opened, raw_lines, undecodable
 from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, nearest
 
 SHOWN = 20  # names in a message
 CLIPPED = 100  # characters of a name or a value in one
-PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
 BLOCK = 2**20  # bytes of a side in memory at a time; one line may have more
 BATCH = 10_000  # pairs at most that are parsed one by one before they are written
 TEXTS = pa.schema({"source": pa.string(), "target": pa.string()})
@@ -47,24 +44,6 @@ class BadLine(NamedTuple):
 
 class NoPair(ValueError):
     """Of a line, with the kind of trouble and the reason."""
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """A file in binary, unpacked if its name says that it is packed.
-
-    Raises:
-        UserError: it is damaged, or packed in another way.
-    """
-    if path.suffix not in PACKED:
-        with open(path, "rb") as file:
-            yield file
-        return
-    try:
-        with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream, io.BufferedReader(stream) as file:
-            yield cast(BinaryIO, file)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -231,6 +210,8 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
         needed = max(left, right) + 1
         if len(cells) < needed:
             raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
+        if header and len(cells) > len(names):  # a tab within a text would make another column of its end
+            raise NoPair("of too many columns", f"{len(cells)} columns, but the first line has {len(names)}")
         return cells[left], cells[right]
 
     return in_batches(parsed(path, parse, skip=int(header)))

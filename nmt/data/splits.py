@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from nmt.config import DataConfig
-from nmt.data.readers import PACKED, listed
+from nmt.data.lines import PACKED
+from nmt.data.readers import listed
 from nmt.errors import UserError
 
 VALID = ("valid", "validation", "val", "dev")  # the validation split's names
@@ -81,7 +82,8 @@ def called(files: list[Path]) -> str:
 def existing_folder(data: DataConfig) -> Path:
     folder = Path(str(data.path))
     if not folder.is_dir():
-        raise UserError(f"data.path={folder} is not a folder")
+        where = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        raise UserError(f"data.path={folder} is not a folder{where}")
     return folder
 
 

@@ -55,7 +55,7 @@ class Score(nn.Module):
     """Compares queries with keys, each head on its share; sees no mask and does no softmax."""
 
     reach: int | None = None  # how many source positions it can tell apart; None: any number
-    query: nn.Module  # maps of query_RD and values_BSM, which all heads share
+    query: nn.Module  # maps of query_RD and values_BSM, those of all heads side by side
     key: nn.Module
     compare: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores_RHQW without coverage, of what `forward` takes
 

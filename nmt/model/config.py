@@ -60,7 +60,7 @@ class ModelConfig:
     input_feeding: bool = True  # luong: the attentional vector is part of the next step's input
     bridge: str = "bridge"  # initial decoder state: bridge (learned) | last | mean | zero
     readout: str = "tanh"  # what the output layer sees of style bahdanau: tanh | maxout (half of hidden)
-    residual: bool = False  # add each upper layer's input to its output (gnmt: from the third layer on)
+    residual: bool = False  # add each upper layer's input to its output (gnmt's decoder: from the third on)
     shortcut: bool = False  # each encoder output has its own piece's embedding added: alignments are learned sooner
     tie: str = "none"  # share embeddings: none | two (target and output layer) | three (source too)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

@@ -4,6 +4,7 @@ Shapes: B sentences, T target and S source positions, R target tokens (and paddi
 size, V vocabulary.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,8 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         wanted_R1 = logits_RV[:rows].gather(1, target_R1).to(exact)
         most_R1, mean_R1 = torch.empty_like(wanted_R1), torch.zeros_like(wanted_R1)
         sum_R1 = wanted_R1.new_full((len(logits_RV), 1), torch.inf)
+        # The gradient of the gold piece has the sum of all in it, which must not pass what fp16 can hold.
+        shift = max(0.0, math.log(vocabulary / 2**15)) if logits_RV.dtype == torch.float16 else 0.0
         at_once = max(1, AT_ONCE.get(x_RD.device.type, logits_RV.numel()) // vocabulary)
         parts = (part.split(at_once) for part in (logits_RV[:rows], most_R1, mean_R1, sum_R1[:rows], target_R1))
         for logits_rV, most_r1, mean_r1, sum_r1, target_r1 in zip(*parts, strict=True):
@@ -50,13 +53,13 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
             torch.amax(p_rV, 1, keepdim=True, out=most_r1)
             if smoothing:
                 torch.mean(p_rV, 1, keepdim=True, out=mean_r1)
-            torch.sum(p_rV.sub_(most_r1).exp_(), 1, keepdim=True, out=sum_r1)
+            torch.sum(p_rV.sub_(most_r1 + shift).exp_(), 1, keepdim=True, out=sum_r1)
             if training:  # from here on it is the gradient, but for a factor 1 / sum
                 if smoothing:
                     p_rV.sub_(sum_r1 * (smoothing / vocabulary))
                 p_rV.scatter_add_(1, target_r1, sum_r1 * (smoothing - 1))
                 logits_rV.copy_(p_rV)
-        logsum_R1, padding_R1 = most_R1 + sum_R1[:rows].log(), target_R1 == pad
+        logsum_R1, padding_R1 = most_R1 + shift + sum_R1[:rows].log(), target_R1 == pad
         nats = (logsum_R1 - wanted_R1).masked_fill_(padding_R1, 0).sum()
         smoothed_R1 = logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1
         smoothed = smoothed_R1.masked_fill_(padding_R1, 0).sum()

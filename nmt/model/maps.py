@@ -151,7 +151,8 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
     if not torch.is_grad_enabled():
-        return plain(weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype))  # for one step, not laid out
+        # Greedy search binds anew at each step: to lay weights out would take longer.
+        return plain(weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype))
     tape: Tape = []
     weight, bias = _Anchor.apply(weight_OI, bias_O, dtype, tape)
     product = freeze(weight, bias, int8=False)

@@ -187,7 +187,7 @@ class RNN(nn.Module):
         `project` returned, None if `projected` is 0.
         """
         assert not self.frozen or bool(projected) == ("project" in self.frozen)
-        joined = torch.is_grad_enabled()  # in validation a loop has one step, and to join weights would take longer
+        joined = torch.is_grad_enabled()  # greedy search binds anew at each step: to join weights would take longer
         maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(projected, joined).items()}
         both = maps.get("both")
 

@@ -28,7 +28,8 @@ TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most
 
 
 class Seq2Seq(nn.Module):
-    """Parameters stay in fp32 (or fp64); `dtype` is what everything between embeddings and loss is computed in."""
+    """Embeddings, encoder, decoder, output layer. In training parameters stay in fp32 (or fp64); `dtype` is that of the
+    tensors between embeddings and loss, but what normalises or sums is in fp32 at least."""
 
     inputs_VG: Tensor | None = None  # what each token adds to the gates of the decoder's loop, once weights are fixed
 

@@ -87,7 +87,7 @@ class LocalM(nn.Module):
         self.half_width = config.attention.half_width
 
     def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Returns point(query_RD, position_BQ) -> the point_BQ around which to look, S at most."""
+        """Returns point(query_RD, position_BQ) -> the point_BQ around which to look."""
         return lambda query_RD, position_BQ: position_BQ
 
     def gain(self, distance_BQW: Tensor) -> Tensor | float:
