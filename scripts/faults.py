@@ -199,7 +199,7 @@ def small_run(folder: Path) -> Path:
 
 # --------------------------------------------------------------------------------------------------------------- noise
 def noise(lines: int, folder: Path) -> None:
-    """Whatever bytes come in, as many lines go out, in memory that does not grow with their number."""
+    """Whatever bytes come in, as many lines go out; and how much memory that takes, also for a tenth of them."""
     run, rng, peaks = small_run(folder), random.Random(1), {}
     for count in (lines // 10, lines):
         text = b"\n".join(nonsense(rng) for _ in range(count)) + b"\n"
