@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from nmt.data.toy import generate
 
 # With models as small as these, threads wait for each other longer than they work, above all beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+settings.register_profile("nmt", deadline=None)  # other work may be done beside the tests
+settings.load_profile("nmt")
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["PYTHONPATH"] = str(ROOT)  # this checkout, also for the process that others are forked from

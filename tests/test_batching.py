@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
@@ -257,7 +257,6 @@ lines = st.lists(words, max_size=9).map(" ".join) | st.text(st.sampled_from("abc
 @pytest.mark.parametrize(
     "type, normalisation", [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc"), ("word", "identity")]
 )
-@settings(deadline=None)
 @given(texts=st.lists(lines, max_size=12), limit=st.sampled_from([3, 10]))
 def test_word_by_word_is_line_by_line(type: str, normalisation: str, texts: list[str], limit: int) -> None:
     side = side_of(type, normalisation)
@@ -360,7 +359,6 @@ def side(request: pytest.FixtureRequest) -> Side:
     return train_tokenizer(pairs["source"], pairs["target"], config).source
 
 
-@settings(deadline=None)
 @given(
     text=st.text(st.sampled_from("abcdefghx \t\u2581\u200b\u0301\ufdfaö"), max_size=80)
     | st.sampled_from(["abcd " * 20, "abcd" * 20, " " * 80, "\u200b" * 80, "e\u0301" * 40]),
@@ -440,7 +438,6 @@ def test_large_corpora_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 sizes = st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(sizes=sizes, budget=st.integers(1, 200), seed=st.integers(0, 2**63), epoch=st.integers(0, 100))
 def test_an_epoch_has_every_pair_once_within_the_budget(
     sizes: list[tuple[int, int]], budget: int, seed: int, epoch: int
@@ -458,7 +455,6 @@ def test_an_epoch_has_every_pair_once_within_the_budget(
     assert sorted(map(len, batches))[1:] == [budget] * (len(batches) - 1) and 1 <= min(map(len, batches)) <= budget
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1), budget=st.integers(1, 100))
 def test_cuts_are_those_of_going_along(lengths: list[int], budget: int) -> None:
     lengths = sorted(lengths)
@@ -481,7 +477,6 @@ def size_of(source: int, target: int) -> tuple[int, int]:
     return longer, difference if longer % 2 else -difference
 
 
-@settings(deadline=None)
 @given(sizes=sizes, many=st.booleans())
 def test_pairs_are_sorted_by_the_longer_side_then_by_the_difference(sizes: list[tuple[int, int]], many: bool) -> None:
     sizes = [(s + 400 * many, t) for s, t in sizes]
@@ -567,7 +562,6 @@ def test_waste_is_what_a_batch_pads() -> None:
     assert padding_waste(encoded, batches) == pytest.approx(padding / positions)
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 50), parts=st.integers(1, 9))
 def test_micro_batches(size: int, parts: int) -> None:
     indices = np.random.default_rng(0).permutation(size)

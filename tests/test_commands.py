@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -222,6 +223,7 @@ def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
     def wait_for(text: str) -> None:
         nonlocal seen
         while text.encode() not in seen.replace(b"\r", b""):
+            assert select.select([ours], [], [], 60)[0], seen
             seen += os.read(ours, 1000)
 
     wait_for("> ")

@@ -57,7 +57,6 @@ def read(tmp_path: Path) -> Read:
 
 
 # -------------------------------------------------------------------------------------------------------------- lines
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), st.booleans())
 def test_lines_end_at_line_feeds_only(lines: list[str], crlf: bool) -> None:
     end = "\r\n" if crlf else "\n"
@@ -199,7 +198,7 @@ def test_each_kind_of_trouble_has_its_count_and_its_lines(
         assert f"left out {count} of " in caplog.text and f"train.{format}: {kind} (first: {first})" in caplog.text
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(good=st.lists(st.booleans(), min_size=1, max_size=30), block=st.integers(1, 5))
 def test_lines_keep_their_numbers_whatever_is_left_out(
     tmp_path_factory: pytest.TempPathFactory, good: list[bool], block: int
@@ -457,7 +456,7 @@ bytes_of_text = st.lists(
 ).map(b"".join)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans(), block=st.integers(1, 9))
 def test_blocks_hold_what_lines_do(
     tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool, block: int
@@ -558,7 +557,6 @@ def lengths(size: int, seed: int) -> tuple[Any, Any]:
     return np.rint(long * rng.lognormal(0.1, 0.15, size)).astype(np.int64), np.rint(long).astype(np.int64)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=3))
 def test_the_first_gap_is_that_of_the_cheapest_way(short: list[int], more: list[int]) -> None:
     """Against all ways to leave out lines of the longer side; what is no evidence is let pass here."""

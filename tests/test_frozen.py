@@ -9,12 +9,14 @@ from test_model import STYLES, model_of, ragged_batch
 from torch.nn import functional as F
 
 import nmt
-from nmt.distributed import choose_precision, place
+from nmt.distributed import choose_precision, multiplies_int8, place
 from nmt.model.ensemble import Ensemble
 from nmt.model.frozen import freeze
 from nmt.model.maps import Linear
 from nmt.model.recurrence import RNN
 from nmt.search import force
+
+int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -72,6 +74,7 @@ def test_filled_rows_change_nothing() -> None:
             torch.testing.assert_close(part.float(), exact.float(), rtol=0.02, atol=0.05)
 
 
+@int8
 def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
     torch.manual_seed(1)
     x_NI, weight_OI, bias_O = torch.randn(7, 96), torch.randn(33, 96) * torch.rand(33, 1), torch.randn(33)
@@ -86,7 +89,9 @@ def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
     assert 0 < (found_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
 
 
+@int8
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    torch.manual_seed(1)
     x_BTI, product = torch.randn(4, 5, 64), freeze(torch.randn(48, 64), None, int8=True)
     whole_BTO = product(x_BTI)
     for row in range(4):
@@ -94,6 +99,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     assert torch.equal(product(torch.cat([x_BTI, 1000 * x_BTI]))[:4], whole_BTO)
 
 
+@int8
 @pytest.mark.parametrize("style", STYLES)
 def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
     source_BS, length_B, target_BT = ragged_batch()
@@ -109,7 +115,7 @@ def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
         assert found.score == pytest.approx(wanted.score, rel=0.02)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=int8)])
 def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -> None:
     source_BS, length_B, target_BT = ragged_batch()
     for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
@@ -122,6 +128,7 @@ def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -
             assert own.score == pytest.approx(wanted.score, rel=1e-6)
 
 
+@int8
 def test_members_of_an_ensemble_may_be_int8() -> None:
     source_BS, length_B, target_BT = ragged_batch()
     models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]
@@ -132,6 +139,7 @@ def test_members_of_an_ensemble_may_be_int8() -> None:
         assert found.score == pytest.approx(wanted.score, rel=0.02)
 
 
+@int8
 def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path) -> None:
     run = home / "runs" / "mine"
     lines = (corpus / "test.de").read_text(encoding="utf-8").splitlines()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import program, write_corpus
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_batching import with_lengths
 from test_ranks import SIZES, events, together, weights, works
@@ -26,7 +26,7 @@ from nmt.data.batching import copies, epoch_batches, padding_waste
 from nmt.data.config import CorpusConfig, DataOverride
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
-from nmt.data.mixing import Part, corpora_of, load_mixture
+from nmt.data.mixing import Part, check_tags, corpora_of, load_mixture
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -40,7 +40,6 @@ def ending(sizes: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- copies
-@settings(deadline=None)
 @given(sizes=shares_of, epochs=st.integers(1, 30), kind=st.sampled_from([np.uint32, np.int64]))
 def test_after_some_epochs_each_pair_was_used_as_often_as_its_weight_says(
     sizes: list[tuple[int, float]], epochs: int, kind: Any
@@ -69,7 +68,6 @@ def test_pairs_are_chosen_evenly(weight: float, first: int) -> None:
             assert np.abs(found - weight * length).max() < 4
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=2, max_size=60),
     weights=st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.5, 3.0]), min_size=2, max_size=2),
@@ -291,7 +289,6 @@ def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalisation:
         assert len(tokenizer.target.encode(["<bt>"])[0]) > 1
 
 
-@settings(deadline=None)
 @given(
     text=st.lists(st.sampled_from(["<bt>", "<bt", "bt>", "<Web2>", "ab", " ", "  ", "<s>", "x<bt>", "<bt>y", "é"])),
     type=st.sampled_from(TYPES[:3]),
@@ -318,6 +315,15 @@ def test_pieces_of_tagged_text_are_the_same_word_by_word(tmp_path: Path) -> None
     [window] = first_windows(run, tokenizer, 1)
     found: EncodedPairs = window.pairs
     assert sorted(found.source[row].tolist() for row in range(80)) == sorted(expected)
+
+
+def test_a_tag_that_another_runs_tokenizer_lacks_is_refused() -> None:
+    def data(tag: str) -> DataConfig:
+        return given_corpora(Path("x"), CorpusConfig("y", 1.0, tag))
+
+    check_tags(data("bt"), tokenizer_of("bpe", True))
+    with pytest.raises(UserError, match="the tokenizer of init_from has no piece <new>; leave out .* data.path=y"):
+        check_tags(data("new"), tokenizer_of("bpe", True))
 
 
 def test_tags_are_in_the_tokenizer_of_a_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

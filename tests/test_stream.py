@@ -97,7 +97,7 @@ def slow_windows(corpora: list[list[list[Pair]]], counts: list[int], seed: int, 
         yield [pair for turn, count in zip(turns, counts, strict=True) for pair in itertools.islice(turn, count)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), min_size=1, max_size=3),
     weights=st.lists(st.sampled_from([0.3, 1.0, 2.5]), min_size=2, max_size=2),

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import random
 import re
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
@@ -49,7 +48,6 @@ nasty = st.lists(
 
 # ---------------------------------------------------------------------------------------------------------- and back
 @pytest.mark.parametrize("type", SUBWORDS)
-@settings(deadline=None)
 @given(text=nasty)
 def test_text_survives(type: str, text: str) -> None:
     side = trained(type).source
@@ -61,7 +59,6 @@ def test_text_survives(type: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("type", ("bpe", "unigram"))
-@settings(deadline=None)
 @given(text=nasty, sampling=st.sampled_from([0.1, 0.5, 0.9]), seed=st.integers(0, 2**64))
 def test_text_survives_sampling(type: str, text: str, sampling: float, seed: int) -> None:
     side = trained(type).source
@@ -114,7 +111,6 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize("type", TYPES)
-@settings(deadline=None)
 @given(text=nasty)
 def test_words_of_a_text(type: str, text: str) -> None:
     side = trained(type).source
@@ -126,7 +122,6 @@ def test_words_of_a_text(type: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("type", TYPES)
-@settings(deadline=None)
 @given(data=st.data())
 def test_words_of_whatever_a_model_generates(type: str, data: st.DataObject) -> None:
     side = trained(type).source
@@ -143,7 +138,6 @@ def test_words_of_whatever_a_model_generates(type: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("type", TYPES)
-@settings(deadline=None)
 @given(lines=st.lists(nasty.map(str.split), max_size=4))
 def test_words_encoded_by_themselves_make_the_line(type: str, lines: list[list[str]]) -> None:
     side = trained(type).source
@@ -243,7 +237,7 @@ def test_another_process_on_one_core_gets_the_same(tmp_path: Path) -> None:
         tokenizer = train_tokenizer(sentences(300), sentences(300), config)
         here.append(f"{tokenizer.fingerprint} {tokenizer.source.encode(sentences(300), 0.2, 5)[:20]}")
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "lines")]
-    there = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
+    there = subprocess.run(command, capture_output=True, text=True, check=True)
     assert there.stdout.splitlines() == here
     assert there.stderr == ""
 
