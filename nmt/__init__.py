@@ -62,6 +62,8 @@ class Model:
 
     def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
         """Where the model looks as it reads given pairs; `.links()` are links between words."""
+        if not self.translator.model.attends:
+            raise UserError(f"{self.paths[0]} has no attention, so nothing can be aligned by it")
         left, right = ([line.split() for line in side] for side in texts(sources, targets))
         return self.translator.align(left, right)
 
@@ -136,6 +138,8 @@ def texts(*sides: Iterable[str]) -> list[list[str]]:
     """
     if any(isinstance(side, str) for side in sides):
         raise UserError("one string was given; give a list of lines")
+    if strange := [side for side in sides if not isinstance(side, Iterable)]:
+        raise UserError(f"{strange[0]!r:.80} is no list of lines")
     found = [list(side) for side in sides]
     for line in (line for side in found for line in side):
         try:

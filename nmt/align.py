@@ -95,7 +95,9 @@ def links_of(forward: Record, backward: Record | None, command: AlignRun) -> lis
 
 
 def ideal(record: Record, gold: Gold) -> Record:
-    """The record of a model that knows the gold links."""
+    """The record of a model that knows the gold links; of a pair that is too long it has no weights either."""
+    if record.weights is None:
+        return record
     weights = ideal_weights(gold, record.source_word_of_piece, record.target_word_of_piece)
     return replace(record, weights=weights)
 

@@ -87,9 +87,8 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         trained = replace(load_config(first.run).data, cache=command.data.cache)
         comparison = compare(systems, first.sources, first.references, trained)
         print(show(comparison))
-        print(
-            "\n± 95% confidence; p: how likely chance alone makes so large a difference from the first; * below 0.05\n"
-        )
+        print("\n± 95% confidence; p: how likely chance alone makes a model so much better than the first, or so much")
+        print("worse, in this direction; * below 0.05\n")
         for name, signature in comparison.signatures.items():
             print(f"{name:<22}{signature}")
         settings = [{name: measured.scores[name] for name in SETTINGS} for measured in found]
@@ -157,7 +156,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
     write_atomically(results / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
     write_atomically(results / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
-    title = f"{folder.name}, {data.split}"
+    title = f"{folder.resolve().name}, {data.split}"
     write_atomically(results / "report.html", [page(title, measures, sources, references, found)])
     try:
         measured.pictures.extend(draw(results, sources, found, command.pictures))

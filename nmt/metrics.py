@@ -117,7 +117,7 @@ class Compared(NamedTuple):
 
     score: float
     interval: float  # half of the 95% confidence interval
-    p_value: float | None  # of a difference from the first system as large as this by chance; None: it is the first
+    p_value: float | None  # of a difference in this direction as large as this by chance; None: it is the first system
 
 
 def paired_bootstrap(

@@ -59,16 +59,15 @@ def curves(path: Path, lines: Mapping[str, Sequence[tuple[Any, int, float | None
     with canvas(path, (6, 3.2), FONT) as figure:
         axes = figure.add_axes((0, 0, 1, 1))
         looks = product((INK, "0.55", "0.75"), ("-o", "--s", ":^", "-.d"))
-        for (name, points), (ink, style) in zip(lines.items(), cycle(looks), strict=False):
+        drawn = []
+        for points, (ink, style) in zip(lines.values(), cycle(looks), strict=False):
             places = [(place, value) for place, _, value in points if value is not None]
-            axes.plot(
-                *zip(*places, strict=True), style, label=name, color=ink, markersize=4, linewidth=1, clip_on=False
-            )
+            drawn += axes.plot(*zip(*places, strict=True), style, color=ink, markersize=4, linewidth=1, clip_on=False)
         axes.set_xlabel(across, color=INK)
         axes.set_ylabel(up, color=INK)
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
-        for text in axes.legend(frameon=False).get_texts():
+        for text in axes.legend(drawn, list(lines), frameon=False).get_texts():
             text.set_parse_math(False)
 
 

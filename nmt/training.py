@@ -38,7 +38,7 @@ def fit(state: TrainState) -> float:
     """
     run, progress = state.run, state.progress
     batches = updates(state)
-    last_step = horizon(state)
+    last_step = horizon(state, batches)
     what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
     log.info(f"{len(batches)} updates in {what}, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
     if state.model.reach is not None:
@@ -46,16 +46,17 @@ def fit(state: TrainState) -> float:
     if finished(state, last_step) and progress.judged == progress.step:
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
-    meter, saved = Meter(state), time.monotonic()
     with (
         deferred_signals() as signals,
         tqdm(total=last_step, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
         if progress.judged != progress.step and validation_due(state, len(batches), last_step):
             judge(state, validate(state))  # a signal came before it
+        meter, saved = Meter(state), time.monotonic()
         while not finished(state, last_step):
             if progress.position >= len(batches):
                 turn_over(state)
+                del batches  # of a large corpus two orders at a time are much memory
                 batches = updates(state)
             meter.outcomes.append(train_step(state, batches[progress.position], last_step))
             progress.position += 1
@@ -121,13 +122,14 @@ def load_window(state: TrainState) -> None:
     state.progress.epoch = state.progress.places[0][0]
 
 
-def horizon(state: TrainState) -> int:
+def horizon(state: TrainState, present: Batches) -> int:
     """The number of the last update, whichever of max_steps and max_epochs comes first. Of epochs that are not of one
-    length, all count as the first."""
+    length, all count as the first; `present` are the updates of the present one."""
     config, by_epochs = state.run.train, math.inf
     if config.max_epochs is not None and state.stream is None:
-        first = segmented(state, 0) if state.progress.epoch else state.train
-        by_epochs = config.max_epochs * len(epoch_batches(first, config, state.run.seed, 0))
+        if state.progress.epoch:
+            present = epoch_batches(segmented(state, 0), config, state.run.seed, 0)
+        by_epochs = config.max_epochs * len(present)
     return int(min(config.max_steps or math.inf, by_epochs))
 
 

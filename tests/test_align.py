@@ -1,5 +1,6 @@
 """nmt.align as a user runs it, on real files: as a process where that matters, else in this one, which is faster."""
 
+import gzip
 import json
 import os
 import shutil
@@ -121,6 +122,16 @@ def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pai
     piped = fresh("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
     assert piped.returncode == 0, piped.stderr.decode()
     assert piped.stdout == (place / "links.pharaoh").read_bytes() and numbers(piped.stderr.decode()) == shown
+
+
+def test_packed_files_and_pairs_that_are_too_long(place: Path, align: Align) -> None:
+    """Of which nobody, not even who knows the links, lays out weights."""
+    for name in ("test.de", "gold0"):
+        (place / f"{name}.gz").write_bytes(gzip.compress((place / name).read_bytes()))
+    packed = ("source=test.de.gz", "target=test.en", "gold=gold0.gz")
+    assert align(MODEL, *packed) == align(MODEL, *FILES, "gold=gold0")
+    links, said = align(MODEL, *packed, "max_length=30")
+    assert 0 < links.split("\n")[:-1].count("") < 30 and float(said.split()[-1]) > 0  # the AER of who knows them
 
 
 def test_a_reader_may_have_enough(place: Path) -> None:

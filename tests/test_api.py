@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 import nmt
 from nmt import translator
 from nmt.checkpoint import load_config
+from nmt.config import AttentionConfig, ModelConfig
 from nmt.data.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
+from nmt.model.seq2seq import build_model
 
 LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
 
@@ -131,6 +133,18 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(model: nmt.Model, monke
 def test_what_cannot_be_is_a_user_error(home: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(nmt.UserError, match=message):
         nmt.load(**{"checkpoint": home / "runs" / "mine"} | settings)
+
+
+def test_what_is_no_list_of_lines_is_refused(model: nmt.Model) -> None:
+    for strange, message in ((5, "5 is no list of lines"), ("a b", "one string was given"), ([b"a"], "is no text but")):
+        with pytest.raises(nmt.UserError, match=message):
+            model.translate(strange)  # type: ignore[arg-type]
+
+
+def test_nothing_is_aligned_without_attention(model: nmt.Model) -> None:
+    blind = build_model(ModelConfig(embed=4, hidden=4, attention=AttentionConfig(score="none")), 500, 500)
+    with pytest.raises(nmt.UserError, match="mine has no attention, so nothing can be aligned by it"):
+        replace(model, translator=replace(model.translator, model=blind)).align(LINES[:1], LINES[:1])
 
 
 def test_an_export_may_be_anywhere(model: nmt.Model, tmp_path: Path) -> None:

@@ -298,10 +298,13 @@ def test_commands_take_the_data_of_the_run_unless_told() -> None:
     run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
     assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
     assert DataOverride(split="valid", path="other").over(run).path == "other"
+    linked = DataConfig(format="text", path="corpus", source="fr", target="en", alignments="links")
+    assert DataOverride(format="text", path="corpus").over(linked).alignments == "links"
+    assert DataOverride(path="other").over(linked).alignments is None
     table = DataConfig(format="tsv", path="corpus", source="2", target="1")
     assert DataOverride(path="other", source="1", target="2").over(table).source == "1"  # columns, not languages
     with pytest.raises(UserError, match="the model was trained to translate 2 to 1"):
-        DataOverride(source="1", target="2").over(table)
+        DataOverride(path="corpus", source="1", target="2").over(table)
 
 
 @pytest.mark.parametrize(

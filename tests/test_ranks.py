@@ -230,6 +230,34 @@ def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) ->
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
 
 
+def keep_what_came(text: tuple[str, ...], folder: Path) -> None:
+    with joined("cpu"):
+        state, indices = opened(text, folder)
+        sums = train_step(state, indices, 10).sums
+        assert all(part.untyped_storage().nbytes() <= 8 * len(sums) for part in sums)
+
+
+def test_what_is_kept_of_an_update_keeps_no_gradient(text: tuple[str, ...], tmp_path: Path) -> None:
+    """Which came to all processes in one buffer with it."""
+    code, said = together(2, tmp_path, keep_what_came, text, tmp_path)
+    assert code == 0, said
+
+
+def train_apart(folder: Path, *arguments: str) -> None:
+    """As on machines that have each a disk of its own."""
+    os.chdir(folder / str(LAUNCHED["RANK"]))
+    program("train", *arguments)
+
+
+def test_processes_with_different_text_are_refused(text: tuple[str, ...], tmp_path: Path) -> None:
+    for number in range(2):
+        shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
+    path = tmp_path / "1" / "text" / "train.en"
+    path.write_text(path.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
+    code, said = together(2, tmp_path, train_apart, tmp_path, "data=text", "data.path=text", *EXACT)
+    assert code == 1 and said.count("error: the processes of this job have different text, or made different") == 1
+
+
 def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
     """The weights after a step down the gradient of the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0

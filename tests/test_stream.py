@@ -349,9 +349,12 @@ def test_earlier_windows_come_before_a_complaint(
         ({"train.de": "a\n"}, "train.en does not exist"),
         (
             {"train.de": "a\n" * 9, "train.en": "\n" * 9},
-            "^no training pair is left of 4: 4 with an empty side, 0 longer",
+            "^no training pair is left: all have an empty side, or one longer than",
         ),
-        ({"train.de": "x" * 999 + "\n", "train.en": "a\n"}, "is left of 4: 0 with an empty side, 4 longer than"),
+        (
+            {"train.de": "x" * 999 + "\n", "train.en": "a\n"},
+            "no training pair is left: .* longer than data.max_length=",
+        ),
     ],
 )
 def test_text_without_pairs_is_refused(
@@ -361,6 +364,30 @@ def test_text_without_pairs_is_refused(
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message.format(tmp_path)):
         first_windows(run_of(tmp_path, buffer=4), tokenizer, 3)
+
+
+def test_a_window_without_a_pair_is_passed_over(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Whatever number of processes finds it: here as a corpus that has three such windows in each reading."""
+    pairs = random_pairs(30)
+    run = run_of(write(tmp_path, [(a, b if not 5 <= row < 20 else "") for row, (a, b) in enumerate(pairs)]), buffer=5)
+    found = first_windows(run, tokenizer, 5)
+    assert [window.places[0] for window in found] == [[0, 0], [0, 20], [0, 25], [0, 30], [1, 20]]
+    assert texts_of(found[1]) == pairs[20:25]
+    assert [texts_of(window) for window in first_windows(run, tokenizer, 2, [[0, 10]])] == [pairs[20:25], pairs[25:]]
+
+
+def test_a_window_is_the_same_however_much_is_tokenised_at_a_time(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(write(tmp_path, random_pairs(50)), buffer=40)
+    run.tokenizer.sampling = 0.3
+    found = []
+    for chunk in (20, 100):  # of what is drawn from one seed, and of several
+        monkeypatch.setattr("nmt.data.sampling.CHUNK", 10)
+        monkeypatch.setattr("nmt.data.stream.CHUNK", chunk)
+        [_, window] = first_windows(run, tokenizer, 2)
+        found.append([window.pairs.source[row].tolist() for row in range(40)])
+    assert found[0] == found[1]
 
 
 def test_what_is_no_text_in_parquet_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

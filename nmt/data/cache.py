@@ -83,8 +83,10 @@ def whole(folder: Path) -> bool:
 
 
 def seal(folder: Path) -> None:
-    """Write the digests of a folder that is whole."""
-    (folder / DIGESTS).write_text(json.dumps(digests(folder), indent=1), encoding="utf-8")
+    """Write the digests of a folder that is whole; others who look there see all of them or none."""
+    new = folder.with_name(f".{folder.name}.{os.getpid()}.{DIGESTS}")
+    new.write_text(json.dumps(digests(folder), indent=1), encoding="utf-8")
+    new.replace(folder / DIGESTS)
 
 
 def digests(folder: Path) -> dict[str, str]:

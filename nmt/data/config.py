@@ -127,10 +127,11 @@ class DataOverride:
     def over(self, run: DataConfig) -> DataConfig:
         """The run's data with what was given here in its place."""
         given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-        unset = {"limit"} | ({"subset", "revision", "alignments"} if {"format", "path"} & given.keys() else set())
+        other = (self.format or run.format, self.path or run.path) != (run.format, run.path)
+        unset = {"limit"} | ({"subset", "revision", "alignments"} if other else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
-        another = run.source.isdecimal() and {"format", "path"} & given.keys()  # table, whose columns are not languages
+        another = run.source.isdecimal() and other  # table, whose columns are not languages
         if (self.source, self.target) == (run.target, run.source) and not another:
             raise UserError(
                 f"data.source={self.source} data.target={self.target}: "

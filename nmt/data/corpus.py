@@ -26,7 +26,7 @@ from nmt.config import DataConfig
 from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import FIRST, counted, first_of
+from nmt.data.lines import FIRST, PACKED, counted, first_of
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
@@ -140,8 +140,9 @@ def origins(data: DataConfig, split: str) -> tuple[str, str]:
 
 
 def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
-    """The same with the gold links of DIR/SPLIT.<data.alignments>, where there is such a file."""
-    paths = [existing_folder(data) / f"{name}.{data.alignments}" for name in names_of(split)]
+    """The same with the gold links of DIR/SPLIT.<data.alignments>, packed or not, where there is such a file."""
+    names = [f"{name}.{data.alignments}{packed}" for name in names_of(split) for packed in ("", *PACKED)]
+    paths = [existing_folder(data) / name for name in names]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         log.warning(f"data.alignments={data.alignments}: there is no {paths[0]}, so {split} has no gold links")

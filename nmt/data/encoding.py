@@ -143,6 +143,8 @@ def encode_corpus(
     folder = made(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
     report = json.loads((folder / REPORT).read_bytes())
     tell_dropped(len(pairs), report["kept"], report["empty"], limit)
+    if not report["kept"]:
+        raise none_left(limit)
     for trouble, number, count, first in report["left out"]:
         tell(origins(run.data, "train")[number], trouble, count, first, pairs)
     source, target = (
@@ -238,15 +240,16 @@ def lengths_in(path: Path, most: int) -> npt.NDArray[np.int32]:
 
 
 def tell_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
-    """How many of the training pairs are left out and why, in the log.
+    """How many of the training pairs are left out and why, in the log."""
+    too_long = f"{pairs - kept - empty:,} longer than data.max_length={limit} pieces"
+    log.info(f"train: {pairs:,} pairs, dropped {empty:,} with an empty side, {too_long}")
 
-    Raises:
-        UserError: all are.
-    """
-    counts = f"{empty:,} with an empty side, {pairs - kept - empty:,} longer than data.max_length={limit} pieces"
-    if not kept:
-        raise UserError(f"no training pair is left of {pairs:,}: {counts}; look at the text, or raise the length")
-    log.info(f"train: {pairs:,} pairs, dropped {counts}")
+
+def none_left(limit: int) -> UserError:
+    return UserError(
+        f"no training pair is left: all have an empty side, or one longer than data.max_length={limit} pieces; look at "
+        "the text, or raise the length"
+    )
 
 
 def tell(where: str, trouble: str, count: int, first: list[int], pairs: Dataset) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nmt.data.lines import read_lines
+from nmt.data.lines import opened, read_lines
 from nmt.errors import UserError
 from nmt.links import Gold, parse_gold
 
@@ -15,7 +15,7 @@ def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> 
     Raises:
         UserError: file:line and what is wrong there, or another number of lines than there are pairs.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         lines = list(read_lines(file, path))
     if len(lines) != len(sources):
         raise UserError(f"{path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")

@@ -20,7 +20,18 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
 from nmt.data.corpus import note, streamed, tell_of
-from nmt.data.encoding import SAMPLE, SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length, tell_dropped
+from nmt.data.encoding import (
+    CHUNK,
+    SAMPLE,
+    SIDES,
+    Array,
+    EncodedPairs,
+    EncodedSide,
+    Indices,
+    by_length,
+    none_left,
+    tell_dropped,
+)
 from nmt.data.mixing import Part, corpora_of, with_tag
 from nmt.data.pieces import as_list, encode_texts
 from nmt.data.readers import LINE_READERS, TEXTS, BadLine
@@ -43,11 +54,13 @@ class Window(NamedTuple):
 
 
 def windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterator[Window]:
-    """Without an end, from these places on, or from the start. While one is trained on the next is read.
+    """Without an end, from these places on, or from the start; those without a pair to train on are passed over. While
+    one is trained on the next is read.
 
     Raises:
-        UserError: something is wrong with the text.
+        UserError: something is wrong with the text; or no pair can be trained on.
     """
+    since: list[Place] | None = None  # where the first of some windows without a pair began
     with ThreadPoolExecutor(1) as pool:
         coming = raw_windows(run, tokenizer, places)
         future = pool.submit(next, coming)
@@ -56,7 +69,14 @@ def windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterato
             assert found is not None
             begin, table, own = found
             future = pool.submit(next, coming)
-            yield Window(put_together(run, tokenizer, table, gathered(own)), begin)
+            pairs = put_together(run, tokenizer, table, gathered(own))
+            if pairs is not None:
+                since = None
+                yield Window(pairs, begin)
+            elif since is None:
+                since = begin
+            elif all(place[0] > first[0] + 1 for place, first in zip(begin, since, strict=True)):
+                raise none_left(run.data.max_length)  # of a whole reading
 
 
 def raw_windows(
@@ -78,12 +98,16 @@ def raw_windows(
         first, last = own_share(size)
         own, limit, sampling = [], run.data.max_length, run.tokenizer.sampling
         for name, side, words in zip(SIDES, (tokenizer.source, tokenizer.target), known, strict=True):
-            texts = table[name][first:last].combine_chunks()
-            ids, lengths = encode_texts(texts, side, limit, words)
-            if sampling:
-                best = np.split(ids, np.cumsum(lengths)[:-1])
-                ids, lengths = draw(as_list(texts), best, side, sampling, limit, f"{run.seed} {begin} {name}", first)
-            own.append((ids, lengths))
+            drawn = []
+            for start in range(first, last, CHUNK):
+                texts = table[name][start : min(start + CHUNK, last)].combine_chunks()
+                ids, lengths = encode_texts(texts, side, limit, words)
+                if sampling:
+                    best = np.split(ids, np.cumsum(lengths)[:-1])
+                    seed = f"{run.seed} {begin} {name}"
+                    ids, lengths = draw(as_list(texts), best, side, sampling, limit, seed, start)
+                drawn.append((ids, lengths))
+            own.append(together(drawn, side))
         yield begin, table, own
 
 
@@ -93,8 +117,9 @@ def counts_of(data: DataConfig, pairs: int) -> list[int]:
     return np.diff(np.round(ends / ends[-1] * pairs).astype(int)).tolist()
 
 
-def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: list[Encoded]) -> EncodedPairs:
-    """The pairs of a window, sorted; those with an empty or overlong side are left out and counted in the log."""
+def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: list[Encoded]) -> EncodedPairs | None:
+    """The pairs of a window, sorted; those with an empty or overlong side are left out and counted in the log. None
+    where no other is there."""
     limit, sides = run.data.max_length, []
     for number, side in enumerate((tokenizer.source, tokenizer.target)):
         ids, lengths = together([share[number] for share in shares], side)
@@ -104,6 +129,8 @@ def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: l
     empty, longer = (lengths == 0).any(axis=0), (lengths > limit).any(axis=0)
     kept = np.flatnonzero(~(empty | longer))
     tell_dropped(len(table), len(kept), int(empty.sum()), limit)
+    if not len(kept):
+        return None
     order, runs = by_length(lengths[:, kept] + 1)
     pairs = Dataset(InMemoryTable(table))
     return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, 0.0, guided=False)
@@ -191,13 +218,16 @@ def sample(run: TrainRun) -> Dataset:
 
 
 def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
-    """A key made of what a stream is read from: of its files the names and sizes, and of the tokenizer."""
+    """A key made of what a stream is read from: of its files the names and sizes, and of the tokenizer. Of what is on
+    the hub only `data.revision` can tell."""
     sources: list[Any] = [tokenizer.fingerprint]
     for part in corpora_of(data):
         found = files_of(part.data, "train")
         files = [file for shard in found[1] for file in shard] if found else []
         if part.data.format == "parquet":
             files = list(map(Path, parquet_files(part.data, "train")))
+        if part.data.format == "hub" and not found:
+            files = sorted(file for file in Path(str(part.data.path)).rglob("*") if file.is_file())
         hub = [part.data.path, part.data.subset, *filter(None, [part.data.revision])]
         sources += [(file.name, file.stat().st_size) for file in files] or hub
     return xxh3_128(repr(sources).encode()).hexdigest()
