@@ -439,11 +439,12 @@ def cell_step(rnn: Any, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, .
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(("style", "readout"), [*((style, "tanh") for style in STYLES), ("bahdanau", "maxout")])
-def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: str) -> None:
+@pytest.mark.parametrize("kind", [{}, {"window": "local_m", "half_width": 1}, {"coverage": True}], ids=name)
+def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: str, kind: dict[str, Any]) -> None:
     """One step after the other, as docs/attention.md writes them; three layers with residual sums. Maxout is a readout
-    of bahdanau alone: the configuration refuses it elsewhere."""
+    of bahdanau alone: the configuration refuses it elsewhere. Attention knows the position and the weights so far."""
     changes = STYLES[style] | {"cell": cell, "readout": readout, "decoder_layers": 3}
-    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, **changes)
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=AttentionConfig(**kind), **changes)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     random_(model, 0.4)
@@ -452,9 +453,17 @@ def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: 
         memory, state = model.start(source_BS, length_B)
         features, _, _ = model.decode(target_BT, state, memory)
         attend, cells = decoder.attention.bind(memory, torch.float64), list(state.cells)
-        feed = torch.zeros(4, 8, dtype=torch.float64)
+        feed, so_far = torch.zeros(4, 8, dtype=torch.float64), torch.zeros(4, 1, 6, dtype=torch.float64)
+
+        def look(query: Tensor) -> Any:
+            nonlocal so_far
+            seen = so_far if config.attention.coverage else None
+            context, weights = attend(query.unsqueeze(1), torch.full((4, 1), t), seen)
+            assert weights is not None
+            so_far = so_far + weights.dense(6)
+            return context.squeeze(1)
+
         for t, y in enumerate(model.target_embedding(target_BT).unbind(1)):
-            look = lambda q: attend(q.unsqueeze(1), None, None)[0].squeeze(1)  # noqa: B023, E731
             before = cells[-1][0]
             context = look(before) if style == "bahdanau" else None
             fed = {"bahdanau": [context], "input feeding": [feed], "luong": [], "gnmt": []}[style]
@@ -489,6 +498,7 @@ def test_many_positions_attend_a_few_at_a_time(style: str) -> None:
 
 
 def test_the_shortcut_adds_each_piece_to_its_output() -> None:
+    torch.manual_seed(1)
     config = ModelConfig(embed=6, hidden=8, shortcut=True)
     encoder, (source_BS, length_B, _) = Encoder(config).double(), ragged_batch()
     embedded_BSE = torch.randn(*source_BS.shape, 6, dtype=torch.float64)
@@ -535,6 +545,7 @@ def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
+    torch.manual_seed(1)
     for normaliser in NORMALISERS:
         attention = attention_of(1, score="dot", window=window, normaliser=normaliser)
         memory = attention.memorise(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))

@@ -1,16 +1,18 @@
-"""The model against slow twins and finite differences, in float64, for every style, cell, score and depth."""
+"""The model against slow twins and finite differences, in float64, for every style, cell and depth."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
-from nmt.model.attention import SCORES
+from nmt.model.config import BRIDGES, TIES
 from nmt.model.decoder import DecoderState
-from nmt.model.encoder import reverse
+from nmt.model.encoder import Encoder, reverse
 from nmt.model.loss import cross_entropy
 from nmt.model.maps import Dropout, bind
 from nmt.model.recurrence import CELLS, RNN
@@ -48,23 +50,6 @@ def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tu
         end = target + 1 - row % 3
         target_BT[row, end], target_BT[row, end + 1 :] = EOS, PAD
     return source_BS, torch.tensor(lengths), target_BT
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("score", SCORES)
-def test_all_positions_at_once_equal_one_at_a_time(style: str, cell: str, score: str) -> None:
-    model = model_of(style, cell, score).eval()
-    source_BS, length_B, target_BT = ragged_batch()
-    memory, state = model.start(source_BS, length_B)
-    together, weights, last = model.decode(target_BT, state, memory)
-    for t in range(target_BT.shape[1]):
-        features, step_weights, state = model.decode(target_BT[:, t : t + 1], state, memory)
-        torch.testing.assert_close(features[:, 0], together[:, t])
-        torch.testing.assert_close(step_weights.weights_BQW[:, 0], weights.weights_BQW[:, t])
-    for expected, found in zip(itertools.chain(*last.cells), itertools.chain(*state.cells), strict=True):
-        torch.testing.assert_close(found, expected)
-    assert (weights.weights_BQW.sum(2) - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -110,19 +95,6 @@ def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> 
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-6), name
 
 
-def test_hypotheses_share_the_memory_of_their_sentence() -> None:
-    for style in STYLES:
-        model = model_of(style).eval()
-        source_BS, length_B, target_BT = ragged_batch()
-        memory, state = model.start(source_BS, length_B)
-        rows_N = torch.arange(len(source_BS)).repeat_interleave(3)
-        tokens_NT = torch.cat([target_BT, target_BT.flip(1), target_BT.roll(1, 1)], 1).view(len(rows_N), -1)
-        shared, shared_weights, _ = model.decode(tokens_NT, state.select(rows_N), memory)
-        copied, weights, _ = model.decode(tokens_NT, state.select(rows_N), memory.select(rows_N))
-        torch.testing.assert_close(shared, copied)
-        torch.testing.assert_close(shared_weights.weights_BQW, weights.weights_BQW)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> None:
     torch.manual_seed(1)
@@ -147,8 +119,86 @@ def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> N
         torch.testing.assert_close(last, now)
 
 
+def packed_layer(cell: str, directions: Any, x_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
+    """outputs_BSM and last_BM of torch's own layer over packed sentences."""
+    kind, both = {"lstm": nn.LSTM, "gru": nn.GRU}[cell], len(directions) == 2
+    layer = kind(x_BSE.shape[2], directions[0].hidden, batch_first=True, bidirectional=both, dtype=torch.float64)
+    for rnn, ending in zip(directions, ("", "_reverse"), strict=False):
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            getattr(layer, f"{name}_l0{ending}").data.copy_(getattr(rnn, name))
+    outputs, last = layer(pack_padded_sequence(x_BSE, length_B, batch_first=True, enforce_sorted=False))
+    ends = last[0] if cell == "lstm" else last
+    return pad_packed_sequence(outputs, batch_first=True)[0], torch.cat(list(ends), 1)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_encoder_is_a_stack_of_torchs_own_layers(cell: str, bidirectional: bool, layers: int) -> None:
+    """With residual sums and without; what stands at padding is noise."""
+    generator, length_B = torch.Generator().manual_seed(1), torch.tensor([6, 3, 5, 1])
+    embedded_BSE = torch.randn(4, 6, 6, generator=generator, dtype=torch.float64)
+    sizes: dict[str, Any] = dict(cell=cell, embed=6, hidden=8, bidirectional=bidirectional, encoder_layers=layers)
+    for residual in (False, True):
+        encoder = Encoder(ModelConfig(**sizes, residual=residual)).double().eval()
+        with torch.no_grad():
+            for parameter in encoder.parameters():
+                parameter.normal_(std=0.5, generator=generator)
+            x_BSM, ends = embedded_BSE, []
+            for depth, directions in enumerate(encoder.layers):
+                h_BSM, end_BM = packed_layer(cell, directions, x_BSM, length_B)
+                x_BSM = h_BSM + x_BSM if depth and residual else h_BSM
+                ends.append(end_BM)
+            torch.testing.assert_close(encoder(embedded_BSE, length_B), (x_BSM, ends))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("bridge", BRIDGES)
+@pytest.mark.parametrize(("layers", "beside"), [((3, 2), (1, 2)), ((2, 3), (0, 0, 1))])
+def test_bridges_are_their_equations(cell: str, bridge: str, layers: tuple[int, int], beside: tuple[int, ...]) -> None:
+    model = model_of(cell=cell, bridge=bridge, encoder_layers=layers[0], decoder_layers=layers[1]).eval()
+    source_BS, length_B, _ = ragged_batch()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)  # seeded in model_of
+        found = model.start(source_BS, length_B)[1].cells
+        outputs_BSM, lasts = model.encoder(model.source_embedding(source_BS), length_B)
+    if bridge == "bridge":
+        affine = model.decoder.bridge.map
+        tensors = torch.tanh(lasts[-1] @ affine.weight.T + affine.bias).chunk(layers[1] * len(found[0]), 1)
+    else:
+        zero = torch.zeros(4, 8, dtype=torch.float64)
+        mean = torch.stack([row[:length].mean(0) for row, length in zip(outputs_BSM, length_B, strict=True)])
+        first = {"last": [lasts[i] for i in beside], "mean": [mean] * layers[1], "zero": [zero] * layers[1]}[bridge]
+        tensors = tuple(itertools.chain(*((h, zero)[: len(found[0])] for h in first)))
+    assert [len(state) for state in found] == [2 if cell == "lstm" else 1] * layers[1]
+    torch.testing.assert_close(tuple(itertools.chain(*found)), tensors)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_an_lstm_begins_by_remembering(cell: str) -> None:
+    """Other biases of layers, and the output layer's, begin at 0."""
+    model = model_of(cell=cell)
+    layers = [module for module in model.modules() if isinstance(module, RNN)]
+    assert len(layers) == 6
+    for rnn in layers:
+        remember = [0.0, 1.0, 0.0, 0.0] if cell == "lstm" else [0.0] * 3
+        assert rnn.bias_ih.tolist() == [bias for bias in remember for _ in range(rnn.hidden)]
+        assert not rnn.bias_hh.any()
+    assert not model.output.bias.any()
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_tied_embeddings_are_the_same_tensor(tie: str) -> None:
+    for embed in (6, 8):  # other than hidden, and equal
+        model = model_of(tie=tie, embed=embed)
+        assert (model.output.weight is model.target_embedding.weight) == (tie != "none")
+        assert (model.source_embedding is model.target_embedding) == (tie == "three")
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_pass_gradcheck(cell: str) -> None:
+    torch.manual_seed(1)
     step, gates, states = CELLS[cell]
     inputs = [torch.randn(2, 3 * gates, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     state = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(states)]
@@ -156,6 +206,7 @@ def test_cells_pass_gradcheck(cell: str) -> None:
 
 
 def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
+    torch.manual_seed(1)
     x_TNI = torch.randn(4, 3, 5, dtype=torch.float64)
     weight, bias = torch.randn(5, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
 
@@ -243,3 +294,35 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean() -> None:
         assert set(y.unique().tolist()) == {0.0, x[0, 0].div(1 - share).item()}
         assert (y[:, :-1] * y[:, 1:] == 0).double().mean() == pytest.approx(1 - (1 - share) ** 2, abs=0.005)
         assert dropout.eval()(x) is x
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_dropout_is_on_embeddings_between_layers_and_before_the_output(
+    style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training only; what each returns is used."""
+    model, batch = model_of(style, dropout=0.3, encoder_layers=3, decoder_layers=3), ragged_batch()
+    names, forward = {module: name for name, module in model.named_modules()}, Dropout.forward
+
+    def run(halved: int) -> tuple[list[tuple[Any, ...]], float]:
+        """Who drops what share of what shape, and the loss if instead one of them halves it and others do nothing."""
+        places: list[tuple[Any, ...]] = []
+
+        def dropped(self: Dropout, x: Tensor) -> Tensor:
+            if forward(self, x) is x:
+                return x
+            places.append((names[self], self.share, *x.shape))
+            return x / 2 if len(places) == halved else x
+
+        monkeypatch.setattr(Dropout, "forward", dropped)
+        return places, model.loss(*batch)[0].smoothed.item()
+
+    looped = style in ("bahdanau", "luong, input feeding")  # one draw for all steps and layers
+    upper = [("decoder.dropout", 0.3, 5, 2, 4, 8)] if looped else [("decoder.dropout", 0.3, 4, 5, 8)] * 2
+    encoder = [("dropout", 0.3, 4, 6, 6), *[("encoder.dropout", 0.3, 4, 6, 8)] * 2]
+    pieces = int((batch[2][:, 1:] != PAD).sum())
+    places, plain = run(0)
+    assert places == [*encoder, ("dropout", 0.3, 4, 5, 6), *upper, ("dropout", 0.3, pieces, 8)]
+    assert len({run(halved)[1] for halved in range(len(places) + 1)}) == len(places) + 1
+    model.eval()
+    assert run(1) == ([], plain)

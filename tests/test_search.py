@@ -11,13 +11,15 @@ from test_attention import model_of as attentive
 from test_model import STYLES, VOCABULARY, model_of, ragged_batch
 from torch import Tensor
 
+from nmt.beams import begin
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
 from nmt.model.logits import log_probabilities, top
 from nmt.model.maps import wide
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search import force, search
+from nmt.search import force, grow, search
+from nmt.translator import batch_size
 
 
 def expected_log_probabilities(logits: Tensor) -> Tensor:
@@ -271,6 +273,84 @@ def test_a_diverged_model_gives_something(options: str) -> None:
     assert all(len(found) == 1 for found in search(model, source_BS, length_B, config))
 
 
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_without_end_is_cut_at_its_limit(ratio: float, beam: int) -> None:
+    """Of the longest sentence at `max_length`, given tokens included; of others at a share of the source and 20."""
+    model = model_of().eval()
+    with torch.no_grad():
+        model.output.bias[EOS] = -1e9
+    lengths, given = (45, 39, 6, 5, 1), [[], [4, 5, 6], [7, 7], [], [5]]
+    source_BS, length_B, _ = ragged_batch(lengths)
+    config = SearchConfig(beam=beam, max_length=100, max_ratio=ratio)
+    found = [len(best.tokens) for [best] in search(model, source_BS, length_B, config, given=given)]
+    assert found == ([42, 42, 25, 22, 21] if ratio == 0.5 else [100, 100, 34, 30, 23])
+
+
+@pytest.mark.parametrize(
+    ("longest", "width", "settings", "size"),
+    [
+        (9, 1, {}, 800),
+        (9, 5, {}, 160),
+        (10, 5, {}, 144),  # 145 fit: a multiple of STEP
+        (9, 1, {"batch_tokens": 159}, 8),
+        (9, 1, {"batch_tokens": 80}, 8),  # `</s>` counts
+        (9, 1, {"batch_tokens": 79}, 7),
+        (9, 2, {"batch_tokens": 79}, 3),
+        (99, 5, {"batch_tokens": 10}, 1),
+        (9, 5, {"batch_sentences": 3}, 3),
+        (9, 5, {"batch_sentences": 13}, 13),
+        (99, 5, {"batch_sentences": 13, "batch_tokens": 10}, 13),
+    ],
+)
+def test_batches_are_as_large_as_they_may_be(longest: int, width: int, settings: dict[str, Any], size: int) -> None:
+    assert batch_size(longest, width, SearchConfig(**settings)) == size
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_step_of_diverse_search_is_a_loop_over_groups(alpha: float) -> None:
+    """Groups of two, some of whose hypotheses are finished and many of which take the same token."""
+    generator, sentences, vocabulary = torch.Generator().manual_seed(1), 40, 9
+    config = SearchConfig(beam=6, groups=3, diversity=0.7, length_penalty=alpha)
+    logits_BKV = torch.randn(sentences, 6, vocabulary, generator=generator, dtype=torch.float64)
+    logits_BKV += 2 * torch.randn(sentences, 1, vocabulary, generator=generator, dtype=torch.float64)
+    logp_BKV = expected_log_probabilities(logits_BKV)
+    finished_BK = torch.rand(sentences, 6, generator=generator) < 0.2
+    beams = replace(
+        begin(torch.full((sentences,), 5), 5, torch.full((sentences, 1), PAD), config, torch.float64),
+        tokens_BKT=torch.randint(4, vocabulary, (sentences, 6, 4), generator=generator),
+        score_BK=-3 * torch.rand(sentences, 6, generator=generator, dtype=torch.float64),
+        length_BK=torch.where(finished_BK, 2, 3),
+        finished_BK=finished_BK,
+    )
+    twice = 0
+    grown, parent_BK = grow(logp_BKV, beams, config)
+    for row in range(sentences):
+        taken, wanted = [0] * vocabulary, []
+        for first in (0, 2, 4):
+            options = []
+            for parent in (first, first + 1):
+                score, length = beams.score_BK[row, parent].item(), int(beams.length_BK[row, parent])
+                if finished_BK[row, parent]:
+                    options.append((score / ((5 + length) / 6) ** alpha, parent, PAD, score))
+                    continue
+                for token, logp in enumerate(logp_BKV[row, parent].tolist()):
+                    rank = (score + logp - 0.7 * taken[token]) / ((6 + length) / 6) ** alpha
+                    options.append((rank, parent, token, score + logp))
+            best = sorted(options, reverse=True)[:2]
+            for _, _, token, _ in best:
+                taken[token] += 1
+            twice += best[0][2] == best[1][2] > PAD and first < 4
+            wanted += best
+        parents, tokens, scores = zip(*((parent, token, score) for _, parent, token, score in wanted), strict=True)
+        assert parent_BK is not None and parent_BK[row].tolist() == list(parents)
+        assert grown.tokens_BKT[row].tolist() == [
+            [*beams.tokens_BKT[row, parent].tolist(), token] for parent, token in zip(parents, tokens, strict=True)
+        ]
+        assert grown.score_BK[row].tolist() == pytest.approx(scores, abs=1e-12)
+    assert twice > 10
+
+
 def test_groups_write_different_things() -> None:
     model = sharp(model_of())
     source_BS, length_B, _ = ragged_batch()
@@ -349,21 +429,6 @@ def test_beam_one_is_greedy(style: str) -> None:
             features, _, state = model.decode(torch.tensor([[tokens[-1]]]), state, memory)
             tokens.append(int(expected_log_probabilities(model.logits(features[0, 0])).argmax()))
         assert hypothesis.tokens == tokens[1:]
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_neighbours_and_their_order_change_nothing(beam: int) -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
-    config = SearchConfig(beam=beam, n_best=beam, max_length=12)
-    together = search(model, source_BS, length_B, config)
-    order = torch.tensor([4, 1, 5, 0, 3, 2])
-    shuffled = search(model, source_BS[order], length_B[order], config)
-    for place, row in enumerate(order.tolist()):
-        [alone] = search(model, source_BS[row : row + 1, : length_B[row]], length_B[row : row + 1], config)
-        for other in (together[row], alone):
-            assert [h.tokens for h in other] == [h.tokens for h in shuffled[place]]
-            assert [h.score for h in other] == pytest.approx([h.score for h in shuffled[place]], abs=1e-9)
 
 
 def test_hypotheses_are_distinct_ordered_and_without_specials() -> None:
