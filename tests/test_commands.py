@@ -19,6 +19,9 @@ from conftest import ROOT, TINY, environment, fresh, nmt, refused, works
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
 from nmt.evaluate import SETTINGS, check_text
+from nmt.folder import lock
+from nmt.state import TrainState
+from nmt.train import train
 
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
@@ -275,6 +278,28 @@ def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
     assert "model.hidden=64 (was 32)" in refused("train", *same, "resume=true", "model.hidden=64", folder=home)
     assert weights(home / "runs" / "mine") == before
     assert "resume=auto" in refused("train", "name=none", "resume=true", folder=home)
+
+
+def test_a_folder_is_locked_as_long_as_training_goes_on(
+    home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = ("name=locked", "data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "resume=auto")
+    said = []
+
+    def training(state: TrainState) -> float:
+        with pytest.raises(UserError, match="another process is training in"):
+            lock(state.folder)
+        said.append(refused("train", *same, folder=home))
+        return 0.0
+
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setattr("nmt.train.fit", training)
+    monkeypatch.setattr(sys, "argv", ["train", *same])
+    train()
+    assert said == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
+    lock(home / "runs" / "locked").release()
 
 
 def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:

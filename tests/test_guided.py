@@ -10,17 +10,23 @@ import torch
 from conftest import TINY, works, write_corpus
 
 from nmt.alignment import extract_links
-from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, guide, make_batch
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.data.sampling import redrawn
 from nmt.data.tokenizer import train_tokenizer, words
+from nmt.distributed import place
 from nmt.errors import UserError
 from nmt.links import gold_of
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, guidance_loss
+from nmt.model.seq2seq import build_model
 from nmt.objective import objective
+from nmt.optim import build_optimiser
+from nmt.state import Progress, TrainState
+from nmt.train import read_corpus
+from nmt.update import train_step
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +108,48 @@ def test_links_weigh_more_as_training_goes_on() -> None:
     for share in (0.0, 0.25, 1.0):
         found = objective(TrainConfig(guided_alignment=0.4), batch, loss, Weights(weights_BTS, None), share)
         torch.testing.assert_close(found, 3 + share * added)
+
+
+def test_what_was_attended_to_before_adds_to_the_loss() -> None:
+    """See et al. 2017, eq. 13."""
+    batch = make_batch([[5, 6], [5]], [[7, 8, 9], [7]])
+    weights_BTS = torch.softmax(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1)), 2)
+    loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
+    again = 0.0
+    for row, pieces in enumerate((4, 2)):  # `</s>` is one
+        before_S = torch.zeros(3)
+        for weights_S in weights_BTS[row, :pieces]:
+            again += sum(min(a, c) for a, c in zip(weights_S.tolist(), before_S.tolist(), strict=True))
+            before_S += weights_S
+    assert again > 0.5
+    for weight in (0.0, 0.4, 2.0):
+        config = TrainConfig(coverage_loss=weight)
+        found = objective(config, batch, loss, Weights(weights_BTS, None), torch.tensor(0.3))
+        assert found.item() == pytest.approx(3 + weight * again)
+
+
+def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_path: Path) -> None:
+    """Update n of 8 down the gradient of the mean loss with links of n / 8 of their last weight."""
+    plain = OptimConfig(name="sgd", lr=0.5, clip=None)
+    run = dataclasses.replace(run_of(corpus), model=ModelConfig(embed=8, hidden=16, dropout=0.0), optim=plain)
+    encoded, valid, key = read_corpus(run, None)
+    torch.manual_seed(1)
+    model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
+    cpu, rows = torch.device("cpu"), np.arange(6)
+    place(model, "fp64", cpu, training=True)
+    optimiser = build_optimiser(run.optim, model.parameters())
+    state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
+    batch = assemble(encoded, rows)
+    for n in (1, 3, 8):
+        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        assert weights is not None
+        links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.guide_BTS)
+        ((loss.smoothed + 0.5 * n / 8 * links) / batch.target_length_B.sum()).backward()
+        wanted = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        state.progress.step = n - 1
+        assert not train_step(state, rows, 8).failed
+        torch.testing.assert_close([p.detach() for p in model.parameters()], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_guided_attention_learns_the_links(tmp_path: Path) -> None:

@@ -162,7 +162,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "guided": (("data.alignments=links", "train.guided_alignment=0.5", "optim.schedule=cosine"), (2,)),
     "subwords are drawn": (("tokenizer.sampling=0.3",), (2,)),
     "fewer pairs than processes": (("train.batch_sentences=1",), (3,)),
-    "coverage, luong, sgd": (("model=luong", "optim.name=sgd", "model.attention.score=general"), (2,)),
+    "coverage, luong, sgd": (
+        ("model=luong", "optim.name=sgd", "model.attention.coverage=true", "train.coverage_loss=0.5"),
+        (2,),
+    ),
 }
 
 

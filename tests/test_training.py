@@ -8,23 +8,36 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from conftest import write_corpus
 from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
-from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import Batch, epoch_batches
-from nmt.data.corpus import load_pairs
+from nmt.config import (
+    PAD,
+    AttentionConfig,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    SearchConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainRun,
+)
+from nmt.data.batching import Batch, assemble, epoch_batches, make_batch
+from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.errors import UserError
-from nmt.folder import check_folder, check_same, lock
+from nmt.folder import check_folder, check_same, find_start, lock, open_folder
 from nmt.model.maps import Dropout
-from nmt.model.seq2seq import build_model
+from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.optim import build_optimiser
 from nmt.state import Progress, TrainState, resume, save
-from nmt.training import fit, horizon, updates
+from nmt.training import finished, fit, horizon, judge, updates, validate
+from nmt.translator import Translator
 from nmt.update import train_step
 from nmt.validation import evaluate_loss
 
@@ -71,6 +84,21 @@ def folders(run: Path) -> set[str]:
     return {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
 
 
+def without_dropout(state: TrainState) -> TrainState:
+    for module in state.model.modules():
+        if isinstance(module, Dropout):
+            module.share = 0.0
+    return state
+
+
+def forced(model: Seq2Seq, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits_RV of the target pieces of a batch, `</s>` included, and the pieces."""
+    memory, state = model.start(batch.source_BS, batch.source_length_B)
+    features_BTD, *_ = model.decode(batch.target_BT[:, :-1], state, memory)
+    wanted_BT = batch.target_BT[:, 1:]
+    return model.logits(features_BTD)[wanted_BT != PAD], wanted_BT[wanted_BT != PAD]
+
+
 def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) -> None:
     standing = {"name": "sgd", "lr": 1e-12}
     state = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
@@ -80,6 +108,50 @@ def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) 
     again = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(again)
     assert again.progress.step == 9
+
+
+BETTER = {"bleu": "higher", "accuracy": "higher", "loss": "lower", "ppl": "lower"}
+JUDGED = [  # how good a model is, NaN where its score is none; the best two steps, validations waited, decays after it
+    (math.nan, [1], 0, 0),
+    (1, [2, 1], 0, 0),
+    (3, [3, 2], 0, 0),
+    (2, [3, 4], 1, 1),
+    (4, [5, 3], 0, 1),
+    (math.nan, [5, 3], 1, 2),
+    (4, [5, 7], 2, 3),  # as good is not better
+    (2, [5, 7], 3, 4),
+]
+
+
+@pytest.mark.parametrize("monitor", BETTER)
+def test_models_are_ranked_by_their_score(monitor: str, corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=3)
+    progress, scores = state.progress, {}
+    for step, (good, best, waiting, decays) in enumerate(JUDGED, 1):
+        progress.step, score = step, good if BETTER[monitor] == "higher" else 10 - good
+        judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
+        scores[step] = (-math.inf if BETTER[monitor] == "higher" else math.inf) if math.isnan(score) else score
+        assert progress.best == [(scores[step], step) for step in best]
+        assert (progress.judged, progress.waiting, progress.decays) == (step, waiting, decays)
+        assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
+        assert finished(state, 100) == (waiting == 3)
+    state.run.optim.schedule = "constant"
+    judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
+    assert (progress.waiting, progress.decays) == (4, 4)
+
+
+def test_bleu_in_validation_is_of_greedy_translations_and_the_targets(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path)
+    sources, targets = (list(column(state.valid, name)) for name in ("source", "target"))
+    found = [
+        [own[0].text for own in Translator(state.model.eval(), state.tokenizer, config, CPU).translate(sources)]
+        for config in (SearchConfig(beam=1), SearchConfig(beam=5))
+    ]
+    targets[::2] = found[0][::2]
+    state.valid = Dataset.from_dict({"source": sources, "target": targets})
+    greedy, wider = (sacrebleu.corpus_bleu(texts, [targets]).score for texts in found)
+    assert 99 > greedy > wider + 20
+    assert validate(state)["bleu"] == pytest.approx(greedy) == events(tmp_path, "validate")[0]["bleu"]
 
 
 def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path) -> None:
@@ -114,6 +186,75 @@ def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> Non
         expected.append(1e-9 * 0.5**decays)
         decays, best = decays + (event["loss"] >= best), min(best, event["loss"])
     assert rates == pytest.approx(expected) and rates[-1] < rates[0]
+
+
+RATES = {  # of update n of 8, with a warm-up of 3
+    "constant": lambda n: min(n / 3, 1),
+    "inverse_sqrt": lambda n: min(n / 3, math.sqrt(3 / n)),
+    "cosine": lambda n: n / 3 if n < 3 else math.cos((n - 3) / 5 * math.pi / 2) ** 2,
+    "plateau": lambda n: min(n / 3, 1) / 4,  # after two plateaus
+}
+
+
+@pytest.mark.parametrize("schedule", RATES)
+def test_updates_have_the_learning_rate_of_their_number(
+    schedule: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"lr": 0.004, "schedule": schedule, "warmup": 3}
+    state = state_of(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
+    state.progress.decays = 2
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    fit(state)
+    shown = [(event["step"], event["lr"]) for event in events(tmp_path, "train")]
+    assert [step for step, _ in shown] == [*range(1, 9)]
+    assert [rate for _, rate in shown] == pytest.approx([0.004 * RATES[schedule](n) for n in range(1, 9)], abs=1e-15)
+
+
+def trained(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
+    """The pairs of each update of a training, and torch's seed at each micro-batch."""
+    differentiate, rows, seeds = state.differentiate, [], []
+
+    def noted(state: TrainState, indices: Any, last_step: int) -> Any:
+        rows.append(indices.tolist())
+        return train_step(state, indices, last_step)
+
+    def seeded(*given: Any) -> Any:
+        seeds.append(torch.initial_seed())
+        return differentiate(*given)
+
+    monkeypatch.setattr("nmt.training.train_step", noted)
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    state.differentiate = seeded
+    fit(state)
+    return rows, seeds
+
+
+def test_each_epoch_and_each_seed_has_an_order_and_draws_of_its_own(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs, drawn = [], []
+    for seed, count in ((1, 2), (2, 1)):
+        state = state_of(corpus, tmp_path / str(seed), max_epochs=count, batch_tokens=1000)
+        state.run.seed = seed
+        rows, seeds = trained(state, monkeypatch)
+        size = len(rows) // count
+        epochs += [rows[size * epoch : size * (epoch + 1)] for epoch in range(count)]
+        drawn += seeds
+    assert len(drawn) == len(set(drawn)) == sum(map(len, epochs))
+    turns = [[len(rows) for rows in epoch] for epoch in epochs]
+    assert turns[0] != turns[1] and turns[0] != turns[2] and sorted(turns[0]) == sorted(turns[1]) == sorted(turns[2])
+    for epoch in epochs:
+        assert sorted(row for rows in epoch for row in rows) == [*range(120)]
+
+
+def test_processes_draw_apart(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr("nmt.update.ranks", lambda: 3)
+    for number in range(3):
+        monkeypatch.setattr("nmt.update.rank", lambda number=number: number)
+        state = state_of(corpus, tmp_path / str(number), max_steps=2, accumulate=2)
+        drawn += trained(state, monkeypatch)[1]
+    assert len(set(drawn)) == len(drawn) == 3 * 2 * 2
 
 
 def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
@@ -178,9 +319,7 @@ def test_a_batch_too_large_for_memory_is_divided(
     found = []
     for most in (20, 7, 0):
         state = state_of(corpus, tmp_path / str(most), {"name": "sgd", "lr": 1.0}, max_steps=1)
-        for module in state.model.modules():
-            if isinstance(module, Dropout):
-                module.share = 0.0
+        without_dropout(state)
         sound = state.differentiate
 
         def short(batch: Batch, *given: Any, most: int = most, sound: Any = sound) -> Any:
@@ -232,6 +371,29 @@ def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="evaluations of a model whose checkpoints are gone"):
             check_folder(tmp_path, TrainRun(resume=resume_as))
     assert not check_folder(tmp_path, TrainRun(overwrite=True, resume="auto"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_folder_in_which_another_has_trained_meanwhile_is_left_to_it(
+    begun: bool, overwrite: bool, corpus: Path, tmp_path: Path
+) -> None:
+    """Between the look at a folder and its lock text is read, which may take long."""
+    late = state_of(corpus, tmp_path)
+    late.run = replace(late.run, resume="auto", overwrite=overwrite, precision="fp32")
+    save_config(tmp_path, late.run)
+    if begun:
+        late.progress.step = 2
+        save(late)
+    start = find_start(late.run, tmp_path, CPU, ())
+    save(replace(late, progress=Progress(late.progress.corpus, step=4)))
+    with pytest.raises(UserError, match="another process has trained in .* meanwhile; repeat the command"):
+        open_folder(late, start)
+    assert last_checkpoint(tmp_path) == last_whole(tmp_path) == tmp_path / "checkpoints" / "step_000004"
+    assert late.progress.step == 2 * begun
+    with open_folder(late, find_start(late.run, tmp_path, CPU, ())):
+        assert late.progress.step == (2 * begun if overwrite else 4)
+    assert (last_checkpoint(tmp_path) is None) == overwrite
 
 
 def test_checkpoints_are_found_verified_and_replaced(
@@ -293,3 +455,53 @@ def test_a_line_without_end_does_not_end_validation(
     monkeypatch.setattr(state.model, "loss", short)
     halved = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
     assert halved.pop("aer") is scores.pop("aer") is None and halved == pytest.approx(scores, rel=1e-5)
+
+
+def test_what_validation_measures_is_what_forced_decoding_finds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In nats a target piece, `</s>` included, whatever the batches."""
+    state = state_of(corpus, tmp_path, {"lr": 0.1})
+    for rows in updates(state)[:10]:
+        train_step(state, rows, 10)
+    model, (source, target) = state.model.eval(), (list(column(state.valid, name)) for name in ("source", "target"))
+    pairs = list(zip(state.tokenizer.source.encode(source), state.tokenizer.target.encode(target), strict=True))
+    tokens = sum(len(ids) + 1 for _, ids in pairs)
+    assert tokens != sum(len(ids) + 1 for ids, _ in pairs)
+    correct = 0
+    with torch.inference_mode():
+        for own, wanted in pairs:
+            logits_RV, wanted_R = forced(model, make_batch([own], [wanted]))
+            correct += int((logits_RV.argmax(1) == wanted_R).sum())
+    assert correct > tokens / 20
+    translator = Translator(model, state.tokenizer, SearchConfig(), CPU)
+    loss = -sum(found.score for found in translator.score(source, target)) / tokens
+    monkeypatch.setattr("nmt.validation.batch_size", lambda *given: 5)
+    scores = evaluate_loss(model, state.tokenizer, state.valid, CPU)
+    assert (scores["loss"], scores["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx(correct / tokens)
+
+
+def test_a_report_is_of_all_target_tokens_since_the_last(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their cross-entropy in nats, which is not what label smoothing makes of it."""
+    standing = {"name": "sgd", "lr": 1e-12}
+    state = without_dropout(state_of(corpus, tmp_path, standing, max_steps=5, log_every=3, accumulate=2))
+    with torch.no_grad():
+        counts = np.bincount(state.train.target.ids, minlength=state.tokenizer.target.vocab_size)
+        state.model.output.bias += torch.from_numpy(counts).log1p()
+        batches = [assemble(state.train, rows) for rows in updates(state)[:3]]
+        parts = [forced(state.model, batch) for batch in batches]
+    logits_RV, wanted_R = (torch.cat(each) for each in zip(*parts, strict=True))
+    loss = F.cross_entropy(logits_RV, wanted_R).item()
+    accuracy = (logits_RV.argmax(1) == wanted_R).double().mean().item()
+    source = sum(int((batch.source_BS != PAD).sum()) for batch in batches)
+    assert source != len(wanted_R) and accuracy > 0.02
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    fit(state)
+    event = events(tmp_path, "train")[0]
+    assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)
+    assert (event["loss"], event["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-4)
+    share = event["target_tokens_per_second"] / event["tokens_per_second"]
+    assert share == pytest.approx(len(wanted_R) / (source + len(wanted_R)))
