@@ -146,7 +146,7 @@ def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pyt
 
 @pytest.mark.parametrize("sources, targets", [(["", " "], ["a", "b"]), (["ab"], ["ab " * 20]), (["", ""], ["", ""])])
 def test_nothing_left_is_an_error(run: Run, tokenizer: Tokenizer, sources: list[str], targets: list[str]) -> None:
-    with pytest.raises(UserError, match="no training pair is left of .*data.max_length=10 pieces"):
+    with pytest.raises(UserError, match="no training pair is left: .*data.max_length=10 pieces"):
         encode_corpus(corpus(sources, targets), tokenizer, run(max_length=10))
 
 

@@ -131,12 +131,12 @@ def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> di
     """The pair of each line by its number, None for a line that holds none; or None, where there is no telling."""
     lines = [lines_in(content) for content in contents]
     found: dict[int, Any] = {}
-    names = sides
+    names, most = sides, math.inf
     if kind == "named":
         header = lines[0].pop(0).decode(errors="replace").split("\t") if lines[0] else []
         if not set(names) <= set(header):
             return None
-        names = str(header.index(sides[0]) + 1), str(header.index(sides[1]) + 1)
+        names, most = (str(header.index(sides[0]) + 1), str(header.index(sides[1]) + 1)), len(header)
     if len({len(side) for side in lines}) > 1:
         return None
     for number, line in enumerate(zip(*lines, strict=True), 2 if kind == "named" else 1):
@@ -148,7 +148,10 @@ def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> di
                 record = json.loads(texts[0])
                 texts = [record[side] for side in sides]
             elif kind != "text":
-                texts = [texts[0].split("\t")[int(name) - 1] for name in names]
+                cells = texts[0].split("\t")
+                if len(cells) > most:
+                    raise ValueError
+                texts = [cells[int(name) - 1] for name in names]
             for text in texts:
                 text.encode()  # what is no text, or half a surrogate pair, has no bytes
             found[number] = tuple(texts)
