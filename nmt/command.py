@@ -20,6 +20,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -82,17 +83,20 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
 
 def as_number(argument: str) -> str | None:
     """What Hydra makes of a value that looks like a number to it, as 20241124 of 2024_11_24; None of others."""
-    with contextlib.suppress(HydraException):
-        value = OverridesParser.create().parse_override(argument).value()
-        return str(value) if type(value) in (int, float) else None
-    return None
+    value = None if (found := parsed(argument)) is None else found.value()
+    return str(value) if type(value) in (int, float) else None
 
 
 def several(argument: str) -> bool:
-    """Whether a setting of a sweep has more than one value; Hydra complains of one that cannot be read."""
+    """Whether a setting of a sweep has more than one value."""
+    return (found := parsed(argument)) is not None and found.is_sweep_override()
+
+
+def parsed(argument: str) -> Override | None:
+    """As Hydra reads it; None of what cannot be read, of which Hydra complains."""
     with contextlib.suppress(HydraException):
-        return OverridesParser.create().parse_override(argument).is_sweep_override()
-    return False
+        return OverridesParser.create().parse_override(argument)
+    return None
 
 
 def explain(error: Exception) -> str:

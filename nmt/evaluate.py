@@ -87,8 +87,7 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         trained = replace(load_config(first.run).data, cache=command.data.cache)
         comparison = compare(systems, first.sources, first.references, trained)
         print(show(comparison))
-        print("\n± 95% confidence; p: how likely chance alone makes a model so much better than the first, or so much")
-        print("worse, in this direction; * below 0.05\n")
+        print("\n± 95% confidence; p: how likely chance makes as large a difference in this direction; * below 0.05\n")
         for name, signature in comparison.signatures.items():
             print(f"{name:<22}{signature}")
         settings = [{name: measured.scores[name] for name in SETTINGS} for measured in found]

@@ -54,7 +54,7 @@ def train_step(state: TrainState, indices: Indices, last_step: int) -> Outcome:
     pooled = summed([*gradients, *own])
     for parameter, gradient in zip(state.model.parameters(), pooled[: len(gradients)], strict=True):
         parameter.grad = gradient
-    sums = Sums(*torch.stack(pooled[len(gradients) :]))  # they are kept, and the buffer they are views of must not be
+    sums = Sums(*torch.stack(pooled[len(gradients) :]))  # copies, which keep no buffer of all gradients alive
     rate = learning_rate(optim, progress.step + 1, last_step, progress.decays)
     for group in state.optimiser.param_groups:
         group["lr"] = rate
