@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.config import LinksConfig
+from nmt.data.lines import PACKED
 from nmt.links import Gold, Link, pharaoh
 
 NULL = np.array(None)  # where a number cannot be written
@@ -171,5 +172,7 @@ WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".jso
 
 
 def writer(path: str | None, file: BinaryIO) -> AbstractContextManager[Write]:
-    """How alignments are written to a file: by the ending of its name, Pharaoh lines unless that is in `WRITERS`."""
-    return WRITERS.get(Path(path or "").suffix, pharaoh_lines)(file)
+    """How alignments are written to a file: by the ending of its name, but for `.gz` and `.zst`, Pharaoh lines unless
+    that is in `WRITERS`."""
+    name = Path(path or "")
+    return WRITERS.get(Path(name.stem if name.suffix in PACKED else name).suffix, pharaoh_lines)(file)

@@ -355,7 +355,7 @@ class AlignRun:
         if self.source and self.data != DataOverride():
             raise UserError("source= and target= are aligned in place of a corpus; leave out data.*")
         check_files({"source": self.source, "target": self.target, "gold": self.gold}, {"output": self.output})
-        if self.reverse_checkpoint and str(self.output).endswith((".jsonl", ".npz")):
+        if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output or ""):
             raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")

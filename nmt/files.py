@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
+import pyarrow as pa
 from safetensors import SafetensorError
 
-from nmt.data.lines import opened, read_lines
+from nmt.data.lines import PACKED, opened, read_lines
 from nmt.errors import UserError, named
 
 T = TypeVar("T")
@@ -153,7 +154,7 @@ def read_dictionary(path: str | None) -> dict[str, str]:
 
 @contextmanager
 def output(path: str | None) -> Iterator[BinaryIO]:
-    """A file to write to that appears only when it is whole, or standard output."""
+    """A file to write to that appears only when it is whole, packed if its name says so; or standard output."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -163,9 +164,10 @@ def output(path: str | None) -> Iterator[BinaryIO]:
         return
     path = os.path.realpath(path)
     temporary = unfinished(Path(path))
+    packed = PACKED.get(Path(path).suffix)
     try:
-        with open(temporary, "wb") as file:
-            yield file
+        with open(temporary, "wb") as file, pa.CompressedOutputStream(file, packed) if packed else file as stream:
+            yield cast(BinaryIO, stream)
         temporary.replace(path)
     except OSError as error:
         failed = path if error.filename in (None, str(temporary)) else error.filename

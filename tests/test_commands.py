@@ -88,8 +88,11 @@ def test_one_line_out_for_each_line_in(home: Path) -> None:
     works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
     assert (home / "out.txt").read_bytes() == piped.stdout
     (home / "in.txt.gz").write_bytes(gzip.compress(text))
-    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt.gz", "output=out.txt", folder=home)
-    assert (home / "out.txt").read_bytes() == piped.stdout
+    packed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
+    works("translate", "checkpoint=runs/mine", "search.beam=2", *packed, folder=home)
+    assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
+    records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
+    assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
     (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
     assert "in.txt.gz" in refused("translate", "checkpoint=runs/mine", "input=in.txt.gz", folder=home)
     assert works("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""

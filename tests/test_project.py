@@ -103,7 +103,7 @@ MAY_IMPORT = {
     "beams": MODEL,
     "search": MODEL | {"beams"},
     "links": set(),
-    "alignment": {"links"},
+    "alignment": {"data.lines", "links"},
     "translator": DATA | MODEL | {"alignment", "beams", "files", "search", "distributed"},
     "objective": DATA | MODEL,
     "comparison": {"data.config", "data.corpus", "data.mixing", "distributed", "files", "metrics", "plot"},
