@@ -20,7 +20,7 @@ from nmt.data.gold import Sentences, read_gold
 from nmt.data.splits import leaf
 from nmt.distributed import choose_precision, in_turn, joined, log_to_stderr, mine, place, rank
 from nmt.errors import UserError
-from nmt.files import nobody_reads, output, read_text
+from nmt.files import check_readable, nobody_reads, output, read_text
 from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
 from nmt.metrics import LinkCounts
 from nmt.translate import CHUNK
@@ -131,9 +131,7 @@ def align(command: AlignRun) -> float | None:
     """Returns the alignment error rate, None where there are no gold links."""
     log_to_stderr()
     assert command.checkpoint is not None
-    for path in (command.source, command.target, command.gold):
-        if path is not None and (not Path(path).exists() or Path(path).is_dir()):
-            raise UserError(f"{path} is not a file")
+    check_readable({"source": command.source, "target": command.target, "gold": command.gold})
     with joined(command.device) as device:
         forward, run = in_turn(partial(load, command.checkpoint, command, device))
         backward = None

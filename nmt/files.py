@@ -100,6 +100,17 @@ def finite(numbers: dict[str, Any]) -> dict[str, Any]:
     return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
 
 
+def check_readable(paths: dict[str, str | None]) -> None:
+    """Refuse a setting that is no file, nor a pipe or a device.
+
+    Raises:
+        UserError: there is no such thing, or it is a folder.
+    """
+    for key, path in paths.items():
+        if path is not None and (not os.path.exists(path) or os.path.isdir(path)):
+            raise UserError(f"{key}={path} is not a file")
+
+
 def read_text(path: str | None) -> Iterator[str]:
     """The lines of a file, which may be packed, or of standard input; bytes that are not UTF-8 become U+FFFD, with a
     warning.
@@ -141,8 +152,7 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     Raises:
         UserError: there is no such file, or a line of it is no pair of words.
     """
-    if path is not None and not Path(path).is_file():
-        raise UserError(f"search.dictionary={path} is not a file")
+    check_readable({"search.dictionary": path})
     found = {}
     for number, line in enumerate(read_text(path) if path else (), 1):
         source, tab, target = line.partition("\t")

@@ -10,14 +10,13 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 from nmt import open_translator
 from nmt.alignment import as_written, writer
 from nmt.config import TranslateRun, main
 from nmt.distributed import in_turn, joined, log_to_stderr, mine, ranks
 from nmt.errors import UserError
-from nmt.files import chunks, finite, output, read_text, typed, write
+from nmt.files import check_readable, chunks, finite, output, read_text, typed, write
 from nmt.translator import Translation, Translator, warn_of_cuts
 
 CHUNK = 4096  # lines in memory at a time
@@ -116,9 +115,7 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
     assert command.checkpoint is not None
-    for path in (command.input, command.target, command.prefix):
-        if path is not None and (not Path(path).exists() or Path(path).is_dir()):
-            raise UserError(f"{path} is not a file")
+    check_readable({"input": command.input, "target": command.target, "prefix": command.prefix})
     with joined(command.device) as device:
         if command.input is None and ranks() > 1:
             raise UserError(f"{ranks()} processes cannot share standard input; write input=FILE")
