@@ -259,8 +259,8 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
     ("arguments", "message"),
     [
         (("source=test.de", "target=short.en"), "source=test.de has 30 lines, target=short.en has 29"),
-        (("source=missing.de", "target=test.en"), "missing.de is not a file"),
-        ((*FILES, "gold=missing"), "missing is not a file"),
+        (("source=missing.de", "target=test.en"), "source=missing.de is not a file"),
+        ((*FILES, "gold=missing"), "gold=missing is not a file"),
         ((*FILES, "gold=short.gold"), "short.gold has 29 lines for 30 pairs of sentences"),
         ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is no link; a sure one is written 0-1"),
         ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: counted from 0, the source sentence has"),

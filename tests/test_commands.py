@@ -160,7 +160,7 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
         (("search.min_length=3000",), "search.min_length=3000 is more than search.max_length=2000"),
         (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines, from 2 on"),
-        (("prefix=nothing",), "nothing is not a file"),
+        (("prefix=nothing",), "prefix=nothing is not a file"),
         (("checkpoint=[]",), "checkpoint is not set"),
         (("checkpoint=[runs/mine,runs/none]",), "runs/none is not a folder"),
         (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different source vocabularies"),

@@ -377,7 +377,7 @@ def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus:
     ("argument", "message"),
     [
         ("output=out", "2 processes cannot share standard input; write input=FILE"),
-        ("input=nowhere", "nowhere is not a file"),
+        ("input=nowhere", "input=nowhere is not a file"),
         ("input=in search.max_length=2 prefix=in", "line 1: the given beginning has"),
         ("input=in prefix=more", "prefix=more and the input have different numbers of lines, from 2 on"),
     ],
