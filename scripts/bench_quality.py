@@ -3,12 +3,12 @@
 python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/A,runs/B     DIR/{train,valid,test}.*
 
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
-attention with input feeding, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001, 64 pairs an update) on 8,000
-joint BPE pieces, in an environment of its own (`env`, beside the folder). After each epoch it translates the validation
-text greedily, as ours does; the epoch with the best BLEU there translates the test text with beam 5 (or beam=N). Runs
-of ours must have been evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=...
-search.beam=N`). All is kept in a folder, by default under runs/bench_quality; what is there already, of the same text
-and eole.yaml, is not made again.
+attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that falls
+in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces, in an environment of its own
+(`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the epoch with
+the best BLEU there translates the test text with beam 5 (or beam=N). Runs of ours must have been evaluated on the test
+split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
+under runs/bench_quality; what is there already, of the same text and eole.yaml, is not made again.
 """
 
 import json
