@@ -78,9 +78,7 @@ def learning_rate(config: OptimConfig, step: int, last_step: int, decays: int) -
     to a constant); cosine: half a wave from lr down to 0 at `last_step`; plateau: lr decay^decays.
     """
     return (
-        config.lr
-        * min(1.0, step / config.warmup if config.warmup else 1.0)
-        * SCHEDULES[config.schedule](config, step, last_step, decays)
+        config.lr * min(1.0, step / max(1, config.warmup)) * SCHEDULES[config.schedule](config, step, last_step, decays)
     )
 
 

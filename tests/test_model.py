@@ -108,7 +108,8 @@ def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> N
     state = expected = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.states))
     outputs, last = rnn(x_BTI, state)
     for projected in (0, 3, 5):
-        step, now, wanted = rnn.bind(torch.float64, projected), state, expected
+        rnn.projected = projected
+        step, now, wanted = rnn.bind(torch.float64), state, expected
         inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
         for t in range(4):
             now = step(x_BTI[:, t, projected:], now, None if inputs_BTG is None else inputs_BTG[:, t])
@@ -244,9 +245,9 @@ def test_cross_entropy_equals_torchs(smoothing: float) -> None:
 def test_no_gradient_of_a_large_vocabulary_overflows_fp16() -> None:
     """Nor any loss, where all pieces are alike."""
     vocabulary = 120_000
-    x, weight = torch.ones(2, 4), torch.zeros(vocabulary, 4)
+    x, weight, bias = torch.ones(2, 4), torch.zeros(vocabulary, 4), torch.zeros(vocabulary)
     found, expected = (
-        cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), None, torch.tensor([3, 5]), 0.1)
+        cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), bias, torch.tensor([3, 5]), 0.1)
         for dtype in (torch.float16, torch.float32)
     )
     torch.testing.assert_close(found.smoothed, expected.smoothed)

@@ -6,7 +6,7 @@ normaliser turns scores into weights that sum to 1. The context is the weighted 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
 D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a
 window. H heads: behind an H, a size is a head's share of it. R rows: sets of W keys, and the queries that share them
-(see `windows.py`).
+(see `windows.py`); N = B x Q queries.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Score(nn.Module):
     """Compares queries with keys, each head on its share; sees no mask and does no softmax."""
 
     reach: int | None = None  # how many source positions it can tell apart; None: any number
-    query: nn.Module  # maps of query_RD and values_BSM, those of all heads side by side
+    query: nn.Module  # maps of query_ND and values_BSM, those of all heads side by side
     key: nn.Module
     compare: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores_RHQW without coverage, of what `forward` takes
 
@@ -254,23 +254,23 @@ class Attention(nn.Module):
             query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
         ) -> tuple[Tensor, Weights]:
             sentences, queries, _ = query_BQD.shape
-            query_RD = query_BQD.flatten(0, 1)
-            view = look(query_RD, position_BQ)
-            shape = len(view.keys_RHWA), len(query_RD) // len(view.keys_RHWA), -1
+            query_ND = query_BQD.flatten(0, 1)
+            view = look(query_ND, position_BQ)
+            shape = len(view.keys_RHWA), len(query_ND) // len(view.keys_RHWA), -1
             if coverage_BQS is not None and view.first_BQ is not None:
                 coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
-            query_RHQA = self.split_heads(query_map(query_RD).view(shape)).to(view.keys_RHWA.dtype)
+            query_RHQA = self.split_heads(query_map(query_ND).view(shape)).to(view.keys_RHWA.dtype)
             scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
             weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
             context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))
-            joined_RM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
-            context_RM = output_map(joined_RM.to(dtype))
+            joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
+            context_NM = output_map(joined_NM.to(dtype))
             mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
             weights_BQW = mean_RQW.view(sentences, queries, -1)
-            return context_RM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
+            return context_NM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
 
         return attend
 

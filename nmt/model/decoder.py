@@ -140,8 +140,9 @@ class Decoder(nn.Module):
         context, layers = self.attention.context_size, config.decoder_layers
         self.attending = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
         fed = {"bahdanau": context, "luong": config.hidden if self.feeding else 0, "gnmt": 0}[config.style]
-        inputs = [config.embed + fed] + [config.hidden + (context if config.style == "gnmt" else 0)] * (layers - 1)
-        self.layers = nn.ModuleList(RNN(config.cell, size, config.hidden) for size in inputs)
+        upper = config.hidden + (context if config.style == "gnmt" else 0)
+        inputs = [(config.embed + fed, config.embed)] + [(upper, 0)] * (layers - 1)
+        self.layers = nn.ModuleList(RNN(config.cell, size, config.hidden, projected) for size, projected in inputs)
         if config.style != "gnmt":
             seen = context + config.hidden + (config.embed if config.style == "bahdanau" else 0)
             out = 2 * config.features if config.readout == "maxout" else config.features
@@ -200,9 +201,9 @@ class Decoder(nn.Module):
         self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, gaze: Gaze
     ) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
-        rows, length, embed = embedded_NTE.shape
+        rows, length, _ = embedded_NTE.shape
         dtype = embedded_NTE.dtype
-        bottom, *upper = [rnn.bind(dtype, 0 if depth else embed) for depth, rnn in enumerate(self.layers)]
+        bottom, *upper = [rnn.bind(dtype) for rnn in self.layers]
         masks_TLND: Sequence[Any] = (None,) * length
         if upper:
             ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])

@@ -31,12 +31,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float,
+        ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float,
         training: bool, product: Map | None, pad: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
         if product is None:
-            product = freeze(weight, None if bias_V is None else bias_V.to(weight.dtype), int8=False)
+            product = freeze(weight, bias_V.to(weight.dtype), int8=False)
         x_RD = filled(x_RD)
         logits_RV = product(x_RD)
         exact, vocabulary = wide(x_RD.dtype), logits_RV.shape[1]
@@ -67,7 +67,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         if training:
             sum_R1[:rows].masked_fill_(padding_R1, torch.inf)  # no loss, no gradient
             ctx.save_for_backward(x_RD, weight, logits_RV, sum_R1)
-            ctx.rows, ctx.dtype, ctx.biased = rows, weight_VD.dtype, bias_V is not None
+            ctx.rows, ctx.dtype = rows, weight_VD.dtype
         ctx.mark_non_differentiable(nats, correct)
         return smoothed, nats, correct
 
@@ -78,12 +78,12 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         slabs = gradient_RV.split(SLAB if gradient_RV.device.type == "cpu" else len(gradient_RV))
         dx_RD = (torch.cat([slab_rV @ weight_VD for slab_rV in slabs]) * factor_R1)[: ctx.rows].to(dtype)
         dweight_VD = (gradient_RV.t() @ (x_RD * factor_R1).to(dtype)).to(ctx.dtype)
-        dbias_V = (factor_R1.t().to(dtype) @ gradient_RV)[0].to(ctx.dtype) if ctx.biased else None
+        dbias_V = (factor_R1.t().to(dtype) @ gradient_RV)[0].to(ctx.dtype)
         return dx_RD, dweight_VD, dbias_V, None, None, None, None, None
 
 
 def cross_entropy(
-    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_R: Tensor, smoothing: float = 0.0,
+    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float = 0.0,
     product: Map | None = None, pad: int = -1,
 ) -> Loss:  # fmt: skip
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows with y != pad, with p = softmax(x W^T + b) and

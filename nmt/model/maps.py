@@ -4,7 +4,7 @@ In training parameters are kept in fp32 (fp64 when asked); a map computes in the
 weights to it, once for a whole loop. For translation maps are frozen (`frozen.py`) in the dtype in which they compute.
 
 Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
-memory size.
+memory size; P rows of a table, A their size.
 """
 
 import math
@@ -53,7 +53,7 @@ class Linear(nn.Linear):
         self.frozen = freeze(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_rows(self.frozen or (lambda x: linear(x, self.weight, self.bias)), x)
+        return by_rows(self.frozen or plain(*cast(self.weight, self.bias, x.dtype)), x)
 
     def bind(self, dtype: torch.dtype) -> Map:
         """The same map for use inside a step loop, see `bind`."""
@@ -76,9 +76,8 @@ def by_rows(product: Map, x: Tensor) -> Tensor:
     return product(filled(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + b in the dtype of x."""
-    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+def cast(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    return weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
 
 
 class Dropout(nn.Module):
@@ -100,29 +99,30 @@ class Dropout(nn.Module):
         return x * kept.to(x.dtype).mul_(1 / (1 - self.share)).view(x.shape)
 
 
-# ----------------------------------------------------------------------------------------- deferred weight gradients
-Tape = list[tuple[Tensor, Tensor]]  # of each step (dy_NO, x_NI) of a map, (dc_BHQM, w_BHQS) of weighted sums
-
-
+# ------------------------------------------------------------------------------------------------ deferred gradients
 class _Anchor(torch.autograd.Function):
-    """Casts a map's weights before a loop. Its backward runs after that of every step and makes the weights' gradients
-    from what the steps left on the tape: one product over all T x N rows instead of one, and one addition, a step."""
+    """Tensors that all steps of a loop share. Its backward runs after that of every step and returns what `collect`
+    makes of what these have left: one product over all T x N rows instead of one, and one addition, a step."""
 
     @staticmethod
-    def forward(ctx: Any, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, tape: Tape) -> Any:
+    def forward(ctx: Any, collect: Callable[[], tuple[Tensor | None, ...]], *shared: Tensor | None) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.dtype, ctx.biased = tape, weight_OI.dtype, bias_O is not None
-        return weight_OI.to(dtype, copy=True), None if bias_O is None else bias_O.to(dtype, copy=True)
+        ctx.collect = collect
+        return tuple(None if part is None else part.view_as(part) for part in shared)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        if not ctx.tape:
-            return None, None, None, None
-        gradients, inputs = zip(*ctx.tape, strict=True)
-        ctx.tape.clear()
-        dy_RO, x_RI = filled(torch.cat(gradients)), filled(torch.cat(inputs))
-        dbias_O = dy_RO.sum(0).to(ctx.dtype) if ctx.biased else None  # summed in fp32 in any case
-        return (dy_RO.t() @ x_RI).to(ctx.dtype), dbias_O, None, None
+        return None, *ctx.collect()
+
+
+Tape = list[tuple[Tensor, Tensor]]  # of each step (dy_NO, x_NI) of a map, (dc_BHQM, w_BHQS) of weighted sums
+
+
+def joined(tape: Tape, dim: int) -> tuple[Tensor, Tensor]:
+    """What all steps have left on a tape, which is empty after that."""
+    gradients, inputs = zip(*tape, strict=True)
+    tape.clear()
+    return torch.cat(gradients, dim), torch.cat(inputs, dim)
 
 
 class _Step(torch.autograd.Function):
@@ -150,32 +150,18 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
 
     It must not outlive the loop's backward pass: bind again for the next loop.
     """
+    weight, bias = cast(weight_OI, bias_O, dtype)
     if not torch.is_grad_enabled():
-        # Greedy search binds anew at each step: to lay weights out would take longer.
-        return plain(weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype))
+        return plain(weight, bias)  # greedy search binds anew at each step: to lay weights out would take longer
     tape: Tape = []
-    weight, bias = _Anchor.apply(weight_OI, bias_O, dtype, tape)
+
+    def collect() -> tuple[Tensor, Tensor | None]:
+        dy_RO, x_RI = map(filled, joined(tape, 0))
+        return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # summed in fp32 in any case
+
+    weight, bias = _Anchor.apply(collect, weight, bias)
     product = freeze(weight, bias, int8=False)
     return lambda x_NI, plus=None: _Step.apply(x_NI, weight, bias, plus, product, tape)
-
-
-class _Shared(torch.autograd.Function):
-    """The right-hand side of products in a loop. Its backward runs after that of every step and makes its gradient from
-    what the steps left on the tape, as `_Anchor`'s does."""
-
-    @staticmethod
-    def forward(ctx: Any, values_BHSM: Tensor, tape: Tape) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.tape = tape
-        return values_BHSM.view_as(values_BHSM)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        if not ctx.tape:
-            return None, None
-        gradients, weights = zip(*ctx.tape, strict=True)
-        ctx.tape.clear()
-        return torch.cat(weights, 2).transpose(2, 3) @ torch.cat(gradients, 2), None
 
 
 class _Read(torch.autograd.Function):
@@ -200,33 +186,23 @@ def bind_values(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
     if not torch.is_grad_enabled():
         return lambda weights_BHQS: weights_BHQS @ values_BHSM
     tape: Tape = []
-    anchor = _Shared.apply(values_BHSM, tape)
-    return lambda weights_BHQS: _Read.apply(weights_BHQS, anchor, tape)
 
+    def collect() -> tuple[Tensor]:
+        dcontext_BHRM, weights_BHRS = joined(tape, 2)
+        return (weights_BHRS.transpose(2, 3) @ dcontext_BHRM,)
 
-class _Table(torch.autograd.Function):
-    """A table whose rows are taken in a loop. Its backward runs after that of every step and returns the one gradient
-    in which the steps have added up theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, table_RA: Tensor, total: list[Tensor]) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.total, ctx.dtype = total, table_RA.dtype
-        return table_RA.view_as(table_RA)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        return ctx.total.pop().to(ctx.dtype) if ctx.total else None, None
+    [values] = _Anchor.apply(collect, values_BHSM)
+    return lambda weights_BHQS: _Read.apply(weights_BHQS, values, tape)
 
 
 class _Rows(torch.autograd.Function):
     """Rows of a table; the backward pass adds to as many rows of `total`, not to a new gradient of the whole table."""
 
     @staticmethod
-    def forward(ctx: Any, table_RA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
+    def forward(ctx: Any, table_PA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.shape, ctx.total = table_RA.shape, total
-        return table_RA.index_select(0, index.flatten()).view(*index.shape, table_RA.shape[1])
+        ctx.shape, ctx.total = table_PA.shape, total
+        return table_PA.index_select(0, index.flatten()).view(*index.shape, table_PA.shape[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -237,9 +213,9 @@ class _Rows(torch.autograd.Function):
         return None, None, None
 
 
-def bind_rows(table_RA: Tensor) -> Callable[[Tensor], Tensor]:
+def bind_rows(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
     """A map index -> rows of a table, shaped (*index, A), for one step loop: what a step costs, there and back, does
     not depend on the length of the table. As with `bind`, it must not outlive the loop's backward pass."""
     total: list[Tensor] = []
-    anchor = _Table.apply(table_RA, total)
-    return lambda index: _Rows.apply(anchor, index, total)
+    [table] = _Anchor.apply(lambda: (total.pop().to(table_PA.dtype),), table_PA)
+    return lambda index: _Rows.apply(table, index, total)

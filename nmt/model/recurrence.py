@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.frozen import Map, freeze, whole_lstm
-from nmt.model.maps import bind, by_rows, linear, tanh
+from nmt.model.frozen import Map, freeze, plain, whole_lstm
+from nmt.model.maps import bind, by_rows, cast, tanh
 
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 
@@ -118,13 +118,14 @@ CELLS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step, gates, ten
 
 
 class RNN(nn.Module):
-    """One unidirectional recurrent layer: a whole sequence in one call, or a map for each step of a loop."""
+    """One unidirectional recurrent layer: a whole sequence in one call, or a map for each step of a loop, outside which
+    the first `projected` inputs go through `project`."""
 
-    def __init__(self, cell: str, inputs: int, hidden: int) -> None:
+    def __init__(self, cell: str, inputs: int, hidden: int, projected: int = 0) -> None:
         super().__init__()
         self.cell: Callable[..., State]
         self.cell, gates, self.states = CELLS[cell]
-        self.hidden = hidden
+        self.hidden, self.projected = hidden, projected
         # Once weights no longer change, the maps of `project` and `bind`, or the layer as `forward` calls it.
         self.frozen: dict[str, Map] = {}
         self.frozen_whole: Callable[..., tuple[Tensor, ...]] | None = None
@@ -160,35 +161,34 @@ class RNN(nn.Module):
         if self.cell is lstm_cell:
             self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
-    def freeze(self, projected: int, int8: bool) -> None:
-        """Fix the weights of `project` and `bind`, to be called with so many projected inputs."""
-        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(projected, joined=True).items()}
-        if projected:
-            self.frozen["project"] = freeze(self.weight_ih[:, :projected], self.bias_ih, int8)
+    def freeze(self, int8: bool) -> None:
+        """Fix the weights of `project` and `bind`."""
+        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(joined=True).items()}
+        if self.projected:
+            self.frozen["project"] = freeze(self.weight_ih[:, : self.projected], self.bias_ih, int8)
 
-    def parts(self, projected: int, joined: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+    def parts(self, joined: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Weights and biases of a step's products. The gates of an LSTM are sums: one product can make both halves."""
-        weight_GI, bias_G = self.weight_ih[:, projected:], None if projected else self.bias_ih
+        weight_GI, bias_G = self.weight_ih[:, self.projected :], None if self.projected else self.bias_ih
         if not joined or self.cell is not lstm_cell:
             return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, self.bias_hh)}
         bias_G = self.bias_hh if bias_G is None else self.bias_hh + bias_G
         return {"both": (torch.cat([weight_GI, self.weight_hh], 1), bias_G)}
 
     def project(self, x: Tensor) -> Tensor:
-        """(..., I) -> (..., G): what the first I inputs add to the pre-activations, biases included, for all T steps at
-        once."""
-        weight_GI = self.weight_ih[:, : x.shape[-1]]
-        return by_rows(self.frozen.get("project") or (lambda x: linear(x, weight_GI, self.bias_ih)), x)
+        """(..., projected) -> (..., G): what these inputs add to the pre-activations, biases included, for all T steps
+        at once."""
+        weight_GI = self.weight_ih[:, : self.projected]
+        return by_rows(self.frozen.get("project") or plain(*cast(weight_GI, self.bias_ih, x.dtype)), x)
 
-    def bind(self, dtype: torch.dtype, projected: int = 0) -> "Step":
-        """The layer as a step of a loop. Its first `projected` inputs have gone through `project` outside the loop.
+    def bind(self, dtype: torch.dtype) -> "Step":
+        """The layer as a step of a loop.
 
-        Returns step(x_NI, state, inputs_NG) -> state, where x are the other inputs and `inputs_NG` is a step of what
-        `project` returned, None if `projected` is 0.
+        Returns step(x_NI, state, inputs_NG) -> state, where x are the inputs that are not projected and `inputs_NG` is
+        a step of what `project` returned, None where none are.
         """
-        assert not self.frozen or bool(projected) == ("project" in self.frozen)
         joined = torch.is_grad_enabled()  # greedy search binds anew at each step: to join weights would take longer
-        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(projected, joined).items()}
+        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(joined).items()}
         both = maps.get("both")
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:

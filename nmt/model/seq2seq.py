@@ -63,10 +63,9 @@ class Seq2Seq(nn.Module):
                 module.freeze_whole()
         if not stepping:
             return
-        table_VE = self.target_embedding.weight.detach()
-        for depth, rnn in enumerate(self.decoder.layers):
-            rnn.freeze(0 if depth else table_VE.shape[1], int8)
-        bottom = self.decoder.layers[0]
+        for rnn in stepping:
+            rnn.freeze(int8)
+        table_VE, bottom = self.target_embedding.weight.detach(), self.decoder.layers[0]
         assert isinstance(bottom, RNN)
         if len(table_VE) * len(bottom.bias_ih) <= TABLE:
             self.inputs_VG = bottom.project(table_VE)

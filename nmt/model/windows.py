@@ -4,7 +4,7 @@ Shapes: B sentences, Q queries of a sentence, S source positions (`</s>` include
 (encoder output) size, A size of the space in which queries and keys meet, W width of a window. H heads: behind an H, a
 size is a head's share of it. R rows: sets of W keys, and the queries that share them. Mostly a row is a sentence with
 all its queries (R = B, W = S); in a local window of a long source every query has keys of its own and is a row
-(R = B x Q, with one query each).
+(R = B x Q, with one query each). N = B x Q queries, w half the width of a local window (D in Luong et al. 2015).
 """
 
 from collections.abc import Callable
@@ -71,15 +71,15 @@ class Global(nn.Module):
         super().__init__()
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """Returns look(query_RD, position_BQ) -> View, for one step loop."""
+        """Returns look(query_ND, position_BQ) -> View, for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
         view = View(memory.keys_BHSA, bind_values(memory.values_BHSM), position_RW, bias_RHQW)
-        return lambda query_RD, position_BQ: view
+        return lambda query_ND, position_BQ: view
 
 
 class LocalM(nn.Module):
-    """{s : |s - c| <= D}, c = min(t, S - 1): the t-th target piece looks around the t-th source piece (t from 0; Luong
+    """{s : |s - c| <= w}, c = min(t, S - 1): the t-th target piece looks around the t-th source piece (t from 0; Luong
     et al. 2015, section 3.2, local-m). Cut at the ends of the sentence, not shifted."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -87,15 +87,15 @@ class LocalM(nn.Module):
         self.half_width = config.attention.half_width
 
     def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Returns point(query_RD, position_BQ) -> the point_BQ around which to look."""
-        return lambda query_RD, position_BQ: position_BQ
+        """Returns point(query_ND, position_BQ) -> the point_BQ around which to look."""
+        return lambda query_ND, position_BQ: position_BQ
 
     def gain(self, distance_BQW: Tensor) -> Tensor | float:
         return 1.0
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """As `Global.bind`. From a long source it takes W = 2 D + 1 keys and values for each query, from
-        clamp(c - D, 0, S - W) on: what a step costs does not depend on S. In a source of at most `WHOLE` W positions
+        """As `Global.bind`. From a long source it takes W = 2 w + 1 keys and values for each query, from
+        clamp(c - w, 0, S - W) on: what a step costs does not depend on S. In a source of at most `WHOLE` W positions
         it costs less to hide what is outside the window: all queries of a sentence share its keys."""
         sentences, heads, positions, _ = memory.values_BHSM.shape
         device = memory.length_B.device
@@ -116,8 +116,8 @@ class LocalM(nn.Module):
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
             read = bind_values(memory.values_BHSM)
 
-            def look_whole(query_RD: Tensor, position_BQ: Tensor | None) -> View:
-                point_BQ = point(query_RD, position_BQ)
+            def look_whole(query_ND: Tensor, position_BQ: Tensor | None) -> View:
+                point_BQ = point(query_ND, position_BQ)
                 bias_BQS, gain_BQS = limits(point_BQ, centre(point_BQ), position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
                 return View(memory.keys_BHSA, read, position_1S, bias_RHQW, gain_RHQW)
@@ -128,8 +128,8 @@ class LocalM(nn.Module):
         head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
         keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
 
-        def look(query_RD: Tensor, position_BQ: Tensor | None) -> View:
-            point_BQ = point(query_RD, position_BQ)
+        def look(query_ND: Tensor, position_BQ: Tensor | None) -> View:
+            point_BQ = point(query_ND, position_BQ)
             centre_BQ = centre(point_BQ)
             first_BQ = (centre_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
@@ -144,7 +144,7 @@ class LocalM(nn.Module):
 
 
 class LocalP(LocalM):
-    """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = D / 2
+    """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = w / 2
     (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it. v is kept as sqrt(D) v,
     for the reason that `General` gives: the sigmoid would soon be at its end."""
 
@@ -157,10 +157,10 @@ class LocalP(LocalM):
     def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.bind(dtype)
 
-        def point(query_RD: Tensor, position_BQ: Tensor | None) -> Tensor:
-            inner_RD = tanh(linear(query_RD)).to(wide(dtype))
-            logit_R = inner_RD @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
-            return length_B1 * torch.sigmoid(logit_R.view(len(length_B1), -1))
+        def point(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
+            inner_ND = tanh(linear(query_ND)).to(wide(dtype))
+            logit_N = inner_ND @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
+            return length_B1 * torch.sigmoid(logit_N.view(len(length_B1), -1))
 
         return point
 
