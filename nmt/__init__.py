@@ -20,6 +20,7 @@ from nmt.alignment import Record
 from nmt.checkpoint import export, load_model
 from nmt.command import settled
 from nmt.config import SearchConfig, TranslateRun
+from nmt.data.config import opposite
 from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
@@ -120,9 +121,7 @@ def open_translator(
                     f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
                     "share a tokenizer"
                 )
-        turned = other.config.data.target, other.config.data.source
-        another = trained[0].source.isdecimal() and other.config.data.path != trained[0].path  # table: only columns
-        if turned == (trained[0].source, trained[0].target) and not another:
+        if opposite(trained[0], other.config.data):
             raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])

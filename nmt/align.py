@@ -15,9 +15,10 @@ import torch
 from nmt.alignment import Record, ideal_weights, writer
 from nmt.checkpoint import load_model
 from nmt.config import AlignRun, SearchConfig, TrainRun, main
+from nmt.data.config import opposite
 from nmt.data.corpus import column, load_pairs
 from nmt.data.gold import Sentences, read_gold
-from nmt.data.splits import leaf
+from nmt.data.lines import between_spaces
 from nmt.distributed import choose_precision, in_turn, joined, log_to_stderr, mine, place, rank
 from nmt.errors import UserError
 from nmt.files import check_readable, nobody_reads, output, read_text
@@ -25,10 +26,6 @@ from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
 from nmt.metrics import LinkCounts
 from nmt.translate import CHUNK
 from nmt.translator import Translator
-
-
-def split_at_spaces(line: str) -> list[str]:
-    return [word for word in line.split(" ") if word]
 
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
@@ -45,17 +42,17 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
                 f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
                 "each line of one must translate the same line of the other"
             )
-        own = None
+        gold = None
     else:
         data = command.data.over(run.data)
         pairs = load_pairs(data, data.split)
         sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
-        own = gold_of(pairs) if command.links.unit == "words" and command.gold is None else None
-    divide = str.split if own is None else split_at_spaces
+        gold = gold_of(pairs) if command.links.unit == "words" and command.gold is None else None
+    divide = str.split if gold is None else between_spaces
     words = [divide(line) for line in sources], [divide(line) for line in targets]
-    if own is not None:
-        return *words, own
-    return *words, None if command.gold is None else read_gold(Path(command.gold), command.gold_base, *words)
+    if command.gold is not None:
+        gold = read_gold(Path(command.gold), command.gold_base, *words)
+    return *words, gold
 
 
 def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
@@ -77,8 +74,8 @@ def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) ->
     Raises:
         UserError: it does not.
     """
-    there, back = ((run.data.source, run.data.target) for run in (forward, backward))
-    if back == there or [*map(leaf, back)] != [*map(leaf, there[::-1])]:  # text may be beside nested columns
+    if opposite(forward.data, backward.data) is False:
+        there, back = ((run.data.source, run.data.target) for run in (forward, backward))
         raise UserError(
             f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
             f"checkpoint={command.checkpoint}, {there[0]} to {there[1]}, a model of {there[1]} to {there[0]} is needed"

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.config import LinksConfig
-from nmt.data.lines import PACKED
+from nmt.data.lines import PACKED, between_spaces
 from nmt.links import Gold, Link, pharaoh
 
 NULL = np.array(None)  # where a number cannot be written
@@ -120,7 +120,7 @@ class Record:
 
 def as_written(text: str, words: list[str]) -> list[str]:
     """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
-    found = [word for word in text.split(" ") if word]
+    found = between_spaces(text)
     return found if "<unk>" in words and len(found) == len(words) else words
 
 

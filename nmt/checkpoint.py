@@ -172,7 +172,9 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         place = folder.resolve()
         if place.parent.name != "checkpoints" or (folder / CONFIG).is_file():
             return folder, folder
-        return (folder.parents[1] if len(folder.parts) > 2 else place.parents[1]), folder
+        run = place.parents[1]
+        above = folder.parents[1] if len(folder.parts) > 2 else run
+        return (above if above.samefile(run) else run), folder  # elsewhere, if a link leads to the checkpoint
     last, best = last_checkpoint(folder), pointer(folder, "best")
     if last is None:
         raise UserError(f"{path} holds no checkpoint; a run has config.yaml and checkpoints/")

@@ -172,9 +172,9 @@ def output(path: str | None) -> Iterator[BinaryIO]:
         with open(path, "wb") as file:
             yield file
         return
+    packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
     path = os.path.realpath(path)
     temporary = unfinished(Path(path))
-    packed = PACKED.get(Path(path).suffix)
     try:
         with open(temporary, "wb") as file, pa.CompressedOutputStream(file, packed) if packed else file as stream:
             yield cast(BinaryIO, stream)

@@ -90,9 +90,10 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
             chunk, beginnings = zip(*pairs, strict=True)
             found = translator.translate(chunk, want_links, done + 1, command.output is not None, beginnings)
             warn_of_cuts([options[0] for options in found], command.search, done + 1)
-            for line, options in zip(chunk, found, strict=True):
-                write(text_file, FORMATS[command.format](line, options, command))
-                if align is not None:
+            as_wanted, both = FORMATS[command.format], zip(chunk, found, strict=True)
+            write(text_file, "".join(as_wanted(line, options, command) for line, options in both))
+            if align is not None:
+                for options in found:
                     missing = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
                     for record in (option.record for option in options + missing):
                         align(record, record.links(command.links))
@@ -107,14 +108,13 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
     with output(mine(command.output)) as file:
         for start in range(0, len(sources), CHUNK):
             part = slice(start, start + CHUNK)
-            for scored in translator.score(sources[part], targets[part], progress=command.output is not None):
-                write(file, f"{scored.score:.6f}\n")
+            scored = translator.score(sources[part], targets[part], progress=command.output is not None)
+            write(file, "".join(f"{one.score:.6f}\n" for one in scored))
 
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
-    assert command.checkpoint is not None
     check_readable({"input": command.input, "target": command.target, "prefix": command.prefix})
     with joined(command.device) as device:
         if command.input is None and ranks() > 1:

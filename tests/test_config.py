@@ -25,6 +25,7 @@ from nmt.config import (
     TrainRun,
     TranslateRun,
 )
+from nmt.data.config import opposite
 from nmt.errors import UserError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -305,6 +306,21 @@ def test_commands_take_the_data_of_the_run_unless_told() -> None:
     assert DataOverride(path="other", source="1", target="2").over(table).source == "1"  # columns, not languages
     with pytest.raises(UserError, match="the model was trained to translate 2 to 1"):
         DataOverride(path="corpus", source="1", target="2").over(table)
+
+
+def test_directions_are_told_by_the_names_of_the_sides() -> None:
+    def opposites(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool | None:
+        first, second = (DataConfig(format="tsv", path=path, source=s, target=t) for path, s, t in (one, other))
+        return opposite(first, second)
+
+    assert opposites(("a", "de", "en"), ("b", "en", "de")) is True
+    assert opposites(("a", "de", "en"), ("b", "de", "en")) is False
+    assert opposites(("a", "de", "en"), ("b", "fr", "de")) is False
+    assert opposites(("a", "translation.de", "translation.en"), ("b", "en", "de")) is True  # text beside a dataset
+    assert opposites(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
+    assert opposites(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
+    assert opposites(("a", "1", "2"), ("a", "2", "1")) is True
+    assert opposites(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ BELOW |= {
 }
 ALL = BELOW | {"comparison", "report", "folder", "sizing", "state", "update", "validation", "training"}
 MAY_IMPORT = {
-    "__init__": ALL | {"command"},
+    "__init__": ALL | {"command", "data.config"},
     "errors": set(),
     "command": {"errors"},
     "config": {"command", "errors", "data.config", "model.config"},
@@ -73,10 +73,10 @@ MAY_IMPORT = {
     "data.gold": {"data.lines", "links"},
     "data.parting": set(),
     "data.readers": {"data.lines", "data.parting"},
-    "data.splits": {"data.lines", "data.readers"},
+    "data.splits": {"data.config", "data.lines", "data.readers"},
     "data.cache": set(),
     "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.splits", "data.cache"},
-    "data.tokenizer": {"distributed", "files"},
+    "data.tokenizer": {"data.lines", "files"},
     "data.pieces": {"data.tokenizer"},
     "data.encoding": {
         *("data.cache", "data.corpus", "data.lines", "data.pieces", "data.tokenizer"),
@@ -122,7 +122,7 @@ MAY_IMPORT = {
     "train": ALL,
     "evaluate": ALL,
     "translate": ALL,
-    "align": ALL | {"translate"},
+    "align": ALL | {"data.config", "translate"},
 }
 
 

@@ -46,13 +46,13 @@ class DataConfig:
     revision: str | None = None  # the hub's branch, tag or commit; null: the latest
     source: str = "de"  # file ending, column name or number, or nested column such as translation.de
     target: str = "en"  # likewise
-    split: str = "test"  # the split that evaluate reads
+    split: str = "test"  # the split that evaluate and align read
     limit: int | None = None  # use only the first pairs of the training split
     invalid: str = "refuse"  # lines that are not UTF-8, lack columns, or are no JSON: refuse | drop (and count)
     alignments: str | None = None  # text: the ending of files with gold links beside the text, as 0-0 1-2 a line
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
-    cache: str | None = None  # folder of tokenised text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
+    cache: str | None = None  # folder of what was read and tokenised; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
     streaming: bool = False  # read the training text while it is trained on, over and over; nothing is kept on disk
     buffer: int = 100_000  # streaming: pairs that are shuffled and sorted by length at a time
     corpora: list[CorpusConfig] = field(default_factory=list)  # more training text: [{path:DIR,weight:1.0,tag:bt}]
@@ -131,13 +131,27 @@ class DataOverride:
         unset = {"limit"} | ({"subset", "revision", "alignments"} if other else set())
         unset |= {"path"} if self.format == "toy" else set()
         unset |= {"alignments"} if self.invalid == "drop" else set()
-        another = run.source.isdecimal() and other  # table, whose columns are not languages
-        if (self.source, self.target) == (run.target, run.source) and not another:
-            raise UserError(
-                f"data.source={self.source} data.target={self.target}: "
-                f"the model was trained to translate {run.source} to {run.target}"
-            )
         unset |= {"cache"}  # where a command writes is for its user to say, not for who made the run
         stream = run.streaming and (self.format or run.format) == "hub"  # of which only the split is fetched
         alone = dict.fromkeys(unset) | {"streaming": stream, "corpora": []}
-        return dataclasses.replace(run, **{**alone, **given})
+        data = dataclasses.replace(run, **{**alone, **given})
+        if opposite(data, run):
+            raise UserError(
+                f"data.source={data.source} data.target={data.target}: "
+                f"the model was trained to translate {run.source} to {run.target}"
+            )
+        return data
+
+
+def leaf(name: str) -> str:
+    """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
+    return name.rpartition(".")[2]
+
+
+def opposite(one: DataConfig, other: DataConfig) -> bool | None:
+    """Whether they go opposite ways. None where names do not tell: numbers of columns mean something in one table."""
+    if one.source.isdecimal() and one.path != other.path:
+        return None
+    there, back = (one.source, one.target), (other.target, other.source)
+    leaves = [[*map(leaf, ends)] for ends in (there, back)]
+    return there == back or leaves[0] == leaves[1] and leaves[0] != leaves[0][::-1]

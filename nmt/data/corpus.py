@@ -26,7 +26,7 @@ from nmt.config import DataConfig
 from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import FIRST, PACKED, counted, first_of
+from nmt.data.lines import FIRST, PACKED, between_spaces, counted, first_of
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
@@ -149,7 +149,7 @@ def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
         return pairs
     sources, targets = (list(column(pairs, side)) for side in ("source", "target"))
     gold = read_gold(path, 0, [line.split() for line in sources], [line.split() for line in targets])
-    places = [(between_spaces(source), between_spaces(target)) for source, target in zip(sources, targets, strict=True)]
+    places = [(words_around(source), words_around(target)) for source, target in zip(sources, targets, strict=True)]
     for name in ("sure", "possible"):
         links = (
             [(s[i], t[j]) for i, j in sorted(getattr(one, name))] for one, (s, t) in zip(gold, places, strict=True)
@@ -158,19 +158,17 @@ def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
     return pairs
 
 
-def between_spaces(line: str) -> list[int]:
-    """For each word of a line the place of the word between spaces (U+0020) that it is in: pieces know these alone, and
-    gold links count what any white space divides, a no-break space for one."""
-    return [place for place, word in enumerate(filter(None, line.split(" "))) for _ in word.split()]
+def words_around(line: str) -> list[int]:
+    """For each word of a line the place of the word between spaces that it is in: pieces know these alone, and gold
+    links count what any white space divides, a no-break space for one."""
+    return [place for place, word in enumerate(between_spaces(line)) for _ in word.split()]
 
 
 # ----------------------------------------------------------------------------------------------------- parquet and hub
 def read_parquet(data: DataConfig, split: str) -> Dataset:
     files, cache = parquet_files(data, split), cache_folder(data) / "parquet"
-    try:
+    with reading(data, ", ".join(files), cache):
         table = through_cache(cache, "parquet", data_files=list(map(escape, files)), split="train")
-    except Exception as error:  # the libraries have no common one for files that they cannot read
-        raise full_disk(cache, error) or unreadable(data, ", ".join(files), error) from error
     return two_columns(table, ", ".join(files), data)
 
 
@@ -183,10 +181,8 @@ def read_hub(data: DataConfig, split: str) -> Dataset:
     path = hub_path(data)
     cache = cache_folder(data) / "hub" if path.is_dir() else None  # else the hub's own
     log.info(f"loading {path}" if cache else f"loading {path} from the hub")
-    try:
+    with reading(data, "", cache):
         table = through_cache(cache, str(path), data.subset, revision=data.revision)
-    except Exception as error:  # whatever the library, the network or the hub may say
-        raise full_disk(cache, error) or unreadable(data, "", error) from error
     return two_columns(split_of(table, split, data), f"the split {split} of {path}", data)
 
 
@@ -195,12 +191,14 @@ def streamed(data: DataConfig, split: str) -> Iterator[pa.Table]:
     kept, and of other splits nothing fetched."""
     files = parquet_files(data, split) if data.format == "parquet" else []
     where, row = ", ".join(files) or f"the split {split} of {data.path}", 0
-    try:
+    with reading(data, ", ".join(files)):
         if files:
-            rows = datasets.load_dataset("parquet", data_files=list(map(escape, files)), split="train", streaming=True)
+            load = partial(datasets.load_dataset, "parquet", data_files=list(map(escape, files)), split="train")
         else:
-            table = datasets.load_dataset(str(hub_path(data)), data.subset, revision=data.revision, streaming=True)
-            rows = split_of(table, split, data)
+            load = partial(datasets.load_dataset, str(hub_path(data)), data.subset, revision=data.revision)
+        with quiet():
+            found = load(streaming=True)
+        rows = found if files else split_of(found, split, data)
         for table in rows.with_format("arrow").iter(CHUNK):
             table = flat(table)
             check_columns(table.column_names, where, data)
@@ -208,10 +206,6 @@ def streamed(data: DataConfig, split: str) -> Iterator[pa.Table]:
             check_texts(pairs, where, row, data)
             row += len(pairs)
             yield pairs.cast(TEXTS)
-    except UserError:
-        raise
-    except Exception as error:  # whatever the library, the network or the hub may say
-        raise unreadable(data, ", ".join(files), error) from error
 
 
 def hub_path(data: DataConfig) -> Path:
@@ -229,15 +223,28 @@ def flat(table: pa.Table) -> pa.Table:
     return table
 
 
-def unreadable(data: DataConfig, files: str, error: BaseException) -> UserError:
-    """What to say where the datasets library fails, at these files or at the hub."""
-    if files:
-        return UserError(f"{files} cannot be read: {reason(error)}")
-    keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
-    return UserError(
-        f"data.path={data.path}{keys} cannot be loaded: {reason(error)}. Check the name, the subset, the revision and "
-        "the connection; a folder on this machine does as well: data.path=FOLDER"
-    )
+@contextmanager
+def reading(data: DataConfig, files: str, cache: Path | None = None) -> Iterator[None]:
+    """Where the datasets library fails, at these files, at the hub, or because this cache has no room, say so in a
+    line: the first one of the innermost cause."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # they have no common one: whatever the library, the network or the hub may say
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if cache and isinstance(cause, OSError) and cause.errno in FULL:
+            raise unwritable(cache, cause) from error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+        if files:
+            raise UserError(f"{files} cannot be read: {reason}") from error
+        keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
+        raise UserError(
+            f"data.path={data.path}{keys} cannot be loaded: {reason}. Check the name, the subset, the revision and the "
+            "connection; a folder on this machine does as well: data.path=FOLDER"
+        ) from error
 
 
 def split_of(table: Any, split: str, data: DataConfig) -> Any:
@@ -267,21 +274,6 @@ def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
         if not (folder / DIGESTS).exists():
             seal(folder)
     return table
-
-
-def innermost(error: BaseException) -> BaseException:
-    return error if error.__cause__ is None else innermost(error.__cause__)
-
-
-def reason(error: BaseException) -> str:
-    """The first line of the innermost cause."""
-    error = innermost(error)
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def full_disk(cache: Path | None, error: BaseException) -> UserError | None:
-    cause = innermost(error)
-    return unwritable(cache, cause) if cache and isinstance(cause, OSError) and cause.errno in FULL else None
 
 
 def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:

@@ -216,11 +216,7 @@ def arrange(folder: Path, limit: int) -> None:
         for number, side in enumerate(sides):
             if side.any():
                 left_out.append((trouble, number, int(side.sum()), np.flatnonzero(side)[:FIRST].tolist()))
-    report = {
-        "kept": int(kept.sum()),
-        "empty": int(without.sum()),
-        "left out": left_out,
-    }
+    report = {"kept": int(kept.sum()), "empty": int(without.sum()), "left out": left_out}
     (folder / REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
     rows = np.flatnonzero(kept).astype(rows_of(len(kept)))
     lengths = lengths[:, kept]

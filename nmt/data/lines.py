@@ -19,6 +19,11 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked w
 FIRST = 5  # lines in a message
 
 
+def between_spaces(line: str) -> list[str]:
+    """The words of a line: what stands between spaces (U+0020 alone; several count as one)."""
+    return [word for word in line.split(" ") if word]
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """A file in binary, unpacked if its name says that it is packed.

@@ -4,7 +4,7 @@ shards."""
 import re
 from pathlib import Path
 
-from nmt.config import DataConfig
+from nmt.data.config import DataConfig, leaf
 from nmt.data.lines import PACKED
 from nmt.data.readers import listed
 from nmt.errors import UserError
@@ -97,8 +97,3 @@ def missing(file: Path, data: DataConfig) -> UserError:
 
 def names_of(split: str) -> list[str]:
     return [split, *(name for name in VALID if name != split)] if split in VALID else [split]
-
-
-def leaf(name: str) -> str:
-    """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
-    return name.rpartition(".")[2]

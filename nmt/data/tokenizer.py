@@ -25,6 +25,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
+from nmt.data.lines import between_spaces
 from nmt.errors import UserError
 from nmt.files import write_atomically
 
@@ -139,7 +140,7 @@ class Side:
     def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
         """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
         which normalisation and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
-        encoded = self.encode([word for word in line.split(" ") if word])
+        encoded = self.encode(between_spaces(line))
         counts = [len(words(self.pieces(word))[0]) for word in encoded]
         originals = [index for index, count in enumerate(counts) for _ in range(count)]
         return [-1 if owner < 0 else originals[owner] for owner in words(self.pieces(ids))[1]]
@@ -203,9 +204,8 @@ def surface(piece: str) -> bytes:
 def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     """The words of a text in pieces, and for each piece the index of its word.
 
-    Words are what stands between spaces (U+0020 alone; several count as one): of the decoded text,
-    `[word for word in text.split(" ") if word]`. A piece of nothing but a space belongs to the word that follows it
-    directly; specials and superfluous spaces belong to none: -1.
+    Words are those of `between_spaces` of the decoded text. A piece of nothing but a space belongs to the word that
+    follows it directly; specials and superfluous spaces belong to none: -1.
     """
     surfaces = [surface(piece) for piece in pieces]
     text = b"".join(surfaces)
