@@ -12,10 +12,9 @@ from nmt.data.mixing import load_mixture
 from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import write_atomically
-from nmt.metrics import Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, tokens_13a
+from nmt.metrics import NAMES, Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, tokens_13a
 from nmt.plot import curves
 
-HEADS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 FEW, MANY = 100, 20_000  # sentences: the test takes 72 KB of memory for each
 ALPHA = 0.05  # a difference that chance makes less often than that is marked
 RAREST = "the rarest source word's count in training"
@@ -62,7 +61,7 @@ def word_counts(data: DataConfig) -> Counter[str] | None:
 
 def show(found: Comparison) -> str:
     """Tables of plain text."""
-    rows = [["", *map(HEADS.__getitem__, found.signatures)]]
+    rows = [["", *map(NAMES.__getitem__, found.signatures)]]
     for system, scores in found.scores.items():
         rows.append([system, *map(in_words, scores.values())])
     tables = [aligned(rows)]

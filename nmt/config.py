@@ -120,8 +120,7 @@ class SearchConfig:
         check_choice("search.penalty", self.penalty, ("gnmt", "mean"))
         if not 0 < self.top_p <= 1:
             raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(f"search.temperature={self.temperature} must be a number greater than 0")
+        check_above_zero("search.", self, "temperature")
         if self.n_best > self.beam and not self.sample:
             raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
         for least, most in (("min_length", "max_length"), ("min_ratio", "max_ratio")):
@@ -187,7 +186,7 @@ def lasting(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_hardware(device: str, precision: str) -> None:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", device):
         raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
     check_choice("precision", precision, PRECISIONS)
 

@@ -41,14 +41,11 @@ def choose_device(name: str) -> torch.device:
     """`auto` takes a GPU when there is one; of several processes on a machine each takes its own.
 
     Raises:
-        UserError: the device is unknown or not there.
+        UserError: it is not there.
     """
     local, here = LAUNCHED["LOCAL_RANK"], LAUNCHED["LOCAL_WORLD_SIZE"]
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    try:
-        device = torch.device(chosen)
-    except RuntimeError:
-        raise UserError(f"device={name} is none of auto, cpu, cuda, cuda:N, mps") from None
+    device = torch.device(chosen)
     if here > 1 and device == torch.device("cuda"):
         device = torch.device("cuda", local)
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
@@ -201,14 +198,14 @@ def why(error: Exception) -> str:
     return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
 
 
-def together(call: Callable[..., Any], *arguments: Any, **others: Any) -> None:
+def together(call: Callable[..., Any], *arguments: Any) -> None:
     """What all processes have to call.
 
     Raises:
         UserError: one is gone, so that this one cannot go on.
     """
     try:
-        call(*arguments, **others)
+        call(*arguments)
     except RuntimeError as error:
         gone = f"another process of this job has ended, so this one cannot go on ({why(error)})"
         raise UserError(gone, own=True) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from nmt.checkpoint import (
     MODEL,
@@ -111,7 +111,7 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     return trained
 
 
-def open_folder(state: TrainState, start: Start) -> FileLock:
+def open_folder(state: TrainState, start: Start) -> AcquireReturnProxy:
     """Take the run's folder: with nobody else in it, cleared or resumed, with settings and tokenizer.
 
     Raises:
@@ -134,18 +134,17 @@ def open_folder(state: TrainState, start: Start) -> FileLock:
     return held
 
 
-def lock(folder: Path) -> FileLock:
-    """Keep other processes from training in this folder; the system releases it when this one ends, however it ends.
+def lock(folder: Path) -> AcquireReturnProxy:
+    """Keep other processes from training in this folder, within a `with`; the system releases it when this one ends,
+    however it ends.
 
     Raises:
         UserError: another one is at work.
     """
-    held = FileLock(folder / ".lock", timeout=0)
     try:
-        held.acquire()
+        return FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process is training in {folder}; wait for it, or write name=ANOTHER") from None
-    return held
 
 
 def contents(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from nmt.links import Gold, Link
 TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
 REMEMBERING = (Tokenizer13a, TokenizerRegexp, TercomTokenizer)  # 2^16 lines each, for a metric that is gone: a leak
 METRICS: dict[str, Callable[[], Metric]] = {"bleu": partial(BLEU, force=True), "chrf": CHRF, "ter": TER}
+NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # of these, for readers
 TOKENIZER = Tokenizer13a()
 LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
 FREQUENCIES = (0, 1, 5, 20, 100, 1000)  # the same of `bleu_by_rarity`

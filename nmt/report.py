@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from nmt.alignment import as_written
-from nmt.metrics import bleu_by_length, sentence_chrf
+from nmt.metrics import NAMES, bleu_by_length, sentence_chrf
 from nmt.translator import Translation
 
 PAIRS = 1000  # sentence pairs on a page
 CELLS = 10_000  # of a matrix; larger ones are left out
-SCORES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "aer": "AER"}  # in large type
+SCORES = NAMES | {"aer": "AER"}  # in large type
 SLOT = re.compile(r"<!--([A-Z]+)-->")
 
 

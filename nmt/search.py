@@ -35,6 +35,8 @@ class Model(Protocol):
     was called on is not used again, and `narrow(positions)`."""
 
     dtype: torch.dtype
+    attends: bool
+    reach: int | None  # how many positions of a source attention can reach; None: all
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Weights | None, Any]: ...

@@ -98,9 +98,8 @@ def train(run: TrainRun) -> float:
         given = {setting.partition("=")[0] for setting in HydraConfig.get().overrides.task}
         start = told(lambda: find_start(run, folder, device, given))
         run = start.run
-        if not rank():
-            for setting in run.model.idle:
-                log.warning(f"{setting} means nothing to this model")
+        for setting in run.model.idle:
+            log.warning(f"{setting} means nothing to this model")
         encoded, valid, key = in_turn(lambda: read_corpus(run, start.tokenizer))
         if len(set(gathered(key))) > 1:
             raise UserError(

@@ -21,10 +21,8 @@ from nmt.data.tokenizer import Tokenizer, words
 from nmt.distributed import dealt, gathered, log, rank
 from nmt.errors import UserError
 from nmt.files import read_dictionary
-from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed, within_memory
-from nmt.model.seq2seq import Seq2Seq
-from nmt.search import force, stream
+from nmt.model.replay import within_memory
+from nmt.search import Model, force, stream
 
 R = TypeVar("R")
 WEIGHTS = 2**21  # attention weights of one line at most; of a damaged one of 100,000 characters they would fill memory
@@ -118,7 +116,7 @@ def join(parts: list[Translation]) -> Translation:
 class Translator:
     """A model with its tokenizer, and how to search with it."""
 
-    model: Seq2Seq | Ensemble | Replayed
+    model: Model
     tokenizer: Tokenizer
     config: SearchConfig
     device: torch.device
@@ -269,7 +267,7 @@ class Translator:
             UserError: it does not suffice for one line.
         """
         results: dict[int, R] = {}
-        order = list(dealt(by_length(lengths)))
+        order = list(dealt(longest_first(lengths)))
         most = len(order)
 
         with tqdm(total=len(order), unit=" lines", disable=None if progress and not rank() else True) as bar:
@@ -338,7 +336,7 @@ def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, firs
         )
 
 
-def warn_of_reach(model: Seq2Seq | Ensemble | Replayed, lengths: Sequence[int] | np.ndarray, what: str) -> None:
+def warn_of_reach(model: Model, lengths: Sequence[int] | np.ndarray, what: str) -> None:
     """Say how many sources are longer than attention can reach."""
     beyond = 0 if model.reach is None else int((np.asarray(lengths) > model.reach).sum())
     if beyond:
@@ -348,9 +346,8 @@ def warn_of_reach(model: Seq2Seq | Ensemble | Replayed, lengths: Sequence[int] |
         )
 
 
-def by_length(lengths: Sequence[int]) -> list[int]:
-    """Rows, the longest first."""
-    return sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+def longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
 def batch_size(longest: int, width: int, config: SearchConfig) -> int:

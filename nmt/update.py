@@ -103,13 +103,7 @@ def parts_of(state: TrainState, indices: Indices) -> list[Indices]:
 
 def positions(state: TrainState, indices: Indices) -> int:
     """Of both sides of a batch, padding included."""
-    return len(indices) * sum(longest(state, indices))
-
-
-def longest(state: TrainState, indices: Indices) -> tuple[int, int]:
-    """Pieces of the longest source and of the longest target."""
-    source, target = state.train.lengths(indices).max(axis=1).tolist()
-    return source, target
+    return len(indices) * int(state.train.lengths(indices).max(axis=1).sum())
 
 
 def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[Indices]:
@@ -119,7 +113,7 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
         UserError: each was a single pair.
     """
     largest = max(parts, key=len)
-    source, target = longest(state, indices)
+    source, target = state.train.lengths(indices).max(axis=1)
     shape = f"of up to {source} source and {target} target pieces (update {state.progress.step + 1})"
     if len(largest) == 1:
         raise UserError(

@@ -4,7 +4,7 @@ Shapes: B sentences, S source and T target positions.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,9 @@ from nmt.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.translator import batch_size, by_length
+from nmt.translator import batch_size, longest_first
 
+AT_ONCE = SearchConfig(batch_tokens=4000)
 LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
 
 
@@ -71,13 +72,16 @@ def forced(
     """Rows of ids, those of this process, some at a time: their batch, its loss, where each target piece looks, and the
     entropy of that."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    waiting = list(batches_by_length(lengths, SearchConfig(batch_tokens=4000)))[::-1]
-    if longer := [row for row, length in enumerate(lengths) if length > LONGEST]:
-        waiting = [kept for rows in waiting if (kept := [row for row in rows if lengths[row] <= LONGEST])]
+    order, batches = longest_first(lengths), []
+    if longer := sorted(row + 1 for row in order if lengths[row] > LONGEST):
         which = f"{counted(len(longer), 'pair')} of more than {LONGEST:,} pieces"
-        first = first_of([row + 1 for row in longer])
-        log.warning(f"{which} ({first}): left out of loss, accuracy, entropy and AER, not of BLEU")
-    waiting = list(dealt(waiting))
+        log.warning(f"{which} ({first_of(longer)}): left out of loss, accuracy, entropy and AER, not of BLEU")
+        order = order[len(longer) :]
+    while order:
+        size = batch_size(lengths[order[0]], 1, AT_ONCE)
+        batches.append(order[:size])
+        order = order[size:]
+    waiting = list(dealt(batches[::-1]))
 
     def work(rows: list[int]) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
@@ -96,15 +100,6 @@ def forced(
             waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
         else:
             raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
-
-
-def batches_by_length(lengths: Sequence[int], config: SearchConfig) -> Iterator[list[int]]:
-    """Rows of like length, a batch at a time."""
-    order = by_length(lengths)
-    while order:
-        size = batch_size(lengths[order[0]], 1, config)
-        yield order[:size]
-        order = order[size:]
 
 
 def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:

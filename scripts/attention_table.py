@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from settings import settings_given
 
 from nmt.checkpoint import load_config, load_model
 from nmt.config import SearchConfig
@@ -163,11 +164,8 @@ def draw_sentence(name: str, run: Path) -> None:
     heat_map(DOCS / "pictures" / f"{name}.png", record.source_words, record.target_words, weights)
 
 
-def main(arguments: list[str]) -> None:
-    options = {"jobs": str(os.cpu_count() or 1), "seed": "1"}
-    options |= dict(text.partition("=")[::2] for text in arguments)
-    if set(options) != {"jobs", "seed"}:
-        sys.exit(__doc__)
+def main() -> None:
+    options = settings_given(jobs=str(os.cpu_count() or 1), seed="1")
     runs = Path("runs/attention") / f"seed{options['seed']}"
     (DOCS / "pictures").mkdir(exist_ok=True)
     with ThreadPoolExecutor(int(options["jobs"])) as pool:
@@ -187,7 +185,7 @@ def main(arguments: list[str]) -> None:
     for name, variant in pictures.items():
         draw_sentence(name, runs / variant.name)
 
-    command = " ".join(["python scripts/attention_table.py", *arguments])
+    command = " ".join(["python scripts/attention_table.py", *sys.argv[1:]])
     text = f"""{BEGIN}
 `{command}`: the built-in corpus, test split, beam 5, {options["jobs"]} runs at a time with one thread each. AER is
 that of forced decoding, entropy in nats a target piece, tokens/s the median of a run's windows.
@@ -215,4 +213,4 @@ Of these, {best.style} with {best.score} and {best.window} has the lowest AER of
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from settings import settings_given
 
 from nmt.config import DataConfig, TokenizerConfig, TrainRun
 from nmt.data.batching import assemble, epoch_batches
@@ -34,8 +35,6 @@ from nmt.distributed import log_to_stderr
 WORDS = 100_000  # of each language
 BLOCK = 250_000  # pairs in memory at a time
 WINDOWS = 10  # of a stream
-SETTINGS = {"pairs": "20000000", "folder": "", "vocabulary": "8000", "steps": "20", "updates": "2000", "train": "1"}
-SETTINGS |= {"keep": "0"}
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -169,10 +168,11 @@ def train(name: str, folder: Path, vocabulary: int, steps: int) -> None:
 
 
 def main() -> None:
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    settings = SETTINGS | given
-    if not settings["folder"] or given.keys() - SETTINGS.keys():
-        sys.exit(f"usage: python scripts/bench_corpus.py pairs=20000000 folder=DIR; settings: {', '.join(SETTINGS)}")
+    settings = settings_given(
+        pairs="20000000", folder="", vocabulary="8000", steps="20", updates="2000", train="1", keep="0"
+    )
+    if not settings["folder"]:
+        sys.exit(__doc__)
     folder, pairs = Path(settings["folder"]).resolve(), int(settings["pairs"])
     text, cache = folder / "text", folder / "cache"
     if not (text / "train.de").exists():

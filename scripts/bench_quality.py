@@ -20,6 +20,7 @@ from statistics import mean, stdev
 import sacrebleu
 import yaml
 from peer import HERE, configure, install, joined, lines, predict, run, write_pieces
+from settings import settings_given
 from xxhash import xxh3_128_hexdigest
 
 from nmt.config import TokenizerConfig
@@ -62,12 +63,7 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
 
 
 def main() -> None:
-    settings = {"source": "de", "target": "en", "epochs": "18", "runs": "", "folder": "", "data": "", "beam": "5"}
-    for argument in sys.argv[1:]:
-        key, _, value = argument.partition("=")
-        if key not in settings or not value:
-            sys.exit(__doc__)
-        settings[key] = value
+    settings = settings_given(source="de", target="en", epochs="18", runs="", folder="", data="", beam="5")
     numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "beam")]
     if not settings["data"] or not all(numbers):
         sys.exit(__doc__)

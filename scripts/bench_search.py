@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from settings import settings_given
 
 from nmt.config import EOS, AttentionConfig, ModelConfig, SearchConfig
 from nmt.data.tokenizer import SPECIALS
@@ -58,8 +59,7 @@ def translate(
     model: Seq2Seq, device: torch.device, rounds: int, sentences: int, positions: int, written: int, beam: int
 ) -> float:
     """Seconds for so many sentences of so many pieces, with `written` pieces in the translation of each."""
-    vocabulary = model.logits(torch.zeros(1, model.features, dtype=model.dtype, device=device)).shape[1]
-    source_BS = torch.randint(len(SPECIALS), vocabulary, (sentences, positions), device=device)
+    source_BS = torch.randint(len(SPECIALS), model.output.out_features, (sentences, positions), device=device)
     config = SearchConfig(beam=beam, max_length=written)
     length_B = torch.full((sentences,), positions, device=device)
     quick = fastest(model, device)
@@ -67,12 +67,9 @@ def translate(
 
 
 def main() -> None:
-    settings = {"size": "small", "device": "auto", "rounds": "15"}
-    for argument in sys.argv[1:]:
-        key, _, value = argument.partition("=")
-        if key not in settings or key == "size" and value not in SIZES:
-            sys.exit(__doc__)
-        settings[key] = value
+    settings = settings_given(size="small", device="auto", rounds="15")
+    if settings["size"] not in SIZES:
+        sys.exit(__doc__)
     device, rounds = choose_device(settings["device"]), int(settings["rounds"])
     config, vocabulary, many = SIZES[settings["size"]]
     precisions = ("fp32", "bf16", "int8") if device.type == "cpu" else ("fp32", "bf16")

@@ -14,7 +14,6 @@ Tokens are target pieces with </s>, without padding; a column counts those of bo
 target=en windows=7 updates=15 folder=runs/bench_training.
 """
 
-import dataclasses
 import multiprocessing
 import os
 import platform
@@ -23,7 +22,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -34,6 +33,7 @@ import torch
 from bench_search import GNMT
 from peer import configure, install, run, write
 from plain_loop import Plain
+from settings import settings_given
 from torch import Tensor, nn
 
 from nmt.config import OptimConfig, TrainConfig, TrainRun
@@ -103,12 +103,12 @@ def made_up(size: Size, pairs: int) -> EncodedPairs:
     return random_pairs(lengths, np.clip(lengths * rng.normal(1, 0.12, pairs), 3, 80), size.vocabulary)
 
 
-def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], Tensor]:
+def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], Tensor]:
     """A function that makes one update from the indices of some pairs and returns the number of target tokens."""
     torch.manual_seed(1)
     if not system.plain:
         run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
-        model = build_model(system.model, size.vocabulary, size.vocabulary)
+        model = build_model(system.model, vocabulary, vocabulary)
         place(model, system.precision, device, training=True)
         nothing: Any = None
         optimiser = build_optimiser(run.optim, model.parameters())
@@ -116,7 +116,7 @@ def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.dev
         state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
         return lambda indices: train_step(state, indices, 10**6).sums.target
 
-    plain = Plain(system.model, size.vocabulary, OPTIM.label_smoothing).to(device)
+    plain = Plain(system.model, vocabulary, OPTIM.label_smoothing).to(device)
     adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)
 
     def update(indices: Any) -> Tensor:
@@ -133,11 +133,11 @@ def updates(system: System, size: Size, encoded: EncodedPairs, device: torch.dev
     return update
 
 
-def serve(connection: Connection, system: System, size: Size, encoded: EncodedPairs, device: str) -> None:
+def serve(connection: Connection, system: System, vocabulary: int, encoded: EncodedPairs, device: str) -> None:
     """A process of its own: for each number of updates asked for, their tokens and seconds, and its peak memory."""
     there = torch.device(device)
     batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
-    update, done = updates(system, size, encoded, there), 0
+    update, done = updates(system, vocabulary, encoded, there), 0
     while count := connection.recv():
         if there.type == "cuda":
             done = 0  # the same batches in each window: in the first two their shapes are met and recorded
@@ -151,9 +151,9 @@ def serve(connection: Connection, system: System, size: Size, encoded: EncodedPa
         connection.send((int(tokens), seconds, on_gpu or peak_memory()))
 
 
-def flop_per_token(system: System, size: Size, encoded: EncodedPairs) -> float:
+def flop_per_token(system: System, vocabulary: int, encoded: EncodedPairs) -> float:
     """Of products, forward and backward, padding apart, for each target token; without the bridge, once a sentence."""
-    model = build_model(system.model, size.vocabulary, size.vocabulary)
+    model = build_model(system.model, vocabulary, vocabulary)
     per_source = per_target = 0
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embedding" not in name and not name.startswith("decoder.bridge"):
@@ -209,19 +209,19 @@ def systems_of(size: Size, device: torch.device) -> list[System]:
         for precision in precisions:
             for plain in (True, False):
                 for feeding in (True, False):
-                    model = dataclasses.replace(size.model, style="luong", input_feeding=feeding)
+                    model = replace(size.model, style="luong", input_feeding=feeding)
                     name = ("plain loop" if plain else "nmt, luong") + (", input feeding" if feeding else "")
                     found.append(System(name, model, precision, sentences, plain))
-            model = dataclasses.replace(size.model, style="bahdanau")
+            model = replace(size.model, style="bahdanau")
             found.append(System("nmt, bahdanau", model, precision, sentences))
             layers = max(2, size.model.decoder_layers)
-            model = dataclasses.replace(size.model, style="gnmt", decoder_layers=layers)
+            model = replace(size.model, style="gnmt", decoder_layers=layers)
             found.append(System(f"nmt, gnmt, {layers} layers", model, precision, sentences))
     return found
 
 
 def measure(
-    systems: list[System], size: Size, encoded: EncodedPairs, device: torch.device, windows: int, count: int
+    systems: list[System], vocabulary: int, encoded: EncodedPairs, device: torch.device, windows: int, count: int
 ) -> tuple[dict[System, list[float]], dict[System, int], dict[str, float]]:
     """Tokens/s of each window of each system, which take turns; peak memory; FLOP/s of a product."""
     spawn = multiprocessing.get_context("spawn")
@@ -232,7 +232,7 @@ def measure(
         ends: dict[System, Connection] = {}
         for system in group:
             ends[system], other = spawn.Pipe()
-            spawn.Process(target=serve, args=(other, system, size, encoded, str(device)), daemon=True).start()
+            spawn.Process(target=serve, args=(other, system, vocabulary, encoded, str(device)), daemon=True).start()
             other.close()
         for window in range(windows + 2):  # two that do not count: kernels are compiled, graphs recorded
             for precision in {system.precision for system in group}:
@@ -274,7 +274,7 @@ def table(
     for system, values in speeds.items():
         speed = median(values)
         beside = plain.get((system.precision, system.sentences))
-        share = speed * flop_per_token(system, size, encoded) / rates[system.precision]
+        share = speed * flop_per_token(system, size.vocabulary, encoded) / rates[system.precision]
         precision = system.precision + (f" | {system.sentences}" if several else "")
         ratios = [f"{speed / beside:.2f}" if beside else "", *([f"{speed / median(eole):.2f}"] if eole else [])]
         found.append(row(system.name, precision, values, *ratios, f"{peaks[system] / 1e9:.2f} GB", f"{share:.0%}"))
@@ -284,10 +284,9 @@ def table(
 # ----------------------------------------------------------------------------------------------------------- curves
 def speed_of(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
     """Tokens/s of one batch of sentences of equal length: the median of some updates."""
-    size = Size(system.model, vocabulary, 0, (system.sentences,), ())
     rows = np.arange(system.sentences)
     encoded = random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
-    update = updates(system, size, encoded, device)
+    update = updates(system, vocabulary, encoded, device)
     times = []
     for _ in range(10):
         started = time.perf_counter()
@@ -300,27 +299,24 @@ def speed_of(system: System, vocabulary: int, source: int, target: int, device: 
 
 def draw_curves(size: Size, device: torch.device, path: Path) -> None:
     precision = choose_precision("auto", device)
-    fed = dataclasses.replace(size.model, style="luong", input_feeding=True)
-    whole = dataclasses.replace(fed, input_feeding=False)
+    fed = replace(size.model, style="luong", input_feeding=True)
+    whole = replace(fed, input_feeding=False)
     first = System("nmt, input feeding", fed, precision, size.sentences[0])
     trio = [first, System("nmt, no input feeding", whole, precision, size.sentences[0]),
-            dataclasses.replace(first, name="plain loop", plain=True)]  # fmt: skip
+            replace(first, name="plain loop", plain=True)]  # fmt: skip
     length, vocabulary = round(size.length), size.vocabulary
 
     def sized(system: System, hidden: int) -> System:
-        return dataclasses.replace(system, model=dataclasses.replace(system.model, hidden=hidden))
+        return replace(system, model=replace(system.model, hidden=hidden))
 
     def windowed(name: str) -> System:
-        attention = dataclasses.replace(size.model.attention, window=name)
-        return System(name, dataclasses.replace(fed, attention=attention), precision, 16)
-
-    def many(system: System, sentences: int) -> System:
-        return dataclasses.replace(system, sentences=sentences)
+        attention = replace(size.model.attention, window=name)
+        return System(name, replace(fed, attention=attention), precision, 16)
 
     Point = Callable[[System, int], float]
     panels: list[tuple[str, tuple[int, ...], list[System], Point]] = [
         ("sentences of an update", (8, 16, 32, 64, 128, 256), trio,
-         lambda s, x: speed_of(many(s, x), vocabulary, length, length, device)),
+         lambda s, x: speed_of(replace(s, sentences=x), vocabulary, length, length, device)),
         ("hidden", (128, 256, 512, 1024), trio, lambda s, x: speed_of(sized(s, x), vocabulary, length, length, device)),
         ("target pieces", (8, 16, 32, 64, 128), trio, lambda s, x: speed_of(s, vocabulary, length, x, device)),
         ("vocabulary", (2000, 8000, 32000), trio, lambda s, x: speed_of(s, x, length, length, device)),
@@ -346,13 +342,12 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
 
 
 def main() -> None:
-    settings = {"data": "", "source": "de", "target": "en", "peers": "0", "size": "small", "device": "auto",
-                "windows": "7", "updates": "15", "folder": "runs/bench_training"}  # fmt: skip
-    for argument in sys.argv[1:]:
-        key, _, value = argument.partition("=")
-        if key not in settings or value not in {"size": SIZES, "peers": ("0", "1")}.get(key, (value,)):
-            sys.exit(__doc__)
-        settings[key] = value
+    settings = settings_given(
+        data="", source="de", target="en", peers="0", size="small", device="auto", windows="7", updates="15",
+        folder="runs/bench_training",
+    )  # fmt: skip
+    if settings["size"] not in SIZES or settings["peers"] not in ("0", "1"):
+        sys.exit(__doc__)
     if settings["peers"] == "1" and not (settings["data"] and settings["size"] == "small"):
         sys.exit("error: peers=1 is for size=small and needs text: data=DIR with train.de and train.en")
     log_to_stderr()
@@ -372,7 +367,8 @@ def main() -> None:
         encoded = made_up(size, 20_000)
     half = -(-windows // 2)
     eole = eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
-    speeds, peaks, rates = measure(systems_of(size, device), size, encoded, device, windows, int(settings["updates"]))
+    systems, count = systems_of(size, device), int(settings["updates"])
+    speeds, peaks, rates = measure(systems, size.vocabulary, encoded, device, windows, count)
     eole += eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
     waste = padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_sentences=size.sentences[0]), 1, 0))
     where = f"{os.cpu_count()} cores of {processor()}" if device.type == "cpu" else torch.cuda.get_device_name(device)

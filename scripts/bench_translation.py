@@ -18,6 +18,7 @@ from statistics import median
 
 import sacrebleu
 from peer import install, joined, lines, predict, run, write
+from settings import settings_given
 
 from nmt.data.tokenizer import load_tokenizer
 
@@ -27,16 +28,12 @@ OURS = ("fp32", "bf16", "int8")
 
 
 def main() -> None:
-    settings = {"source": "de", "target": "en", "rounds": "5", "folder": "runs/bench_translation"}
-    needed = ("data", "run", "eole")
-    for argument in sys.argv[1:]:
-        key, _, value = argument.partition("=")
-        if key not in (*settings, *needed) or not value:
-            sys.exit(__doc__)
-        settings[key] = value
-    if not settings.keys() >= set(needed):
+    settings = settings_given(
+        data="", run="", eole="", source="de", target="en", rounds="5", folder="runs/bench_translation"
+    )
+    if not all(settings.values()):
         sys.exit(__doc__)
-    data, own, model, folder = (Path(settings[key]).resolve() for key in (*needed, "folder"))
+    data, own, model, folder = (Path(settings[key]).resolve() for key in ("data", "run", "eole", "folder"))
     trained = model.parent.parent  # the folder of bench_quality.py
     whole = {"eole": trained / "test.source", "nmt": data / f"test.{settings['source']}"}
     if missing := [str(path) for path in (model, *whole.values()) if not path.exists()]:

@@ -91,6 +91,11 @@ def test_one_line_out_for_each_line_in(home: Path) -> None:
     packed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
     works("translate", "checkpoint=runs/mine", "search.beam=2", *packed, folder=home)
     assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
+    assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))  # as a whole, not line by line
+    (home / "blob").touch()
+    (home / "linked.txt.gz").symlink_to("blob")
+    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=linked.txt.gz", folder=home)
+    assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # by the name it is read by
     records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
     assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
     (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
@@ -302,7 +307,8 @@ def test_a_folder_is_locked_as_long_as_training_goes_on(
     monkeypatch.setattr(sys, "argv", ["train", *same])
     train()
     assert said == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
-    lock(home / "runs" / "locked").release()
+    with lock(home / "runs" / "locked"):
+        pass
 
 
 def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:

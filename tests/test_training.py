@@ -357,7 +357,8 @@ def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Pat
 def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(UserError, match="another process"):
         lock(tmp_path)
-    lock(tmp_path).release()
+    with lock(tmp_path):
+        pass
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
     for settings in ("", "layers: 6\n"):
         if settings:
@@ -417,6 +418,10 @@ def test_checkpoints_are_found_verified_and_replaced(
     assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
+    (tmp_path / "a" / "link").mkdir(parents=True)
+    link = tmp_path / "a" / "link" / "current"
+    link.symlink_to(tmp_path / "checkpoints" / "step_000002")
+    assert find_checkpoint(str(link)) == (tmp_path, link)
     (folder / "state.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="state.json is missing or damaged"):
         verify(folder)
