@@ -174,7 +174,8 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
             return folder, folder
         run = place.parents[1]
         above = folder.parents[1] if len(folder.parts) > 2 else run
-        return (above if above.samefile(run) else run), folder  # elsewhere, if a link leads to the checkpoint
+        its_own = (above / "checkpoints").resolve() == place.parent  # not where a link leads to the checkpoint
+        return (above if its_own else run), folder
     last, best = last_checkpoint(folder), pointer(folder, "best")
     if last is None:
         raise UserError(f"{path} holds no checkpoint; a run has config.yaml and checkpoints/")

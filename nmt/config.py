@@ -186,7 +186,7 @@ def lasting(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_hardware(device: str, precision: str) -> None:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9]\d?))?", device):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", device):
         raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
     check_choice("precision", precision, PRECISIONS)
 

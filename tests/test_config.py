@@ -320,7 +320,9 @@ def test_directions_are_told_by_the_names_of_the_sides() -> None:
     assert opposites(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
     assert opposites(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
     assert opposites(("a", "1", "2"), ("a", "2", "1")) is True
+    assert opposites(("a", "1", "2"), ("./a/", "1", "2")) is False
     assert opposites(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
+    assert opposites(("a", "1", "2"), ("b", "en", "de")) is opposites(("a", "de", "en"), ("b", "2", "1")) is None
 
 
 @pytest.mark.parametrize(

@@ -422,6 +422,10 @@ def test_checkpoints_are_found_verified_and_replaced(
     link = tmp_path / "a" / "link" / "current"
     link.symlink_to(tmp_path / "checkpoints" / "step_000002")
     assert find_checkpoint(str(link)) == (tmp_path, link)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "checkpoints").symlink_to(tmp_path / "checkpoints")
+    there = tmp_path / "b" / "checkpoints" / "step_000002"
+    assert find_checkpoint(str(there)) == (tmp_path / "b", there)
     (folder / "state.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="state.json is missing or damaged"):
         verify(folder)

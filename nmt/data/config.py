@@ -1,6 +1,7 @@
 """Every knob of the data and the tokenizer: what it is called, what it may be, what it means. No torch here."""
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,8 @@ def leaf(name: str) -> str:
 
 def opposite(one: DataConfig, other: DataConfig) -> bool | None:
     """Whether they go opposite ways. None where names do not tell: numbers of columns mean something in one table."""
-    if one.source.isdecimal() and one.path != other.path:
+    numbered = one.source.isdecimal() or other.source.isdecimal()
+    if numbered and os.path.realpath(str(one.path)) != os.path.realpath(str(other.path)):
         return None
     there, back = (one.source, one.target), (other.target, other.source)
     leaves = [[*map(leaf, ends)] for ends in (there, back)]
