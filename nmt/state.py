@@ -54,7 +54,6 @@ class Progress:
     judged: int = -1  # step of the last validation
     waiting: int = 0  # validations since the last better one
     decays: int = 0  # plateaus of the learning rate
-    seconds: float = 0.0  # spent in training steps
     skipped: int = 0  # updates whose loss or gradient was not finite
     in_a_row: int = 0  # of these the last ones, with no other between
     loss_scale: float = 2.0**16  # fp16: what the loss is multiplied by

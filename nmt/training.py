@@ -193,10 +193,12 @@ def judge(state: TrainState, scores: dict[str, Any]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- reports
 class Meter:
-    """Speed and loss since the last report."""
+    """Speed and loss since the last report, and how long the rest will take at the speed of this process so far."""
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
+        self.first = state.progress.step
+        self.seconds = 0.0  # spent in training steps, since then
         self.restart()
 
     def restart(self) -> None:
@@ -229,7 +231,7 @@ class Meter:
         self.settle()
         state, progress = self.state, self.state.progress
         seconds = time.perf_counter() - self.started
-        progress.seconds += seconds
+        self.seconds += seconds
         table = np.array(torch.stack([torch.stack(outcome.sums) for outcome in self.outcomes]).tolist())
         *_, source, target = table.sum(axis=0)
         _, nats, correct, _, learned = table[~np.array(self.failed)].sum(axis=0)
@@ -242,7 +244,7 @@ class Meter:
             **{"tokens_per_second": speed, "target_tokens_per_second": target_speed, "skipped": progress.skipped},
         }
         write_event(state, event)
-        left = progress.seconds / progress.step * (last_step - progress.step)
+        left = self.seconds / (progress.step - self.first) * (last_step - progress.step)
         short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
         if any(self.failed):
             short += f", {sum(self.failed)} of {len(self.failed)} updates skipped (loss or gradient not finite)"

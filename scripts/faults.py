@@ -143,13 +143,11 @@ def moment(run: Path) -> str:
 
 
 def fruits(run: Path) -> dict[str, Any]:
-    """All that a training comes to, but for what time it took: a signal may have left a checkpoint more, before the
+    """All that a training comes to, but for the speed that it had: a signal may have left a checkpoint more, before the
     last one."""
     found: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
     for folder in {run / "checkpoints" / name.strip() for name in found.values()}:
-        state = json.loads((folder / "state.json").read_text())
-        found[f"{folder.name}/state.json"] = {key: value for key, value in state.items() if key != "seconds"}
-        found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.glob("*.safetensors")}
+        found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return found | {"validations": [event for event in events if event["event"] == "validate"]}
 
