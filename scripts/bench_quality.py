@@ -8,7 +8,8 @@ in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE 
 (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the epoch with
 the best BLEU there translates the test text with beam 5 (or beam=N). Runs of ours must have been evaluated on the test
 split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
-under runs/bench_quality; what is there already, of the same text and eole.yaml, is not made again.
+under runs/bench_quality; what is there already, of the same text, epochs and eole.yaml, is not made again, and a
+training that was stopped goes on from its last checkpoint.
 """
 
 import json
@@ -37,6 +38,19 @@ def translate(eole: Path, model: Path, source: Path, output: Path, beam: int) ->
         run(*command, log=output.with_name(f"{output.name}.log"))
         part.rename(output)
     return joined(lines(output))
+
+
+def saved(checkpoint: Path) -> Path:
+    """What Eole writes of a checkpoint last."""
+    return checkpoint / "config.json"
+
+
+def minutes(folder: Path, checkpoints: list[Path]) -> float:
+    """What training took, without what was lost where it was stopped: each checkpoint since the one, or the start,
+    before it."""
+    ends = [saved(path).stat().st_mtime for path in checkpoints]
+    begun = [*map(float, lines(folder / "starts")), *ends]
+    return sum(end - max(time for time in begun if time < end) for end in ends) / 60
 
 
 def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
@@ -78,27 +92,27 @@ def main() -> None:
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     sealed, known = [*files, HERE / "eole.yaml"], folder / "digests"
-    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed)
+    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed) + f"{epochs} epochs\n"
     if known.exists() and known.read_text() != digests:
-        sys.exit(f"{folder} is of other text or of another scripts/eole.yaml; give another folder=")
+        sys.exit(f"{folder} is of other text, epochs or of another scripts/eole.yaml; give another folder=")
     known.write_text(digests)
     eole = install(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)
-    if not (folder / "seconds").exists():
-        if (folder / "model").exists():
-            sys.exit(f"{folder} has a training of Eole that did not end; give another folder= to train it anew")
-        tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
-        write_pieces(tokenizer, data, source, target, folder)
-        started = time.perf_counter()
-        run(eole, "train", "-config", configure(eole, folder, epoch * epochs, 50, epoch), log=folder / "eole.log")
-        (folder / "seconds").write_text(f"{time.perf_counter() - started:.0f}")
-    if not (folder / "model" / f"step_{epochs * epoch}").exists():
-        sys.exit(f"{folder} has fewer than {epochs} epochs of Eole; give another folder= to train it anew")
+    checkpoints = [folder / "model" / f"step_{number * epoch}" for number in range(1, epochs + 1)]
+    whole = [path for path in checkpoints if saved(path).exists()]
+    if len(whole) < epochs:
+        if not whole:
+            tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
+            write_pieces(tokenizer, data, source, target, folder)
+        with open(folder / "starts", "a") as file:
+            file.write(f"{time.time()}\n")
+        config = configure(eole, folder, epoch * epochs, 50, epoch, whole[-1] if whole else None)
+        run(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
     def translated(number: int, split: str, beam: int) -> float:
-        model = folder / "model" / f"step_{number * epoch}"
-        found = translate(eole, model, folder / f"{split}.source", folder / f"{split}.{number}.beam_{beam}", beam)
+        output = folder / f"{split}.{number}.beam_{beam}"
+        found = translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam)
         return sacrebleu.corpus_bleu(found, [references[split]]).score
 
     curve = []
@@ -109,9 +123,8 @@ def main() -> None:
     if best == epochs:
         print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
     valid, score = (translated(best, split, beam) for split in ("valid", "test"))
-    minutes = float((folder / "seconds").read_text()) / 60
-    print(f"Eole, epoch {best}, the best of {epochs} ({minutes:.0f} min), with beam {beam}: BLEU {valid:.2f} of the")
-    print(f"validation text, {score:.2f} of the test text")
+    print(f"Eole, epoch {best}, the best of {epochs} ({minutes(folder, checkpoints):.0f} min), with beam {beam}:")
+    print(f"BLEU {valid:.2f} of the validation text, {score:.2f} of the test text")
     for path, own in scores.items():
         print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
     if len(scores) > 1:

@@ -42,10 +42,13 @@ def install(folder: Path) -> Path:
     return eole
 
 
-def configure(eole: Path, folder: Path, steps: int, report_every: int, epoch: int | None = None) -> Path:
-    """Its settings, eole.yaml, for pieces in files of a folder; it keeps a checkpoint each `epoch` of so many steps."""
-    filled = {"FOLDER": folder, "STEPS": steps, "EVERY": report_every, "EPOCH": epoch or steps}
-    filled |= {"DECAY": steps * 5 // 9, "PAIRS": len(lines(folder / "train.source"))}
+def configure(
+    eole: Path, folder: Path, steps: int, report_every: int, epoch: int | None = None, start: Path | None = None
+) -> Path:
+    """Its settings, eole.yaml, for pieces in files of a folder; it keeps a checkpoint each `epoch` of so many steps,
+    and goes on from the one at `start`."""
+    filled = {"FOLDER": folder, "STEPS": steps, "EVERY": report_every, "EPOCH": epoch or steps, "DECAY": steps * 5 // 9}
+    filled |= {"START": start or "null", "PAIRS": len(lines(folder / "train.source"))}
     text = (HERE / "eole.yaml").read_text(encoding="utf-8").splitlines()
     config = "\n".join(line for line in text if not line.startswith("#"))
     for word, value in filled.items():
