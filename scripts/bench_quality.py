@@ -9,7 +9,8 @@ in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE 
 the best BLEU there translates the test text with beam 5 (or beam=N). Runs of ours must have been evaluated on the test
 split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
 under runs/bench_quality; what is there already, of the same text, epochs and eole.yaml, is not made again, and a
-training that was stopped goes on from its last checkpoint.
+training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a
+first epoch.
 """
 
 import json
@@ -102,6 +103,7 @@ def main() -> None:
     whole = [path for path in checkpoints if saved(path).exists()]
     if len(whole) < epochs:
         if not whole:
+            (folder / "vocabulary").unlink(missing_ok=True)
             tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
             write_pieces(tokenizer, data, source, target, folder)
         with open(folder / "starts", "a") as file:

@@ -1,5 +1,6 @@
 """Eole 0.6.4, the living successor of OpenNMT-py, for the benchmarks: installed, given text, called."""
 
+import re
 import subprocess
 import sys
 import time
@@ -51,8 +52,7 @@ def configure(
     filled |= {"START": start or "null", "PAIRS": len(lines(folder / "train.source"))}
     text = (HERE / "eole.yaml").read_text(encoding="utf-8").splitlines()
     config = "\n".join(line for line in text if not line.startswith("#"))
-    for word, value in filled.items():
-        config = config.replace(word, str(value))
+    config = re.sub("|".join(filled), lambda word: str(filled[word[0]]), config)
     path = write(folder / "eole.yaml", config.splitlines())
     if not (folder / "vocabulary").exists():
         run(eole, "build_vocab", "-config", path, "-n_sample", "-1", log=folder / "vocabulary.log")
