@@ -13,6 +13,11 @@ from nmt.distributed import log
 from nmt.errors import UserError, nearest
 
 SECTIONS = ("tokenizer", "model", "optim", "train")
+WHY = {
+    "tokenizer.vocab_size": "in few sentences only a small vocabulary's pieces are frequent",
+    "model.dropout": "the fewer the pairs, the sooner a model knows them by heart",
+    "train.max_epochs": "a small corpus has few updates an epoch",
+}
 
 
 def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
@@ -30,7 +35,8 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
     loaded, shares = load_mixture(run.data)
     ends, weights = zip(*(shares or [(len(loaded), 1.0)]), strict=True)
     pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
-    config, picked = OmegaConf.structured(run), []
+    config = OmegaConf.structured(run)
+    log.info(f"{pairs:,} training pairs, for which by_pairs has")
     for key, table in tables.items():
         least = max(bound for bound in table if bound <= pairs)
         above = min((bound for bound in table if bound > pairs), default=None)
@@ -38,8 +44,8 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
             OmegaConf.update(config, key, table[least])
         except OmegaConfBaseException as error:
             raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
-        picked.append(f"{key}={table[least]} ({f'up to {above:,}' if above else f'from {least:,} on'})")
-    log.info(f"{pairs:,} training pairs, for which by_pairs has {', '.join(picked)}")
+        bound = f"up to {above:,}" if above else f"from {least:,} on"
+        log.info(f"  {key}={table[least]} ({bound})" + (f": {WHY[key]}" if key in WHY else ""))
     return checked(config)
 
 

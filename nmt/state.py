@@ -150,7 +150,8 @@ def read_progress(path: Path) -> Progress:
                 raise TypeError(f"places is {repr(found.places)[:40]}")
         found.best = [(score, step) for score, step in found.best]
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is damaged or from another version: {error}") from None
+        remedy = f"name=ANOTHER init_from={path.parent} starts anew from its weights"
+        raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
     return found
 
 

@@ -112,21 +112,24 @@ def main() -> None:
         run(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
-    def translated(number: int, split: str, beam: int) -> float:
+    def translated(number: int, split: str, beam: int) -> tuple[float, float]:
+        """BLEU and chrF."""
         output = folder / f"{split}.{number}.beam_{beam}"
         found = translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam)
-        return sacrebleu.corpus_bleu(found, [references[split]]).score
+        measures = sacrebleu.corpus_bleu, sacrebleu.corpus_chrf
+        bleu, chrf = (measure(found, [references[split]]).score for measure in measures)
+        return bleu, chrf
 
     curve = []
     for number in range(1, epochs + 1):
-        curve.append(translated(number, "valid", 1))
+        curve.append(translated(number, "valid", 1)[0])
         print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, greedily", flush=True)
     best = curve.index(max(curve)) + 1
     if best == epochs:
         print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
-    valid, score = (translated(best, split, beam) for split in ("valid", "test"))
+    (valid, _), (score, chrf) = (translated(best, split, beam) for split in ("valid", "test"))
     print(f"Eole, epoch {best}, the best of {epochs} ({minutes(folder, checkpoints):.0f} min), with beam {beam}:")
-    print(f"BLEU {valid:.2f} of the validation text, {score:.2f} of the test text")
+    print(f"BLEU {valid:.2f} of the validation text; {score:.2f}, chrF {chrf:.2f} of the test text")
     for path, own in scores.items():
         print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
     if len(scores) > 1:

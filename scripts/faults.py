@@ -120,9 +120,7 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
         found = fruits(folder / "runs" / "torn")
         for key in wanted.keys() | found.keys():
             promise(wanted.get(key) == found.get(key), f"{key} is another")
-    print(
-        f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: weights, optimiser, validations equal"
-    )
+    print(f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: checkpoints and validations equal")
 
 
 def await_writing(run: Path, process: Any, seconds: float) -> None:

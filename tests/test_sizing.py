@@ -33,9 +33,11 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     wanted = TrainRun(data=corpus)
     wanted.tokenizer.vocab_size, wanted.model.dropout = 400, 0.5
     assert run == wanted
-    assert caplog.messages[-1] == (
-        "30 training pairs, for which by_pairs has tokenizer.vocab_size=400 (up to 40), model.dropout=0.5 (up to 31)"
-    )
+    assert caplog.messages[-3:] == [
+        "30 training pairs, for which by_pairs has",
+        "  tokenizer.vocab_size=400 (up to 40): in few sentences only a small vocabulary's pieces are frequent",
+        "  model.dropout=0.5 (up to 31): the fewer the pairs, the sooner a model knows them by heart",
+    ]
 
 
 def test_what_is_given_stays(corpus: DataConfig) -> None:
@@ -84,7 +86,7 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     )
     works(*command, "train.validate_every=1", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
-    assert "30 training pairs, for which by_pairs has model.dropout=" in log and "vocab_size" not in log
+    assert "30 training pairs, for which by_pairs has\n" in log and "vocab_size" not in log
     dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
     assert f"model.dropout={dropout} (up to" in log
     works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
