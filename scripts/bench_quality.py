@@ -6,11 +6,11 @@ Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encode
 attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that falls
 in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces, in an environment of its own
 (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the epoch with
-the best BLEU there translates the test text with beam 5 (or beam=N). Runs of ours must have been evaluated on the test
-split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
-under runs/bench_quality; what is there already, of the same text, epochs and eole.yaml, is not made again, and a
-training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a
-first epoch.
+the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or that of
+ours, that is better on the validation text. Runs of ours must have been evaluated on the test split with the same beam
+(`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default under runs/bench_quality;
+what is there already, of the same text, epochs and eole.yaml, is not made again, and a training that was stopped,
+Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a first epoch.
 """
 
 import json
@@ -29,13 +29,14 @@ from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 
 SENTENCES = 64  # an update of Eole
+PENALTIES = ("avg", "wu")  # its default, the mean log-probability of a piece, and that of ours, Wu et al. 2016
 MAX_LENGTH = 100
 
 
-def translate(eole: Path, model: Path, source: Path, output: Path, beam: int) -> list[str]:
+def translate(eole: Path, model: Path, source: Path, output: Path, beam: int, penalty: str) -> list[str]:
     if not output.exists():
         part = output.with_name(f"{output.name}.part")
-        command = predict(eole, model, source, part, beam, MAX_LENGTH, penalty="avg")
+        command = predict(eole, model, source, part, beam, MAX_LENGTH, penalty)
         run(*command, log=output.with_name(f"{output.name}.log"))
         part.rename(output)
     return joined(lines(output))
@@ -112,23 +113,25 @@ def main() -> None:
         run(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
-    def translated(number: int, split: str, beam: int) -> tuple[float, float]:
+    def translated(number: int, split: str, beam: int, penalty: str) -> tuple[float, float]:
         """BLEU and chrF."""
-        output = folder / f"{split}.{number}.beam_{beam}"
-        found = translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam)
+        output = folder / f"{split}.{number}.beam_{beam}.{penalty}"
+        found = translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam, penalty)
         measures = sacrebleu.corpus_bleu, sacrebleu.corpus_chrf
         bleu, chrf = (measure(found, [references[split]]).score for measure in measures)
         return bleu, chrf
 
     curve = []
     for number in range(1, epochs + 1):
-        curve.append(translated(number, "valid", 1)[0])
+        curve.append(translated(number, "valid", 1, "none")[0])
         print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, greedily", flush=True)
     best = curve.index(max(curve)) + 1
     if best == epochs:
         print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
-    (valid, _), (score, chrf) = (translated(best, split, beam) for split in ("valid", "test"))
-    print(f"Eole, epoch {best}, the best of {epochs} ({minutes(folder, checkpoints):.0f} min), with beam {beam}:")
+    valid, penalty = max((translated(best, "valid", beam, penalty)[0], penalty) for penalty in PENALTIES)
+    score, chrf = translated(best, "test", beam, penalty)
+    took = minutes(folder, checkpoints)
+    print(f"Eole, epoch {best}, the best of {epochs} ({took:.0f} min), with beam {beam}, length penalty {penalty}:")
     print(f"BLEU {valid:.2f} of the validation text; {score:.2f}, chrF {chrf:.2f} of the test text")
     for path, own in scores.items():
         print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
