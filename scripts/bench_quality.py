@@ -1,16 +1,17 @@
 """Translation quality beside Eole 0.6.4 on the same text: its best epoch against runs of ours.
 
-python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/A,runs/B     DIR/{train,valid,test}.*
+python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/NAME     DIR/{train,valid,test}.*
 
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that falls
 in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces, in an environment of its own
 (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the epoch with
 the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or that of
-ours, that is better on the validation text. Runs of ours must have been evaluated on the test split with the same beam
-(`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default under runs/bench_quality;
-what is there already, of the same text, epochs and eole.yaml, is not made again, and a training that was stopped,
-Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a first epoch.
+ours, that is better on the validation text. Runs of ours, those below `runs`, must have been evaluated on the test
+split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
+under runs/bench_quality; what is there already, of the same text, epochs and eole.yaml, is not made again, and a
+training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a
+first epoch.
 """
 
 import json
@@ -85,7 +86,11 @@ def main() -> None:
         sys.exit(__doc__)
     epochs, beam = numbers
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
-    scores = scores_of([Path(run) for run in settings["runs"].split(",") if run], data, source, target, beam)
+    given = settings["runs"]
+    runs = sorted(path.parent for path in Path(given).rglob("config.yaml")) if given else []
+    if given and not runs:
+        sys.exit(f"runs={given} has no run")
+    scores = scores_of(runs, data, source, target, beam)
     files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
     if missing := [str(path) for path in files if not path.is_file()]:
         sys.exit(f"missing: {', '.join(missing)}")
