@@ -70,19 +70,21 @@ def catalogues(package: bytes, language: str) -> Iterator[bytes]:
         if name.startswith(b"data.tar"):
             with tarfile.open(fileobj=io.BytesIO(package[offset + 60 : offset + 60 + size])) as archive:
                 for member in archive:
-                    ours = f"/locale/{language}/LC_MESSAGES/" in member.name and member.name.endswith(".mo")
-                    if ours and (file := archive.extractfile(member)):  # no folder
+                    wanted = f"/locale/{language}/LC_MESSAGES/" in member.name and member.name.endswith(".mo")
+                    if wanted and (file := archive.extractfile(member)):  # no folder
                         yield file.read()
         offset += 60 + size + size % 2
 
 
 def messages(catalogue: bytes) -> Iterator[tuple[str, str]]:
+    """Those that have no plural, and their translations; the standard library shows a catalogue no other way."""
     for message, translation in vars(GNUTranslations(io.BytesIO(catalogue)))["_catalog"].items():
         if isinstance(message, str):  # it is a pair where there is a plural
             yield message.rpartition("\4")[2].strip(), translation.strip()  # what is before \4 is a context
 
 
 def key(text: str) -> str:
+    """What texts have in common that are the same but for case, digits, punctuation and format directives."""
     return " ".join(re.sub(r"%[-+ #\d.*$hlqjzt]*[a-z]|[\W\d_]", " ", text.casefold()).split())
 
 
