@@ -72,6 +72,7 @@ class TrainConfig:
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
     coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
+    r_drop: float = 0.0  # R-Drop (Liang et al. 2021): its weight, of how far two dropouts are apart; twice the time
     guided_alignment: float = 0.0  # a loss on how far attention is from gold links (data.alignments): its last weight
     patience: int | None = None  # validations without a better one before training stops; null: never
     keep: int = 1  # best checkpoints kept beside the last two
@@ -82,7 +83,7 @@ class TrainConfig:
         check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
         check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience", "max_skipped")
         check_above_zero("train.", self, "save_minutes")
-        check_at_least(0, "train.", self, "coverage_loss", "guided_alignment")
+        check_at_least(0, "train.", self, "coverage_loss", "r_drop", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:
             raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
 
@@ -238,6 +239,11 @@ class TrainRun:
             raise UserError(
                 f"train.guided_alignment={self.train.guided_alignment} needs gold links of the training text: "
                 "write data=text data.alignments=ENDING for those in data.path/train.ENDING"
+            )
+        if self.train.r_drop and not self.model.dropout:
+            raise UserError(
+                f"train.r_drop={self.train.r_drop} compares two passes with different dropout, and model.dropout=0 has "
+                "none; write model.dropout=0.3, or train.r_drop=0"
             )
         if self.train.coverage_loss and not self.model.attention.coverage:
             raise UserError(

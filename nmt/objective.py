@@ -20,14 +20,17 @@ Differentiate = Callable[[Batch, torch.Tensor, torch.Tensor], tuple[Loss, list[t
 def differentiate(
     run: TrainRun, model: Seq2Seq, batch: Batch, scale_2: torch.Tensor, factor: torch.Tensor
 ) -> tuple[Loss, list[torch.Tensor | None]]:
-    """The loss of a batch, and `factor` times what it adds to the gradient of each parameter. `scale_2`: the target
-    tokens of the update that the batch is part of, and the share of training that is done."""
+    """The loss of a batch, with `train.r_drop` the mean of two passes with different dropout, and `factor` times what
+    it adds to the gradient of each parameter. `scale_2`: the target tokens of the update that the batch is part of, and
+    the share of training that is done."""
     tokens, share = scale_2.unbind()
-    loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
-    (objective(run.train, batch, loss, weights, share) / (tokens / factor)).backward()
+    smoothing, r_drop = run.optim.label_smoothing, run.train.r_drop
+    batch, passes = (batch.twice(), 2) if r_drop else (batch, 1)
+    loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing, r_drop)
+    (objective(run.train, batch, loss, weights, share) / (passes * tokens / factor)).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
-    return Loss(*(part.detach() for part in loss)), gradients
+    return Loss(*(part.detach() / passes for part in loss)), gradients
 
 
 def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:

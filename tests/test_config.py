@@ -234,6 +234,10 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
             "model.readout=maxout is a part of model.style=bahdanau",
         ),
         (lambda: TrainRun(train=TrainConfig(coverage_loss=1.0)), "write model.attention.coverage=true too"),
+        (
+            lambda: TrainRun(train=TrainConfig(r_drop=5.0), model=ModelConfig(dropout=0.0)),
+            "train.r_drop=5.0 compares two passes with different dropout, and model.dropout=0 has none",
+        ),
         (lambda: TrainConfig(coverage_loss=-1.0), "train.coverage_loss=-1.0 must be a number of at least 0"),
         (lambda: AttentionConfig(window="local"), "model.attention.window=local is not one of"),
         (lambda: OptimConfig(lr=0), "optim.lr=0 must be a number greater than 0"),

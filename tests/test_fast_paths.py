@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "bahdanau, two layers": {"decoder_layers": 2, "residual": True, "readout": "maxout"},
     "luong, input feeding": {"style": "luong", "decoder_layers": 2},
     "luong": {"style": "luong", "input_feeding": False, "tie": "three"},
+    "luong, R-Drop": {"style": "luong", "input_feeding": False, "r_drop": 2.0},
     "gnmt": {"style": "gnmt", "encoder_layers": 2, "decoder_layers": 3, "residual": True},
     "local_m": {"attention": {"window": "local_m", "half_width": 1, "heads": 2}},
     "local_p": {"style": "luong", "attention": {"window": "local_p", "half_width": 1, "score": "general"}},
@@ -65,10 +66,14 @@ def plain_layer(self: RNN, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
 
 
 def plain_loss(
-    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, smoothing: float, product: None, pad: int
+    x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, smoothing: float, r_drop: float, product: None, pad: int
 ) -> Loss:
     logits = F.linear(x, weight, bias)
     smoothed = F.cross_entropy(logits, target, label_smoothing=smoothing, ignore_index=pad, reduction="sum")
+    if r_drop:
+        p, q = F.log_softmax(logits[target != pad], 1).chunk(2)
+        both = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]
+        smoothed = smoothed + r_drop / 2 * sum(both)
     nats = F.cross_entropy(logits, target, ignore_index=pad, reduction="sum")
     return Loss(smoothed, nats, (logits.argmax(1) == target)[target != pad].sum())
 
@@ -106,12 +111,12 @@ def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
 def begin(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2) -> TrainState:
     """A training of a small model on random pairs."""
     changes = dict(MODELS[name])
-    attention = AttentionConfig(**changes.pop("attention", {}))
-    sizes = dict(cell=cell, embed=6, hidden=8, dropout=dropout, attention=attention)
+    attention, r_drop = AttentionConfig(**changes.pop("attention", {})), changes.pop("r_drop", 0.0)
+    sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
     run = TrainRun(
         model=ModelConfig(**sizes | changes),
         optim=OptimConfig(lr=0.02, schedule="constant", warmup=0, clip=1.0, label_smoothing=0.1),
-        train=TrainConfig(batch_sentences=8, accumulate=2),
+        train=TrainConfig(batch_sentences=8, accumulate=2, r_drop=r_drop),
     )
     rng = np.random.default_rng(1)
 
@@ -124,7 +129,7 @@ def begin(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout
     order, runs = by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
     pairs = EncodedPairs("random", nothing, nothing, source, target, order, runs, 99, 0.0, False)
     torch.manual_seed(1)
-    model = build_model(run.model, VOCABULARY, VOCABULARY).to(dtype)
+    model = build_model(replace(run.model, dropout=dropout), VOCABULARY, VOCABULARY).to(dtype)
     model.dtype = dtype
     for parameter in model.parameters():
         nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too
@@ -133,9 +138,11 @@ def begin(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout
 
 
 def gradients(state: TrainState) -> dict[str, Tensor]:
-    batch = assemble(state.train, np.arange(12))
+    batch = assemble(state.train, np.arange(12)).twice()
     torch.manual_seed(1)
-    loss, weights = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, 0.1)
+    loss, weights = state.model.loss(
+        batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
+    )
     (loss.smoothed + weights.weights_BQW.square().sum()).backward()
     found = {name: parameter.grad for name, parameter in state.model.named_parameters()}
     return found | {"smoothed": loss.smoothed.detach(), "nats": loss.nats, "correct": loss.correct}
@@ -178,6 +185,20 @@ def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.Monk
     assert 0 < len(records) <= 4  # shapes are few
 
 
+def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
+    """Guided and with coverage, whose losses are of both passes too."""
+    state = begin("coverage", "lstm", torch.float64, dropout=0.0)
+    batch = assemble(state.train, np.arange(12))
+    batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
+    found = []
+    for r_drop in (0.0, 3.0):
+        train = TrainConfig(guided_alignment=0.3, coverage_loss=0.2, r_drop=r_drop)
+        scales = torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()
+        loss, gradients = differentiate(replace(state.run, train=train), state.model, batch, *scales)
+        found.append([*loss, *gradients])
+    torch.testing.assert_close(*found)
+
+
 def test_filled_batches_have_the_same_loss() -> None:
     state = begin("bahdanau", "gru", torch.float64)
     batch = assemble(state.train, np.arange(12))
@@ -191,12 +212,12 @@ def test_filled_batches_have_the_same_loss() -> None:
 
 def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
     torch.manual_seed(1)
-    x_RD, weight_VD = torch.randn(9, 4).double(), torch.randn(VOCABULARY, 4).double()
-    target_R, found = torch.tensor([3, 0, 5, 0, 0, 7, 9, 3, 0]), []
-    for rows in (torch.arange(9), target_R.nonzero().squeeze(1)):
+    x_RD, weight_VD = torch.randn(18, 4).double(), torch.randn(VOCABULARY, 4).double()
+    target_R, found = torch.tensor([3, 0, 5, 0, 0, 7, 9, 3, 0]).repeat(2), []
+    for rows in (torch.arange(18), target_R.nonzero().squeeze(1)):
         leaves = [x_RD.clone().requires_grad_(), weight_VD.clone().requires_grad_()]
         bias_V = torch.zeros(VOCABULARY, dtype=torch.float64, requires_grad=True)
-        loss = cross_entropy(leaves[0][rows], leaves[1], bias_V, target_R[rows], 0.1, pad=0)
+        loss = cross_entropy(leaves[0][rows], leaves[1], bias_V, target_R[rows], 0.1, r_drop=0.5, pad=0)
         loss.smoothed.backward()
         found.append([*loss, *(leaf.grad for leaf in (*leaves, bias_V))])
     torch.testing.assert_close(*found)

@@ -13,7 +13,7 @@ from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
 from nmt.model.config import BRIDGES, TIES
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import Encoder, reverse
-from nmt.model.loss import cross_entropy
+from nmt.model.loss import AT_ONCE, cross_entropy
 from nmt.model.maps import Dropout, bind
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -37,6 +37,9 @@ def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     return model
+
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -240,6 +243,42 @@ def test_cross_entropy_equals_torchs(smoothing: float) -> None:
         torch.autograd.grad(found.smoothed * scale, (x, weight, bias)),
         torch.autograd.grad(expected * scale, (x, weight, bias)),
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_r_drop_equals_torchs(smoothing: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liang et al. 2021, eq. 2 to 4; in parts, the second half of the rows being the other pass."""
+    monkeypatch.setitem(AT_ONCE, device, 100)
+    torch.manual_seed(2)
+    sizes = (150, 6), (11, 6), (11,)
+    leaves = [torch.randn(size, dtype=torch.float64).to(device).requires_grad_() for size in sizes]
+    target = torch.randint(0, 11, (75,)).repeat(2).to(device)
+    logits = F.linear(*leaves)
+    p, q = F.log_softmax(logits, 1).chunk(2)
+    apart = F.kl_div(p, q, reduction="sum", log_target=True) + F.kl_div(q, p, reduction="sum", log_target=True)
+    expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing) + 3.0 * apart / 2
+    gradients = torch.autograd.grad(expected, leaves)
+    found = cross_entropy(*leaves, target, smoothing, r_drop=3.0).smoothed
+    torch.testing.assert_close((found, *torch.autograd.grad(found, leaves)), (expected, *gradients))
+    half = cross_entropy(leaves[0].bfloat16(), *leaves[1:], target, smoothing, r_drop=3.0).smoothed
+    assert half.item() == pytest.approx(expected.item(), rel=0.01)
+    for low, high in zip(torch.autograd.grad(half, leaves), gradients, strict=True):
+        assert F.cosine_similarity(low.flatten(), high.flatten(), dim=0) > 0.999
+
+
+def test_no_gradient_of_r_drop_overflows_fp16() -> None:
+    """One pass has no idea of the piece, the other is sure of a wrong one."""
+    vocabulary = 120_000
+    x, weight, bias = torch.tensor([[0.0], [30.0]]), torch.zeros(vocabulary, 1), torch.zeros(vocabulary)
+    weight[7] = 1
+    found, expected = (
+        cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), bias, torch.tensor([3, 3]), 0.1, 20.0)
+        for dtype in (torch.float16, torch.float32)
+    )
+    torch.testing.assert_close(found.smoothed, expected.smoothed)
+    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=3e-2, atol=1e-5)
 
 
 def test_no_gradient_of_a_large_vocabulary_overflows_fp16() -> None:

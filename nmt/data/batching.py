@@ -39,6 +39,10 @@ class Batch(NamedTuple):
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(sent(tensor, device) for tensor in self))
 
+    def twice(self) -> "Batch":
+        """Each pair a second time, after all of them."""
+        return Batch(*(torch.cat([tensor, tensor]) for tensor in self))
+
     def filled(self) -> "Batch":
         """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
         source, target = -self.source_BS.shape[1] % STEP, (1 - self.target_BT.shape[1]) % STEP

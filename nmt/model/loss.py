@@ -1,7 +1,8 @@
-"""Cross-entropy with label smoothing, output layer included, without fp32 copies of the logits; losses on attention.
+"""Cross-entropy with label smoothing and R-Drop, output layer included, without fp32 copies of the logits; losses on
+attention.
 
-Shapes: B sentences, T target and S source positions, R target tokens (and padding, where it is not dropped), D feature
-size, V vocabulary.
+Shapes: B sentences, T target and S source positions, R target tokens (and padding, where it is not dropped), P passes
+over the same tokens, r tokens at a time, D feature size, V vocabulary.
 """
 
 import math
@@ -32,9 +33,9 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float,
-        training: bool, product: Map | None, pad: int,
+        r_drop: float, training: bool, product: Map | None, pad: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        weight, rows = weight_VD.to(x_RD.dtype), len(x_RD)
+        weight, rows, passes = weight_VD.to(x_RD.dtype), len(x_RD), 2 if r_drop else 1
         if product is None:
             product = freeze(weight, bias_V.to(weight.dtype), int8=False)
         x_RD = filled(x_RD)
@@ -42,26 +43,34 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         exact, vocabulary = wide(x_RD.dtype), logits_RV.shape[1]
         target_R1 = target_R.unsqueeze(1)
         wanted_R1 = logits_RV[:rows].gather(1, target_R1).to(exact)
-        most_R1, mean_R1 = torch.empty_like(wanted_R1), torch.zeros_like(wanted_R1)
+        most_R1, mean_R1, apart_R1 = (torch.zeros_like(wanted_R1) for _ in range(3))
         sum_R1 = wanted_R1.new_full((len(logits_RV), 1), torch.inf)
-        # The gradient of the gold piece has the sum of all in it, which must not pass what fp16 can hold.
-        shift = max(0.0, math.log(vocabulary / 2**15)) if logits_RV.dtype == torch.float16 else 0.0
-        at_once = max(1, AT_ONCE.get(x_RD.device.type, logits_RV.numel()) // vocabulary)
-        parts = (part.split(at_once) for part in (logits_RV[:rows], most_R1, mean_R1, sum_R1[:rows], target_R1))
-        for logits_rV, most_r1, mean_r1, sum_r1, target_r1 in zip(*parts, strict=True):
-            p_rV = logits_rV.to(exact)  # in place where it is exact already
-            torch.amax(p_rV, 1, keepdim=True, out=most_r1)
+        # The gradient of the gold piece has the sum of all in it, with R-Drop up to 1 + a / 2 times; it must not pass
+        # what fp16 can hold.
+        largest = vocabulary * (1 + r_drop / 2)
+        shift = max(0.0, math.log(largest / 2**15)) if logits_RV.dtype == torch.float16 else 0.0
+        alive = 6 if r_drop else 1  # both passes' p, its ratio and a product of the two
+        at_once = max(1, AT_ONCE.get(x_RD.device.type, logits_RV.numel()) // (alive * vocabulary))
+        whole = (logits_RV[:rows], most_R1, mean_R1, apart_R1, sum_R1[:rows], target_R1)
+        parts = (part.unflatten(0, (passes, rows // passes)).split(at_once, 1) for part in whole)
+        for logits_PrV, most_Pr1, mean_Pr1, apart_Pr1, sum_Pr1, target_Pr1 in zip(*parts, strict=True):
+            p_PrV = logits_PrV.to(exact)  # in place where it is exact already
+            torch.amax(p_PrV, 2, keepdim=True, out=most_Pr1)
             if smoothing:
-                torch.mean(p_rV, 1, keepdim=True, out=mean_r1)
-            torch.sum(p_rV.sub_(most_r1 + shift).exp_(), 1, keepdim=True, out=sum_r1)
+                torch.mean(p_PrV, 2, keepdim=True, out=mean_Pr1)
+            p_PrV.sub_(most_Pr1 + shift)
+            ratio_PrV = p_PrV - p_PrV.flip(0) if r_drop else None
+            torch.sum(p_PrV.exp_(), 2, keepdim=True, out=sum_Pr1)
+            if ratio_PrV is not None:
+                _pull(p_PrV, ratio_PrV, sum_Pr1, apart_Pr1, r_drop)
             if training:  # from here on it is the gradient, but for a factor 1 / sum
                 if smoothing:
-                    p_rV.sub_(sum_r1 * (smoothing / vocabulary))
-                p_rV.scatter_add_(1, target_r1, sum_r1 * (smoothing - 1))
-                logits_rV.copy_(p_rV)
+                    p_PrV.sub_(sum_Pr1 * (smoothing / vocabulary))
+                p_PrV.scatter_add_(2, target_Pr1, sum_Pr1 * (smoothing - 1))
+                logits_PrV.copy_(p_PrV)
         logsum_R1, padding_R1 = most_R1 + shift + sum_R1[:rows].log(), target_R1 == pad
         nats = (logsum_R1 - wanted_R1).masked_fill_(padding_R1, 0).sum()
-        smoothed_R1 = logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1
+        smoothed_R1 = logsum_R1 - (1 - smoothing) * wanted_R1 - smoothing * mean_R1 + r_drop / 2 * apart_R1
         smoothed = smoothed_R1.masked_fill_(padding_R1, 0).sum()
         correct = ((wanted_R1 >= most_R1) & ~padding_R1).sum()
         if training:
@@ -79,17 +88,33 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         dx_RD = (torch.cat([slab_rV @ weight_VD for slab_rV in slabs]) * factor_R1)[: ctx.rows].to(dtype)
         dweight_VD = (gradient_RV.t() @ (x_RD * factor_R1).to(dtype)).to(ctx.dtype)
         dbias_V = (factor_R1.t().to(dtype) @ gradient_RV)[0].to(ctx.dtype)
-        return dx_RD, dweight_VD, dbias_V, None, None, None, None, None
+        return dx_RD, dweight_VD, dbias_V, None, None, None, None, None, None
+
+
+def _pull(p_PrV: Tensor, ratio_PrV: Tensor, sum_Pr1: Tensor, apart_Pr1: Tensor, r_drop: float) -> None:
+    """Add to p of both passes, each times its sum, what draws them together: the gradient of a (KL_1 + KL_2) / 2, where
+    KL_i = sum_v p_i ln(p_i / p_j) goes to `apart`. With respect to the logits it is a / 2 (p_i (ln(p_i / p_j) - KL_i) +
+    p_i - p_j). `ratio` is by how much a pass's logits, each less the greatest, are above those of the other."""
+    sums_Pr1 = sum_Pr1 / sum_Pr1.flip(0)
+    ratio_PrV.sub_(sums_Pr1.log())  # ln(p_i / p_j)
+    apart_Pr1.copy_(torch.linalg.vecdot(p_PrV, ratio_PrV).unsqueeze(2) / sum_Pr1)
+    pull_PrV = ratio_PrV.add_(1 - apart_Pr1).mul_(p_PrV).addcmul_(p_PrV.flip(0), sums_Pr1, value=-1)
+    p_PrV.add_(pull_PrV, alpha=r_drop / 2)
 
 
 def cross_entropy(
-    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float = 0.0,
+    x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float = 0.0, r_drop: float = 0.0,
     product: Map | None = None, pad: int = -1,
 ) -> Loss:  # fmt: skip
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows with y != pad, with p = softmax(x W^T + b) and
-    e = smoothing (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen."""
+    e = smoothing (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen.
+
+    With `r_drop`, a, the second half of the rows is another pass over the tokens of the first, and a / 2 KL(p || q) is
+    added to each row's loss, q being p of the other pass: together a token's rows have a (KL(p || q) + KL(q || p)) / 2,
+    R-Drop (Liang et al. 2021, eq. 2 to 4)."""
     training = torch.is_grad_enabled()  # inside a function it never is
-    return Loss(*_SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, training, product, pad))
+    found = _SmoothedCrossEntropy.apply(x_RD, weight_VD, bias_V, target_R, smoothing, r_drop, training, product, pad)
+    return Loss(*found)
 
 
 def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:

@@ -95,10 +95,10 @@ class Seq2Seq(nn.Module):
         return self.output(self.to_output(features))
 
     def loss(
-        self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0
+        self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0, r_drop: float = 0.0
     ) -> tuple[Loss, Weights | None]:
-        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which has no loss. Returns the loss and
-        the attention weights_BTW."""
+        """Teacher forcing. `target_BT` is `<s> y_1 ... y_n </s>` and padding, which has no loss. With `r_drop` the
+        second half of the batch is the first once more. Returns the loss and the attention weights_BTW."""
         memory, state = self.start(source_BS, length_B)
         features_BTD, weights, _ = self.decode(target_BT[:, :-1], state, memory)
         features_RD, wanted_R = features_BTD.flatten(0, 1), target_BT[:, 1:].flatten()
@@ -106,7 +106,8 @@ class Seq2Seq(nn.Module):
             inside_R = (wanted_R != PAD).nonzero().squeeze(1)
             features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
         x_RD, output = self.to_output(features_RD), self.output
-        return cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, output.frozen, PAD), weights
+        loss = cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, r_drop, output.frozen, PAD)
+        return loss, weights
 
 
 def embedding(vocabulary: int, size: int) -> nn.Embedding:
