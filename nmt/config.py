@@ -72,7 +72,7 @@ class TrainConfig:
     log_every: int = 50  # steps
     monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
     coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
-    r_drop: float = 0.0  # R-Drop (Liang et al. 2021): its weight, of how far two dropouts are apart; twice the time
+    r_drop: float = 0.0  # R-Drop (Liang et al. 2021): weight of what tells two passes with other dropout apart
     guided_alignment: float = 0.0  # a loss on how far attention is from gold links (data.alignments): its last weight
     patience: int | None = None  # validations without a better one before training stops; null: never
     keep: int = 1  # best checkpoints kept beside the last two

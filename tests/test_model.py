@@ -39,7 +39,7 @@ def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive
     return model
 
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +245,7 @@ def test_cross_entropy_equals_torchs(smoothing: float) -> None:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_r_drop_equals_torchs(smoothing: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Liang et al. 2021, eq. 2 to 4; in parts, the second half of the rows being the other pass."""
