@@ -20,6 +20,7 @@ from nmt.model.config import AttentionConfig, ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 SIZE, QUERIES, POSITIONS = 8, 3, 5
 
 
@@ -43,6 +44,22 @@ def commands() -> dict[str, list[str]]:
 
 
 COMMANDS = commands()
+
+
+def headings(page: Path) -> set[str]:
+    """Those of a page, as links name them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.*)$", prose, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_what_is_there(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")) if "://" not in link]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
 
 
 @pytest.mark.parametrize("shown", COMMANDS)

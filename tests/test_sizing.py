@@ -11,7 +11,7 @@ from conftest import refused, works
 from nmt.config import DataConfig, TrainRun
 from nmt.data.config import CorpusConfig
 from nmt.errors import UserError
-from nmt.sizing import sized
+from nmt.sizing import WHY, sized
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
@@ -35,8 +35,8 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     assert run == wanted
     assert caplog.messages[-3:] == [
         "30 training pairs, for which by_pairs has",
-        "  tokenizer.vocab_size=400 (up to 40): in few sentences only a small vocabulary's pieces are frequent",
-        "  model.dropout=0.5 (up to 31): the fewer the pairs, the sooner a model knows them by heart",
+        f"  tokenizer.vocab_size=400 (up to 40): {WHY['tokenizer.vocab_size']}",
+        f"  model.dropout=0.5 (up to 31): {WHY['model.dropout']}",
     ]
 
 
@@ -92,7 +92,8 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run began: resume=true (was false)\n" in log
-    works(*command, "name=given", "model.dropout=0.1", "train.max_epochs=1", "train.validate_every=1", folder=tmp_path)
+    given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
+    works(*command, "name=given", *given, folder=tmp_path)
     assert "by_pairs has" not in (tmp_path / "runs" / "given" / "train.log").read_text()
     stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
     assert "write ~by_pairs" in refused(*stream, folder=tmp_path)
