@@ -58,7 +58,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """`auto` by capability alone: bf16 where the processor multiplies it, which is faster, fp32 else.
+    """`auto` by capability alone: bf16 where its products are faster, fp32 else.
 
     Raises:
         UserError: the device cannot do it.
@@ -71,7 +71,15 @@ def choose_precision(name: str, device: torch.device) -> str:
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and torch.cpu._is_avx512_bf16_supported() else "fp32"
+    return "bf16" if device.type == "cpu" and multiplies_bf16() else "fp32"
+
+
+def multiplies_bf16() -> bool:
+    """Whether products of bf16 are faster here than those of fp32: by AMX, or by AVX-512 BF16 on processors of AMD. On
+    one of Intel without AMX, which a virtual machine may hide, training took 1.6 times as long (docs/benchmarks.md)."""
+    capabilities = torch.cpu.get_capabilities()
+    by_avx = capabilities.get("avx512_bf16") and "Intel" not in capabilities.get("cpu_name", "")
+    return bool(capabilities.get("amx_bf16") or by_avx)
 
 
 def multiplies_int8() -> bool:

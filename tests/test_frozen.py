@@ -9,7 +9,7 @@ from test_model import STYLES, model_of, ragged_batch
 from torch.nn import functional as F
 
 import nmt
-from nmt.distributed import choose_precision, multiplies_int8, place
+from nmt.distributed import choose_precision, multiplies_bf16, multiplies_int8, place
 from nmt.model.ensemble import Ensemble
 from nmt.model.frozen import freeze
 from nmt.model.maps import Linear
@@ -157,3 +157,21 @@ def test_where_int8_cannot_be(tmp_path: Path) -> None:
     assert "train in auto, fp32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
     with pytest.raises(nmt.UserError, match="write device=cpu too"):
         choose_precision("int8", torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "faster"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "arm64", "bf16": True}, False),
+    ],
+)
+def test_auto_is_bf16_where_its_products_are_faster(
+    capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert multiplies_bf16() == faster
+    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")
