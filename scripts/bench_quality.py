@@ -118,26 +118,32 @@ def main() -> None:
         run(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
     references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
-    def translated(number: int, split: str, beam: int, penalty: str) -> tuple[float, float]:
-        """BLEU and chrF."""
+    def translated(number: int, split: str, beam: int, penalty: str) -> list[str]:
         output = folder / f"{split}.{number}.beam_{beam}.{penalty}"
-        found = translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam, penalty)
-        measures = sacrebleu.corpus_bleu, sacrebleu.corpus_chrf
-        bleu, chrf = (measure(found, [references[split]]).score for measure in measures)
-        return bleu, chrf
+        return translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam, penalty)
+
+    def bleu(found: list[str], split: str) -> float:
+        return sacrebleu.corpus_bleu(found, [references[split]]).score
 
     curve = []
     for number in range(1, epochs + 1):
-        curve.append(translated(number, "valid", 1, "none")[0])
+        curve.append(bleu(translated(number, "valid", 1, "none"), "valid"))
         print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, greedily", flush=True)
     best = curve.index(max(curve)) + 1
     if best == epochs:
         print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
-    valid, penalty = max((translated(best, "valid", beam, penalty)[0], penalty) for penalty in PENALTIES)
-    score, chrf = translated(best, "test", beam, penalty)
+    valid = {penalty: bleu(translated(best, "valid", beam, penalty), "valid") for penalty in PENALTIES}
+    penalty = max(valid, key=valid.__getitem__)
+    found = translated(best, "test", beam, penalty)
+    score = bleu(found, "test")
+    chrf, ter = (
+        measure(found, [references["test"]]).score for measure in (sacrebleu.corpus_chrf, sacrebleu.corpus_ter)
+    )
     took = minutes(folder, checkpoints)
     print(f"Eole, epoch {best}, the best of {epochs} ({took:.0f} min), with beam {beam}, length penalty {penalty}:")
-    print(f"BLEU {valid:.2f} of the validation text; {score:.2f}, chrF {chrf:.2f} of the test text")
+    others = ", ".join(f"{valid[other]:.2f} with {other}" for other in PENALTIES if other != penalty)
+    print(f"BLEU {valid[penalty]:.2f} of the validation text ({others})")
+    print(f"BLEU {score:.2f}, chrF {chrf:.2f}, TER {ter:.2f} of the test text")
     for path, own in scores.items():
         print(f"{path}: BLEU {own:.2f}, {own - score:+.2f}")
     if len(scores) > 1:

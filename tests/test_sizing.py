@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import refused, works
+from conftest import ROOT, refused, works
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 
+from nmt.command import checked
 from nmt.config import DataConfig, TrainRun
 from nmt.data.config import CorpusConfig
 from nmt.errors import UserError
-from nmt.sizing import WHY, sized
+from nmt.sizing import SECTIONS, WHY, sized
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
@@ -58,6 +61,20 @@ def test_without_a_table_the_text_is_not_read() -> None:
 
 def test_pairs_beyond_the_limit_do_not_count(corpus: DataConfig) -> None:
     assert sized(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
+
+
+def test_small_is_the_recipe_of_multi30k_at_its_size(tmp_path: Path) -> None:
+    for side in ("de", "en"):
+        (tmp_path / f"train.{side}").write_text(f"{side}\n" * 29_000)
+    ConfigStore.instance().store(name="train_schema", node=TrainRun)
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        small, multi30k = (
+            checked(compose("train", [f"experiment={recipe}", f"data.path={tmp_path}"]))
+            for recipe in ("small", "multi30k_de_en")
+        )
+    picked = sized(small, ())
+    for section in SECTIONS:
+        assert getattr(picked, section) == getattr(multi30k, section)
 
 
 @pytest.mark.parametrize(
