@@ -7,15 +7,15 @@ experiment=small, is said once. Those that have a seed and no more are the recip
 by seed. BLEU of the validation split is the best of a run's own validations, by greedy search; that of the test split
 is there where all seeds were evaluated, in the same way. Time is from the first line of a run's log to its last; that
 of a run which was stopped and resumed is not known, and runs with other numbers of threads have no common one. The
-table, and a picture of BLEU against time, take the place of those that an earlier call has written for the same folder,
-or stand at the end of the page.
+table, and a picture of BLEU against time (each row's mean, or the seeds of an only row), take the place of those that
+an earlier call has written for the same folder, or stand at the end of the page.
 """
 
 import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -90,16 +90,29 @@ def row(label: str, runs: dict[int, Run], recipe: dict[int, Run]) -> str:
     better = spread([runs[seed].valid - recipe[seed].valid for seed in both]) if label and both else ""
     tests = [run.test for run in runs.values() if run.test]
     whole = len(tests) == len(runs)
-    minutes = [run.minutes for run in runs.values() if run.minutes is not None]
     cells = [
         f"`{label.replace(',', ' ')}`" if label else "the recipe",
         ", ".join(map(str, sorted(runs))),
         spread([run.valid for run in runs.values()]),
         better,
         *(spread([test[name] for test in tests]) if whole else "" for name in ("bleu", "chrf", "ter")),
-        spread(minutes, 1) if len(minutes) == len(runs) and len({run.where for run in runs.values()}) == 1 else "",
+        spread([run.minutes or 0 for run in runs.values()], 1) if timed(runs.values()) else "",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def timed(runs: Collection[Run]) -> bool:
+    """Whether they have a common time."""
+    return all(run.minutes for run in runs) and len({run.where for run in runs}) == 1
+
+
+def averaged(runs: Collection[Run]) -> list[tuple[float, int, float]]:
+    """Mean minutes and BLEU of each validation that all have, as `curves` takes them."""
+    points = []
+    for at in zip(*(run.curve for run in runs), strict=False):
+        minutes, bleu = zip(*at, strict=True)
+        points.append((mean(minutes), len(at), mean(bleu)))
+    return points
 
 
 def main(arguments: list[str]) -> None:
@@ -129,17 +142,19 @@ def main(arguments: list[str]) -> None:
         *(row(label, groups[label], groups.get("", {})) for label in sorted(groups)),
     ]
     picture = PAGE.with_name("pictures") / f"results_{re.sub('[^A-Za-z0-9]+', '_', str(folder)).strip('_')}.png"
-    label, first = min(groups.items())
-    several = len({run.where for run in first.values()}) > 1  # whose times do not compare
-    known = {
-        f"seed {seed}" + (f", {run.where}" if several else ""): run.curve
-        for seed, run in sorted(first.items())
-        if run.minutes
+    drawn = {label or "the recipe": list(of_row.values()) for label, of_row in sorted(groups.items())}
+    if len(drawn) == 1:
+        [of_row] = groups.values()
+        drawn = {f"seed {seed}": [run] for seed, run in sorted(of_row.items())}
+    several = len({run.where for run in runs}) > 1  # whose times do not compare
+    points = {
+        label.replace(",", " ") + (f", {alike[0].where}" if several else ""): averaged(alike)
+        for label, alike in drawn.items()
+        if timed(alike)
     }
-    points = {name: [(minutes, 0, bleu) for minutes, bleu in curve] for name, curve in known.items()}
     if points:
         curves(picture, points, "minutes", "BLEU, valid")
-        lines += ["", f"![BLEU against time, {label or 'the recipe'}](pictures/{picture.name})"]
+        lines += ["", f"![BLEU against time](pictures/{picture.name})"]
     begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
     page = PAGE.read_text(encoding="utf-8")
     before, begun, rest = page.partition(begin)
