@@ -71,10 +71,10 @@ def choose_precision(name: str, device: torch.device) -> str:
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and multiplies_bf16() else "fp32"
+    return "bf16" if device.type == "cpu" and bf16_is_faster() else "fp32"
 
 
-def multiplies_bf16() -> bool:
+def bf16_is_faster() -> bool:
     """Whether products of bf16 are faster here than those of fp32: by AMX, or by AVX-512 BF16 on processors of AMD. On
     one of Intel without AMX, which a virtual machine may hide, training took 1.6 times as long (docs/benchmarks.md)."""
     capabilities = torch.cpu.get_capabilities()

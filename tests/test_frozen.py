@@ -9,7 +9,7 @@ from test_model import STYLES, model_of, ragged_batch
 from torch.nn import functional as F
 
 import nmt
-from nmt.distributed import choose_precision, multiplies_bf16, multiplies_int8, place
+from nmt.distributed import bf16_is_faster, choose_precision, multiplies_int8, place
 from nmt.model.ensemble import Ensemble
 from nmt.model.frozen import freeze
 from nmt.model.maps import Linear
@@ -173,5 +173,5 @@ def test_auto_is_bf16_where_its_products_are_faster(
     capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert multiplies_bf16() == faster
+    assert bf16_is_faster() == faster
     assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")
