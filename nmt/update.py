@@ -116,9 +116,10 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
     source, target = state.train.lengths(indices).max(axis=1)
     shape = f"of up to {source} source and {target} target pieces (update {state.progress.step + 1})"
     if len(largest) == 1:
+        once = ", or write train.r_drop=0, for one pass in place of two" if state.run.train.r_drop else ""
         raise UserError(
             f"out of memory for a single pair {shape}; lower data.max_length={state.run.data.max_length} or "
-            f"model.hidden={state.run.model.hidden}",
+            f"model.hidden={state.run.model.hidden}{once}",
             own=True,
         )
     state.room = positions(state, largest) / 2
