@@ -148,7 +148,8 @@ def json_lines(file: BinaryIO) -> Iterator[Write]:
 @contextmanager
 def arrays(file: BinaryIO) -> Iterator[Write]:
     """The records as NumPy arrays, `NUMBER/FIELD` for each field of the pair NUMBER, from 0: what `numpy.load` reads
-    without pickle. A model without attention has no `weights`."""
+    without pickle, and without the NUL characters that a word may end in. A model without attention has no
+    `weights`."""
     with zipfile.ZipFile(file, "w") as archive:
         number = 0
 

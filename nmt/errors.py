@@ -53,11 +53,12 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
-    """Refuse each of these keys whose value is below `low`; None means unset. `section` ends in a dot, or is empty."""
+    """Refuse each of these keys whose value is below `low`, or more than an integer of torch holds; None means unset.
+    `section` ends in a dot, or is empty."""
     for key in keys:
         value = getattr(settings, key)
-        if value is not None and not low <= value < math.inf:
-            raise UserError(f"{section}{key}={value} must be a number of at least {low}")
+        if value is not None and not low <= value < 2**63:
+            raise UserError(f"{section}{key}={value} must be a number of at least {low} and below 2^63")
 
 
 def check_above_zero(section: str, settings: object, *keys: str) -> None:

@@ -18,16 +18,16 @@ Differentiate = Callable[[Batch, torch.Tensor, torch.Tensor], tuple[Loss, list[t
 
 
 def differentiate(
-    run: TrainRun, model: Seq2Seq, batch: Batch, scale_2: torch.Tensor, factor: torch.Tensor
+    run: TrainRun, model: Seq2Seq, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor
 ) -> tuple[Loss, list[torch.Tensor | None]]:
     """The loss of a batch, with `train.r_drop` the mean of two passes with different dropout, and `factor` times what
-    it adds to the gradient of each parameter. `scale_2`: the target tokens of the update that the batch is part of, and
-    the share of training that is done."""
-    tokens, share = scale_2.unbind()
+    it adds to the gradient of each parameter. `update_2`: the target tokens of the update that the batch is part of,
+    and the share of training that is done."""
+    tokens, done = update_2.unbind()
     smoothing, r_drop = run.optim.label_smoothing, run.train.r_drop
     batch, passes = (batch.twice(), 2) if r_drop else (batch, 1)
     loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing, r_drop)
-    (objective(run.train, batch, loss, weights, share) / (passes * tokens / factor)).backward()
+    (objective(run.train, batch, loss, weights, done) / (passes * tokens / factor)).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     return Loss(*(part.detach() / passes for part in loss)), gradients
@@ -38,8 +38,8 @@ def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:
     memory of all that does not leave them; so that gradients need no more, all leave by way of one place."""
     places = [torch.zeros_like(parameter) for parameter in model.parameters()]
 
-    def work(batch: Batch, scale_2: torch.Tensor, factor: torch.Tensor) -> Loss:
-        loss, gradients = differentiate(run, model, batch, scale_2, factor)
+    def work(batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> Loss:
+        loss, gradients = differentiate(run, model, batch, update_2, factor)
         for place, gradient in zip(places, gradients, strict=True):
             if gradient is None:
                 place.zero_()
@@ -48,17 +48,17 @@ def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:
         return loss
 
     replay = Recorded(work)
-    return lambda batch, scale_2, factor: (
-        replay(batch.filled(), scale_2, factor),
+    return lambda batch, update_2, factor: (
+        replay(batch.filled(), update_2, factor),
         [place.clone() for place in places],
     )
 
 
 def objective(
-    config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None, share: torch.Tensor
+    config: TrainConfig, batch: Batch, loss: Loss, weights: Weights | None, done: torch.Tensor
 ) -> torch.Tensor:
     """What training minimises: smoothed cross-entropy, and what is asked of attention. Gold links weigh as much as the
-    `share` of training that is done: asked for from the first, they cost translation quality."""
+    share of training that is `done`: asked for from the first, they cost translation quality."""
     total = loss.smoothed
     if weights is None or not (config.coverage_loss or config.guided_alignment):
         return total
@@ -66,5 +66,5 @@ def objective(
     if config.coverage_loss:
         total = total + config.coverage_loss * coverage_loss(dense_BTS, batch.target_BT[:, 1:] != PAD)
     if config.guided_alignment:
-        total = total + config.guided_alignment * share * guidance_loss(dense_BTS, batch.guide_BTS)
+        total = total + config.guided_alignment * done * guidance_loss(dense_BTS, batch.guide_BTS)
     return total

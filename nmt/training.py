@@ -34,7 +34,8 @@ def fit(state: TrainState) -> float:
 
     Raises:
         SystemExit: 128 + the signal's number.
-        UserError: `train.max_skipped` updates in a row failed; or there is no room for a checkpoint.
+        UserError: `train.max_skipped` updates in a row failed; there is no room for a checkpoint; or memory does not
+            suffice for a single pair.
     """
     run, progress = state.run, state.progress
     batches = updates(state)
@@ -55,6 +56,7 @@ def fit(state: TrainState) -> float:
         meter, saved = Meter(state), time.monotonic()
         while not finished(state, last_step):
             if progress.position >= len(batches):
+                meter.settle()  # of what failed the pairs are told, while they are here
                 turn_over(state)
                 del batches  # of a large corpus two orders at a time are much memory
                 batches = updates(state)

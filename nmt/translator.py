@@ -146,7 +146,7 @@ class Translator:
             beginnings: with what words the translation of each line begins; of a line in parts that of the first.
 
         Raises:
-            UserError: a beginning is longer than a translation may be.
+            UserError: a beginning is longer than a translation may be; or memory does not suffice for one line.
         """
         parts = self.parts(lines, beginnings, first_line)
         warn_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
@@ -210,7 +210,11 @@ class Translator:
         return found
 
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
-        """Forced decoding: the log-probability of each given pair."""
+        """Forced decoding: the log-probability of each given pair.
+
+        Raises:
+            UserError: memory does not suffice for one pair.
+        """
         source_ids = self.tokenizer.source.encode(list(sources))
         found = self.forced(source_ids, self.tokenizer.target.encode(list(targets)), progress, keep_weights=False)
         return [self.read(source, hypothesis) for source, hypothesis in zip(source_ids, found, strict=True)]
@@ -223,6 +227,9 @@ class Translator:
 
         A pair of more than `max_length` pieces on a side, `</s>` counted, gets no weights. `first_line` is the
         number of the first pair in the warning of that.
+
+        Raises:
+            UserError: memory does not suffice for one pair.
         """
         source_ids, source_index = self.tokenizer.source.encode_words(sources)
         target_ids, target_index = self.tokenizer.target.encode_words(targets)
@@ -288,7 +295,8 @@ class Translator:
                 short = within_memory(work) is None
                 order = [row for row in rows if row not in results] + order[len(rows) :]  # the first of it were in work
                 if short and len(rows) == 1:
-                    remedy = f"; lower search.beam={width}" if width > 1 else ""
+                    key = "n_best" if self.config.sample else "beam"
+                    remedy = f"; lower search.{key}={width}" if width > 1 else ""
                     raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}", own=True)
                 if short:
                     log.warning(f"out of memory for {size:,} lines at a time: going on with fewer", extra={"own": True})

@@ -75,14 +75,14 @@ def find_gradient(
     source = sum(int(batch.source_length_B.sum()) for batch in batches)
     target = sum(int(batch.target_length_B.sum()) for batch in batches)
     numbers_4 = torch.tensor([tokens, (step + 1) / last_step, source, target], dtype=wide(model.dtype))
-    scale_2, counts_2 = sent(numbers_4, state.device).split(2)
+    update_2, counts_2 = sent(numbers_4, state.device).split(2)
     model.train()
     sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields]
     totals: list[Any] = [None for _ in model.parameters()]
     for number, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, step, rank() + ranks() * number))
         try:
-            loss, found = state.differentiate(batch.to(state.device), scale_2, state.scale.factor)
+            loss, found = state.differentiate(batch.to(state.device), update_2, state.scale.factor)
         except (RuntimeError, MemoryError):
             model.zero_grad(set_to_none=True)  # half of a backward pass may be there
             raise

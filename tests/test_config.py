@@ -201,6 +201,7 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: DataConfig(source="en"), "data.source and data.target are both 'en'"),
         (lambda: DataConfig(source="fr"), "the built-in corpus has de and en"),
         (lambda: DataConfig(limit=0), "data.limit=0 must be a number of at least 1"),
+        (lambda: SearchConfig(max_length=10**19), "search.max_length=1.* must be a number of at least 1 and below 2"),
         (lambda: DataConfig(max_length=0), "data.max_length=0"),
         (lambda: DataConfig(invalid="ignore"), "data.invalid=ignore is not one of refuse, drop"),
         (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),

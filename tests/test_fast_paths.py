@@ -232,8 +232,8 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
     again = replayed(run, state.model)
     for share in (0.1, 0.5, 0.9):
-        scale_2 = torch.tensor([50, share], dtype=torch.float64)
-        given = batch, scale_2, torch.tensor(4.0)
+        update_2 = torch.tensor([50, share], dtype=torch.float64)
+        given = batch, update_2, torch.tensor(4.0)
         expected = differentiate(run, state.model, *given)
         with monkeypatch.context() as patch:
             patch.setattr("nmt.model.seq2seq.DROPPING", ())
@@ -248,10 +248,10 @@ def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
     state = begin(name, "lstm", torch.float32, "cuda")
     state.model.dtype = torch.bfloat16
     batch, found = assemble(state.train, np.arange(8)).filled().to(state.device), []
-    scale_2 = torch.tensor([50, 0.5], device=state.device)
+    update_2 = torch.tensor([50, 0.5], device=state.device)
     for again in (partial(differentiate, state.run, state.model), *[state.differentiate] * 3):
         torch.manual_seed(1)
-        found.append(again(batch, scale_2, state.scale.factor))
+        found.append(again(batch, update_2, state.scale.factor))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
     torch.cuda.set_sync_debug_mode("error")

@@ -351,7 +351,7 @@ def test_dropout_is_on_embeddings_between_layers_and_before_the_output(
         def dropped(self: Dropout, x: Tensor) -> Tensor:
             if forward(self, x) is x:
                 return x
-            places.append((names[self], self.share, *x.shape))
+            places.append((names[self], self.p, *x.shape))
             return x / 2 if len(places) == halved else x
 
         monkeypatch.setattr(Dropout, "forward", dropped)

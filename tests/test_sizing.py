@@ -63,18 +63,18 @@ def test_pairs_beyond_the_limit_do_not_count(corpus: DataConfig) -> None:
     assert sized(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
 
 
-def test_small_is_the_recipe_of_multi30k_at_its_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "pairs"), [("multi30k_de_en", 29_000), ("tatoeba_de_en", 164_811)])
+def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, tmp_path: Path) -> None:
     for side in ("de", "en"):
-        (tmp_path / f"train.{side}").write_text(f"{side}\n" * 29_000)
+        (tmp_path / f"train.{side}").write_text(f"{side}\n" * pairs)
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        small, multi30k = (
-            checked(compose("train", [f"experiment={recipe}", f"data.path={tmp_path}"]))
-            for recipe in ("small", "multi30k_de_en")
+        small, own = (
+            checked(compose("train", [f"experiment={name}", f"data.path={tmp_path}"])) for name in ("small", recipe)
         )
     picked = sized(small, ())
     for section in SECTIONS:
-        assert getattr(picked, section) == getattr(multi30k, section)
+        assert getattr(picked, section) == getattr(own, section)
 
 
 @pytest.mark.parametrize(

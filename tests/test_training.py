@@ -87,7 +87,7 @@ def folders(run: Path) -> set[str]:
 def without_dropout(state: TrainState) -> TrainState:
     for module in state.model.modules():
         if isinstance(module, Dropout):
-            module.share = 0.0
+            module.p = 0.0
     return state
 
 
@@ -285,6 +285,15 @@ def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path
     assert all(pair["source"] == lines[pair["pair"] - 1] for pair in pairs)
     assert "".join(pairs[0]["target_pieces"]).replace("▁", " ").strip() == pairs[0]["target"]
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_failures_are_known_before_other_pairs_take_the_place_of_those(corpus: Path, tmp_path: Path) -> None:
+    state = state_of(corpus, tmp_path, max_epochs=2, max_skipped=1, log_every=1000, validate_every=1000)
+    with torch.no_grad():
+        state.model.output.bias[5] = math.nan
+    with pytest.raises(UserError, match="1 updates in a row"):
+        fit(state)
+    assert state.progress.epoch == 0
 
 
 def test_an_update_that_fails_is_skipped_and_counted(

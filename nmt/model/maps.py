@@ -81,22 +81,22 @@ def cast(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[
 
 
 class Dropout(nn.Module):
-    """Zero a share of the values in training and scale the others up by 1 / (1 - share) (Srivastava et al. 2014).
+    """Zero a share p of the values in training and scale the others up by 1 / (1 - p) (Srivastava et al. 2014).
 
-    As `nn.Dropout`, but a processor draws 64 random bits for four values: several times faster, with the share rounded
+    As `nn.Dropout`, but a processor draws 64 random bits for four values: several times faster, with p rounded
     to a multiple of 2^-16.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.share = share
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and self.share):
+        if not (self.training and self.p):
             return x
         bits = torch.empty(x.numel() // 4 + 1, dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[: x.numel()] >= round(self.share * 2**16) - 2**15
-        return x * kept.to(x.dtype).mul_(1 / (1 - self.share)).view(x.shape)
+        kept = bits.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.p)).view(x.shape)
 
 
 # ------------------------------------------------------------------------------------------------ deferred gradients
