@@ -111,7 +111,9 @@ def explain(error: Exception) -> str:
         if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
             return f"{error.override} cannot be read: the shell left ~ as it is; write {key}={path}"
         remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
-        if value.startswith("[") and value.endswith("]"):
+        if value.startswith("[") and value.endswith(","):  # the shell has divided it
+            remedy = f"a list has no spaces, or is quoted as a whole: '{key}=[A, B]'"
+        elif value.startswith("[") and value.endswith("]"):
             remedy = f"""quote each item that has signs in it: '{key}=["ITEM","ITEM"]'"""
         return f"{error.override} cannot be read; {remedy}"
     cause = error.__cause__ or error
@@ -119,6 +121,8 @@ def explain(error: Exception) -> str:
     complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
     if complaint.startswith("Ambiguous value"):
         return f"{complaint}; a list is written KEY=[A,B], and a run for each value wants -m"
+    if complaint.startswith("Cannot convert 'list' to string"):
+        complaint = "one value is needed here, not a list"
     if "INTERVAL_SWEEP" in complaint:
         return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
     override = str(error).partition("Error merging override ")[2]

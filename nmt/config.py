@@ -251,7 +251,10 @@ class TrainRun:
                 "write model.attention.coverage=true too"
             )
         if self.model.tie == "three" and not self.tokenizer.joint:
-            raise UserError("model.tie=three shares source and target embeddings: it needs tokenizer.joint=true")
+            raise UserError(
+                "model.tie=three shares source and target embeddings, and tokenizer.joint=false gives each side pieces "
+                "of its own; write model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
+            )
 
 
 @dataclass(slots=True)

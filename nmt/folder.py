@@ -129,7 +129,8 @@ def open_folder(state: TrainState, start: Start) -> AcquireReturnProxy:
             load_weights(state.model, start.checkpoint)
         clear(folder)
     begin(folder)
-    save_config(folder, run)  # first of all: by it a folder is known to be a run
+    if not start.resuming:  # else it is as it was until there is something to do
+        save_config(folder, run)  # first of all: by it a folder is known to be a run
     state.tokenizer.save(folder)
     return held
 
@@ -172,9 +173,9 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
     free = harmless(run)
     if known := [text for key, text in changed.items() if key in free]:
-        log.info(f"changed since this run began: {', '.join(known)}")
+        log.info(f"changed since this run last trained: {', '.join(known)}")
     if other := [text for key, text in changed.items() if key not in free]:
-        log.warning(f"changed since this run began, which changes its numbers: {', '.join(other)}")
+        log.warning(f"changed since this run last trained, which changes its numbers: {', '.join(other)}")
 
 
 def harmless(run: TrainRun) -> set[str]:

@@ -16,7 +16,7 @@ SECTIONS = ("tokenizer", "model", "optim", "train")
 WHY = {
     "tokenizer.vocab_size": "in few sentences only a small vocabulary's pieces are frequent",
     "model.hidden": "the fewer the pairs, the sooner a large model knows them by heart",
-    "model.dropout": "it keeps a model from knowing few pairs by heart; beside R-Drop less of it suffices",
+    "model.dropout": "it keeps a model from knowing few pairs by heart",
     "train.r_drop": "R-Drop, two passes over each batch, is for sizes at which it was measured to be better",
     "train.max_epochs": "a small corpus has few updates an epoch",
 }

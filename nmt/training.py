@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from nmt.checkpoint import save_config
 from nmt.config import MONITORS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
@@ -47,6 +48,8 @@ def fit(state: TrainState) -> float:
     if finished(state, last_step) and progress.judged == progress.step:
         more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
+    elif progress.step and not rank():
+        save_config(state.folder, run)  # it goes on, maybe with other settings
     with (
         deferred_signals() as signals,
         tqdm(total=last_step, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,

@@ -23,6 +23,7 @@ from statistics import mean, stdev
 from textwrap import fill
 from typing import Any
 
+from nmt.errors import UserError
 from nmt.plot import curves
 
 PAGE = Path("docs/results.md")
@@ -119,11 +120,15 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         sys.exit(__doc__)
     folder = Path(arguments[0])
+    if not PAGE.is_file():
+        sys.exit(f"there is no {PAGE} in {Path.cwd()}, which this writes to: run it in the checkout")
     groups: dict[str, dict[int, Run]] = defaultdict(dict)
     for log in sorted(folder.rglob("train.log")):
         name = str(log.parent.relative_to(folder))
         if seed := SEED.search(name):
             groups[SEED.sub("", name).strip(",")][int(seed[1])] = read(log.parent)
+        else:
+            print(f"left out {log.parent}: its name has no seed, as seed=1", file=sys.stderr)
     if not groups:
         sys.exit(f"{folder} has no runs named after a seed, as seed=1; python -m nmt.train -m seed=1,2,3 makes them")
     everywhere = set.intersection(*(set(label.split(",")) for label in groups)) - {""}  # such as a recipe's name
@@ -153,7 +158,10 @@ def main(arguments: list[str]) -> None:
         if timed(alike)
     }
     if points:
-        curves(picture, points, "minutes", "BLEU, valid")
+        try:
+            curves(picture, points, "minutes", "BLEU, valid")
+        except UserError as error:  # no matplotlib
+            sys.exit(str(error))
         lines += ["", f"![BLEU against time](pictures/{picture.name})"]
     begin, end = f"<!-- {folder}: written by scripts/results.py -->", f"<!-- end of {folder} -->"
     page = PAGE.read_text(encoding="utf-8")

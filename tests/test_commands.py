@@ -275,7 +275,10 @@ def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
     numbers = [{k: v for k, v in events(run)[0].items() if k not in timed} for run in (one, stopped)]  # of step 5
     assert numbers[0] == numbers[1]
     assert events(one)[-1] == events(stopped)[-1]
+    settings = [(run / "config.yaml").read_text() for run in (one, stopped)]
+    assert "max_steps: 15\n" in settings[1]
     assert b"finished already" in train("one", 15, "auto")
+    assert (one / "config.yaml").read_text() == settings[0]  # it was not trained with these
 
 
 def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:

@@ -81,6 +81,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             "model.hidden=[1",
             """model.hidden=[1 cannot be read; quote a value that has signs in it: 'model.hidden="[1"'""",
         ),
+        ("model.hidden=[1,", "model.hidden=[1, cannot be read; a list has no spaces, or is quoted as a whole"),
+        ("data.path=[a,b]", "data.path=[a,b]: one value is needed here, not a list"),
         ("data.path=~/text", "data.path=~/text cannot be read: the shell left ~ as it is; write data.path=$HOME/text"),
         ("init_from=[~/a,~/b]", "the shell left ~ as it is; write init_from=[$HOME/a,$HOME/b]"),
         ("name=a=b", """name=a=b cannot be read; quote a value that has signs in it: 'name="a=b"'"""),
@@ -194,7 +196,7 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: TrainRun(resume="true", overwrite=True), "overwrite=true contradicts resume=true"),
         (
             lambda: TrainRun(tokenizer=TokenizerConfig(joint=False), model=ModelConfig(tie="three")),
-            "model.tie=three .* tokenizer.joint=true",
+            "model.tie=three .* write model.tie=two, .* or tokenizer.joint=true",
         ),
         (lambda: DataConfig(format="csv"), "data.format=csv is not one of"),
         (lambda: DataConfig(format="text"), "data.path is not set"),

@@ -156,10 +156,21 @@ def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
         read({"train.de": b"\xff", "train.en": b"a"}, invalid="drop")
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_another_encoding_is_named(read: Read, ending: str) -> None:
+    for invalid in ("refuse", "drop"):
+        with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8"):
+            text = packed("ä\nb\n".encode("utf-16"), ending) if ending else "ä\nb\n".encode("utf-16")
+            read({f"train.de{ending}": text, "train.en": b"x\ny\n"}, invalid=invalid)
+    with pytest.raises(UserError, match="train.en:1: not UTF-8 .*whole file has another encoding, .*: iconv -f LATIN1"):
+        read({"train.de": b"x\n", "train.en": "ä\n".encode("latin-1")})
+
+
 @pytest.mark.parametrize(
     "format, sides, lines, trouble",
     [
-        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td\te", b"\xff\tb", b"", b"\t"], {"short of columns": [2, 5]}),
+        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"], {"short of columns": [2, 5]}),
+        ("tsv", ("1", "2"), [b"a\tb\tc", b"c\td", b"c\td\te\tf"], {"of too many columns": [3]}),
         ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"short of columns": [2, 4]}),
         ("tsv", ("x", "y"), [b"x\ty", b"a\ta\tb", b"a\tb"], {"of too many columns": [2]}),
         (
@@ -617,7 +628,7 @@ def test_where_lines_of_real_text_are_lacking(name: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- tsv
 def test_tsv_by_number_and_by_name(read: Read) -> None:
     table = '1\tein "Hund\ta dog\r\n2\t\tnothing\n3\tab\rc\tx\tmore'
-    assert read({"train.tsv": table}, format="tsv", source="2", target="3") == (
+    assert read({"train.tsv": table.removesuffix("\tmore")}, format="tsv", source="2", target="3") == (
         ['ein "Hund', "", "ab\rc"],
         ["a dog", "nothing", "x"],
     )

@@ -108,7 +108,7 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     assert f"model.dropout={dropout} (up to" in log
     works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
-    assert "resuming" in log and "changed since this run began: resume=true (was false)\n" in log
+    assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
     given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
     works(*command, "name=given", *given, folder=tmp_path)
     assert "by_pairs has" not in (tmp_path / "runs" / "given" / "train.log").read_text()

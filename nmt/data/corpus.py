@@ -26,7 +26,7 @@ from nmt.config import DataConfig
 from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import FIRST, PACKED, between_spaces, counted, first_of
+from nmt.data.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
@@ -107,8 +107,12 @@ def read_files(data: DataConfig, split: str) -> Dataset:
 def note(line: BadLine, bad: dict[tuple[Path, str], list[int]], data: DataConfig) -> None:
     """Refuse a line, or count it, and keep the numbers of the first."""
     if data.invalid == "refuse":
+        whole = ""
+        if line.kind == NOT_TEXT:
+            whole = "; if the whole file has another encoding, make UTF-8 of it: iconv -f LATIN1 -t UTF-8"
         raise UserError(
-            f"{line.file}:{line.number}: {line.reason}; mend the line, or leave such lines out: data.invalid=drop"
+            f"{line.file}:{line.number}: {line.reason}; mend the line, or leave such lines out: "
+            f"data.invalid=drop{whole}"
         )
     counts = bad[line.file, line.kind]
     counts[0] += 1

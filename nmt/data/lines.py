@@ -1,6 +1,7 @@
 """Lines of text: they end at `\\n` alone; a `\\r` before it is dropped, and so is a byte order mark at the start of a
 file."""
 
+import codecs
 import io
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,17 +30,25 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """A file in binary, unpacked if its name says that it is packed.
 
     Raises:
-        UserError: it is damaged, or packed in another way.
+        UserError: it is damaged, packed in another way, or UTF-16.
     """
     if path.suffix not in PACKED:
         with open(path, "rb") as file:
+            check_encoding(file, path)
             yield file
         return
     try:
         with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream, io.BufferedReader(stream) as file:
+            check_encoding(file, path)
             yield cast(BinaryIO, file)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
+
+
+def check_encoding(file: io.BufferedReader, path: Path) -> None:
+    """Refuse what would pass for UTF-8, each character with a NUL beside it, but for its first line."""
+    if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise UserError(f"{path} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8")
 
 
 def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:

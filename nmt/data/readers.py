@@ -188,11 +188,12 @@ def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int
 
 
 def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
-    """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1."""
+    """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1. A line
+    of more than the first is none: a tab within a text would make another column of its end."""
     header = not (source.isdecimal() and target.isdecimal())
+    with opened(path) as file:
+        names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
     if header:
-        with opened(path) as file:
-            names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
         for name in (source, target):
             if name not in names:
                 raise UserError(
@@ -210,7 +211,7 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
         needed = max(left, right) + 1
         if len(cells) < needed:
             raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
-        if header and len(cells) > len(names):  # a tab within a text would make another column of its end
+        if len(cells) > len(names):
             raise NoPair("of too many columns", f"{len(cells)} columns, but the first line has {len(names)}")
         return cells[left], cells[right]
 
