@@ -131,12 +131,13 @@ def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> di
     """The pair of each line by its number, None for a line that holds none; or None, where there is no telling."""
     lines = [lines_in(content) for content in contents]
     found: dict[int, Any] = {}
-    names, most = sides, math.inf
+    first = lines[0][0].decode(errors="replace").split("\t") if lines[0] else []
+    names, most = sides, len(first)
     if kind == "named":
-        header = lines[0].pop(0).decode(errors="replace").split("\t") if lines[0] else []
-        if not set(names) <= set(header):
+        if not set(names) <= set(first):
             return None
-        names, most = (str(header.index(sides[0]) + 1), str(header.index(sides[1]) + 1)), len(header)
+        names = str(first.index(sides[0]) + 1), str(first.index(sides[1]) + 1)
+        del lines[0][0]
     if len({len(side) for side in lines}) > 1:
         return None
     for number, line in enumerate(zip(*lines, strict=True), 2 if kind == "named" else 1):
