@@ -192,15 +192,15 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
     of more than the first is none: a tab within a text would make another column of its end."""
     header = not (source.isdecimal() and target.isdecimal())
     with opened(path) as file:
-        names = next(raw_lines(file), b"").decode(errors="replace").split("\t")
+        first = next(raw_lines(file), b"").decode(errors="replace").split("\t")
     if header:
         for name in (source, target):
-            if name not in names:
+            if name not in first:
                 raise UserError(
-                    f"{path}: no column '{name}' in the first line, which has {listed(names)}{nearest(name, names)}; "
+                    f"{path}: no column '{name}' in the first line, which has {listed(first)}{nearest(name, first)}; "
                     "if it names no columns, give their numbers: data.source=1 data.target=2"
                 )
-        left, right = names.index(source), names.index(target)
+        left, right = first.index(source), first.index(target)
     else:
         left, right = int(source) - 1, int(target) - 1
         if min(left, right) < 0:
@@ -211,8 +211,8 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
         needed = max(left, right) + 1
         if len(cells) < needed:
             raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
-        if len(cells) > len(names):
-            raise NoPair("of too many columns", f"{len(cells)} columns, but the first line has {len(names)}")
+        if len(cells) > len(first):
+            raise NoPair("of too many columns", f"{len(cells)} columns, but the first line has {len(first)}")
         return cells[left], cells[right]
 
     return in_batches(parsed(path, parse, skip=int(header)))
