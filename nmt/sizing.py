@@ -15,6 +15,7 @@ from nmt.errors import UserError, nearest
 SECTIONS = ("tokenizer", "model", "optim", "train")
 WHY = {
     "tokenizer.vocab_size": "in few sentences only a small vocabulary's pieces are frequent",
+    "model.embed": "the more pairs, the more a model can learn of each piece",
     "model.hidden": "the fewer the pairs, the sooner a large model knows them by heart",
     "model.dropout": "it keeps a model from knowing few pairs by heart",
     "train.r_drop": "R-Drop, two passes over each batch, is for sizes at which it was measured to be better",
