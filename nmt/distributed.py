@@ -29,6 +29,7 @@ ALONE = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "TO
 LAUNCHED = {  # by torchrun: processes of the job, and of this machine; the number of this one among either; restarts
     name: int(os.environ.get(name, default)) for name, default in ALONE.items()
 }
+STDERR = 2  # its file descriptor
 PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
 DTYPES = {
@@ -341,14 +342,22 @@ def log_to_file(path: Path) -> Iterator[logging.Handler]:
 # ------------------------------------------------------------------------------------------------------------ signals
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once."""
+    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once.
+
+    It is answered past the log and Python's buffers: they cannot be written to where it comes while they are.
+    """
     received: list[int] = []
 
     def note(number: int, _: object) -> None:
         received.append(number)
         for other in before:
             signal.signal(other, signal.SIG_DFL)
-        log.warning(f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once")
+        if LAUNCHED["RANK"]:
+            return
+        below = "\n" * os.isatty(STDERR)  # a progress bar
+        answer = f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once\n"
+        with contextlib.suppress(OSError):  # nobody reads any more
+            os.write(STDERR, (below + answer).encode())
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

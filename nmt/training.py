@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,8 @@ def fit(state: TrainState) -> float:
                 continue
             saved = time.monotonic()
             if signal:
-                log.info(f"stopped at step {progress.step}; the same command with resume=auto goes on")
+                what = f"{Signals(signal).name}: stopped at step {progress.step}"
+                log.info(f"{what}; the same command with resume=auto goes on")
                 raise SystemExit(128 + signal)
     if progress.judged != progress.step:
         judge(state, validate(state))

@@ -1,7 +1,9 @@
 """What docs/reliability.md promises: trainings that are ended, disks that are full, files that are damaged or made to
 deceive. The trials of scripts/faults.py are run as a user would run them."""
 
+import io
 import json
+import logging
 import math
 import os
 import pickle
@@ -31,7 +33,7 @@ import nmt
 from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
 from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
-from nmt.distributed import log, log_to_file
+from nmt.distributed import deferred_signals, log, log_to_file, log_to_stderr
 from nmt.errors import UserError
 from nmt.files import sha256_of, write_atomically
 from nmt.folder import check_folder, check_same
@@ -251,6 +253,30 @@ def test_a_signal_is_neither_lost_nor_hides_a_message(body: str, code: int, mess
     command = [sys.executable, "-c", ENDED.format(body=body)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (code, message)
+
+
+class Signalled(io.RawIOBase):
+    """A file where a signal comes while it is written to, when Python lets nobody else write there."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return len(data)
+
+
+def test_a_signal_may_come_while_a_line_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = io.TextIOWrapper(io.BufferedWriter(Signalled()), line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
+        monkeypatch.setattr(log, name, value)
+    log_to_stderr()
+    with deferred_signals() as received:
+        log.warning("a line")
+        assert received == [signal.SIGTERM] and "SIGTERM: finishing this step" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk
