@@ -3,7 +3,6 @@ deceive. The trials of scripts/faults.py are run as a user would run them."""
 
 import io
 import json
-import logging
 import math
 import os
 import pickle
@@ -33,7 +32,7 @@ import nmt
 from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
 from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
-from nmt.distributed import deferred_signals, log, log_to_file, log_to_stderr
+from nmt.distributed import _Lines, deferred_signals, log, log_to_file
 from nmt.errors import UserError
 from nmt.files import sha256_of, write_atomically
 from nmt.folder import check_folder, check_same
@@ -271,9 +270,7 @@ def test_a_signal_may_come_while_a_line_is_shown(
 ) -> None:
     shown = io.TextIOWrapper(io.BufferedWriter(Signalled()), line_buffering=True)
     monkeypatch.setattr(sys, "stderr", shown)
-    for name, value in {"handlers": [], "propagate": True, "level": logging.NOTSET}.items():
-        monkeypatch.setattr(log, name, value)
-    log_to_stderr()
+    monkeypatch.setattr(log, "handlers", [_Lines()])
     with deferred_signals() as received:
         log.warning("a line")
         assert received == [signal.SIGTERM] and "SIGTERM: finishing this step" in capfd.readouterr().err
