@@ -4,14 +4,14 @@ python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs
 
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that falls
-in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces, in an environment of its own
-(`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the epoch with
-the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or that of
-ours, that is better on the validation text. Runs of ours, those below `runs`, must have been evaluated on the test
-split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by default
-under runs/bench_quality; what is there already, of the same text, epochs and eole.yaml, is not made again, and a
-training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of pairs of a
-first epoch.
+in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces (or pieces=N), in an environment
+of its own (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the
+epoch with the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or
+that of ours, that is better on the validation text. Runs of ours, those below `runs`, must have been evaluated on the
+test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by
+default under runs/bench_quality; what is there already, of the same text, epochs, pieces and eole.yaml, is not made
+again, and a training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of
+pairs of a first epoch.
 """
 
 import json
@@ -28,6 +28,7 @@ from xxhash import xxh3_128_hexdigest
 
 from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
+from nmt.errors import UserError
 
 SENTENCES = 64  # an update of Eole
 PENALTIES = ("avg", "wu")  # its default, the mean log-probability of a piece, and that of ours, Wu et al. 2016
@@ -80,11 +81,13 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
 
 
 def main() -> None:
-    settings = settings_given(source="de", target="en", epochs="18", runs="", folder="", data="", beam="5")
-    numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "beam")]
+    settings = settings_given(
+        source="de", target="en", epochs="18", pieces="8000", beam="5", data="", runs="", folder=""
+    )
+    numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "pieces", "beam")]
     if not settings["data"] or not all(numbers):
         sys.exit(__doc__)
-    epochs, beam = numbers
+    epochs, pieces, beam = numbers
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
     given = settings["runs"]
     runs = sorted(path.parent for path in Path(given).rglob("config.yaml")) if given else []
@@ -95,13 +98,14 @@ def main() -> None:
     if missing := [str(path) for path in files if not path.is_file()]:
         sys.exit(f"missing: {', '.join(missing)}")
     text = lines(data / f"train.{source}")
-    name = f"{data.name}_{source}_{target}_{epochs}_epochs"
+    name = f"{data.name}_{source}_{target}_{epochs}_epochs_{pieces}_pieces"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     sealed, known = [*files, HERE / "eole.yaml"], folder / "digests"
-    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed) + f"{epochs} epochs\n"
+    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed)
+    digests += f"{epochs} epochs, {pieces} pieces\n"
     if known.exists() and known.read_text() != digests:
-        sys.exit(f"{folder} is of other text, epochs or of another scripts/eole.yaml; give another folder=")
+        sys.exit(f"{folder} is of other text, epochs, pieces or of another scripts/eole.yaml; give another folder=")
     known.write_text(digests)
     eole = install(folder.parent)  # one for all corpora
     epoch = -(-len(text) // SENTENCES)
@@ -110,7 +114,10 @@ def main() -> None:
     if len(whole) < epochs:
         if not whole:
             (folder / "vocabulary").unlink(missing_ok=True)
-            tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig())
+            try:
+                tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig(vocab_size=pieces))
+            except UserError as error:
+                sys.exit(f"pieces={pieces}: {error}")
             write_pieces(tokenizer, data, source, target, folder)
         with open(folder / "starts", "a") as file:
             file.write(f"{time.time()}\n")
