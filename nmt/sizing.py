@@ -17,7 +17,11 @@ WHY = {
     "tokenizer.vocab_size": "in few sentences only a small vocabulary's pieces are frequent",
     "model.embed": "the more pairs, the more a model can learn of each piece",
     "model.hidden": "the fewer the pairs, the sooner a large model knows them by heart",
+    "model.encoder_layers": "a second layer is for sizes at which it was measured to be better",
+    "model.decoder_layers": "as many as in the encoder",
+    "model.residual": "an upper layer adds to what the lower one found",
     "model.dropout": "it keeps a model from knowing few pairs by heart",
+    "optim.lr": "two layers learn sooner with a lower rate",
     "train.r_drop": "R-Drop, two passes over each batch, is for sizes at which it was measured to be better",
     "train.max_epochs": "a small corpus has few updates an epoch",
 }

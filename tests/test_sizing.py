@@ -109,7 +109,8 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
-    given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
+    layers = ("model.encoder_layers=1", "model.decoder_layers=1", "model.residual=false", "optim.lr=0.003")
+    given = (*layers, "model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
     works(*command, "name=given", *given, folder=tmp_path)
     assert "by_pairs has" not in (tmp_path / "runs" / "given" / "train.log").read_text()
     stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
