@@ -214,7 +214,7 @@ class TrainRun:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    by_pairs: dict[str, dict[int, Any] | None] = field(default_factory=dict)  # KEY: null | {0: VALUE, N: from N pairs}
+    by_pairs: dict[str, dict[int, Any] | None] = field(default_factory=dict)  # KEY: null | {N: VALUE from N pairs on}
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)

@@ -7,11 +7,11 @@ attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.
 in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces (or pieces=N), in an environment
 of its own (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the
 epoch with the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or
-that of ours, that is better on the validation text. Runs of ours, those below `runs`, must have been evaluated on the
-test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept in a folder, by
-default under runs/bench_quality; what is there already, of the same text, epochs, pieces and eole.yaml, is not made
-again, and a training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the order of
-pairs of a first epoch.
+that of ours, that is better on the validation text. Runs of ours, those below `runs`, must be of one recipe and have
+been evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept
+in a folder, by default under runs/bench_quality; what is there already, of the same text, epochs, pieces and eole.yaml,
+is not made again, and a training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the
+order of pairs of a first epoch.
 """
 
 import json
@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import sacrebleu
 import yaml
@@ -26,7 +27,7 @@ from peer import HERE, configure, install, joined, lines, predict, run, write_pi
 from settings import settings_given
 from xxhash import xxh3_128_hexdigest
 
-from nmt.config import TokenizerConfig
+from nmt.config import FREE, TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.errors import UserError
 
@@ -58,24 +59,32 @@ def minutes(folder: Path, checkpoints: list[Path]) -> float:
 
 
 def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
-    """BLEU of runs of ours, which must be trained and evaluated on this corpus, with this beam."""
+    """BLEU of runs of ours, which must be trained and evaluated on this corpus, with this beam and in one way."""
     found = {}
+    alike: dict[str, Any] = {}  # of the first
     for ours in runs:
         path = ours / "eval" / "test" / "metrics.json"
         if not path.is_file():
-            sys.exit(f"{path} is missing: python -m nmt.evaluate checkpoint={ours} search.beam={beam}")
+            sys.exit(f"{path} is missing: python -m nmt.evaluate 'checkpoint=\"{ours}\"' search.beam={beam}")
         tested = json.loads(path.read_text(encoding="utf-8"))
         if tested["search"]["beam"] != beam:
             sys.exit(f"{path} is of beam {tested['search']['beam']}; give that as beam= here, or evaluate once more")
         best = ours / "checkpoints" / "best"
         if best.is_file() and tested["checkpoint"] != best.read_text().strip():
             sys.exit(f"{path} is of {tested['checkpoint']}, not of the best checkpoint; evaluate {ours} once more")
-        trained = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))["data"]
-        for done, own in (("trained", trained), ("evaluated", tested["data"])):
+        config = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))
+        for done, own in (("trained", config["data"]), ("evaluated", tested["data"])):
             same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
             if not same or own.get("limit") or own.get("corpora"):
                 keys = ("path", "source", "target", "limit", "corpora")
                 sys.exit(f"{ours} was {done} on {' '.join(f'data.{key}={own[key]}' for key in keys if own.get(key))}")
+        sections = {name: config[name] for name in ("tokenizer", "model", "optim", "train")}
+        sections["search"] = tested["search"]
+        settings = {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
+        settings = {key: value for key, value in settings.items() if key not in FREE}
+        alike = alike or settings
+        if unlike := [key for key, value in settings.items() if value != alike.get(key)]:
+            sys.exit(f"runs= must be of one recipe, but {runs[0]} and {ours} differ in {', '.join(unlike)}")
         found[str(ours)] = float(tested["bleu"])
     return found
 
@@ -85,18 +94,20 @@ def main() -> None:
         source="de", target="en", epochs="18", pieces="8000", beam="5", data="", runs="", folder=""
     )
     numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "pieces", "beam")]
-    if not settings["data"] or not all(numbers):
+    if not settings["data"]:
         sys.exit(__doc__)
+    if not all(numbers):
+        sys.exit("epochs=, pieces= and beam= are whole numbers from 1 on")
     epochs, pieces, beam = numbers
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
+    files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
+    if missing := [str(path) for path in files if not path.is_file()]:
+        sys.exit(f"missing: {', '.join(missing)}")
     given = settings["runs"]
     runs = sorted(path.parent for path in Path(given).rglob("config.yaml")) if given else []
     if given and not runs:
         sys.exit(f"runs={given} has no run")
     scores = scores_of(runs, data, source, target, beam)
-    files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
-    if missing := [str(path) for path in files if not path.is_file()]:
-        sys.exit(f"missing: {', '.join(missing)}")
     text = lines(data / f"train.{source}")
     name = f"{data.name}_{source}_{target}_{epochs}_epochs_{pieces}_pieces"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()

@@ -38,9 +38,18 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     assert run == wanted
     assert caplog.messages[-3:] == [
         "30 training pairs, for which by_pairs has",
-        f"  tokenizer.vocab_size=400 (up to 40): {WHY['tokenizer.vocab_size']}",
-        f"  model.dropout=0.5 (up to 31): {WHY['model.dropout']}",
+        f"  tokenizer.vocab_size=400 (below 40): {WHY['tokenizer.vocab_size']}",
+        f"  model.dropout=0.5 (below 31): {WHY['model.dropout']}",
     ]
+
+
+def test_before_its_first_number_a_table_has_nothing(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nmt")
+    run = TrainRun(data=corpus, by_pairs={"model.dropout": {31: 0.4}, "model.embed": {}})
+    run.model.dropout = 0.1
+    assert sized(run, ()) == replace(run, by_pairs={})
+    assert caplog.messages[-1] == "30 training pairs, for which by_pairs has nothing"
+    assert sized(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
 
 
 def test_what_is_given_stays(corpus: DataConfig) -> None:
@@ -80,7 +89,6 @@ def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, t
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({"model.dropout": {5: 0.1}}, "by_pairs has no value of model.dropout from 0 pairs on"),
         ({"model.dropuot": {0: 0.1}}, "model.dropuot is no key of tokenizer, .*; did you mean 'model.dropout'"),
         ({"model": {0: {"dropout": 0.1}}}, "model is no key"),
         ({"data.limit": {0: 1}}, "data.limit is no key"),
@@ -105,14 +113,13 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "30 training pairs, for which by_pairs has\n" in log and "vocab_size" not in log
     dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
-    assert f"model.dropout={dropout} (up to" in log
+    assert f"model.dropout={dropout} (below" in log
     works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
-    layers = ("model.encoder_layers=1", "model.decoder_layers=1", "model.residual=false", "optim.lr=0.003")
-    given = (*layers, "model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
+    given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
     works(*command, "name=given", *given, folder=tmp_path)
-    assert "by_pairs has" not in (tmp_path / "runs" / "given" / "train.log").read_text()
+    assert "by_pairs has nothing\n" in (tmp_path / "runs" / "given" / "train.log").read_text()
     stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
     assert "write ~by_pairs" in refused(*stream, folder=tmp_path)
     works(*stream, "~by_pairs", folder=tmp_path)
