@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT, environment, works
@@ -32,13 +34,21 @@ def nested(name: str, text: str) -> dict[str, Any]:
     return {head: nested(rest, text) if rest else text}
 
 
-def lay_out(folder: Path, data: dict[str, Any], as_text: bool) -> None:
-    """Write a corpus in the layout that the recipe's dataset has: text, or rows of JSON with nested columns, in a
-    folder of its configuration if it has several."""
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def lay_out(folder: Path, data: dict[str, Any]) -> None:
+    """Write a corpus in the layout that the recipe's dataset has: text; rows of JSON; or Parquet with nested columns,
+    in shards that a card names, below a folder of its configuration, or as the hub itself makes it of other formats."""
+    folder.mkdir()
     subset = data.get("subset")
-    (folder / (subset or "")).mkdir(parents=True)
     for split, pairs in generate(1, {"train": 60, "valid": 8, "test": 2}).items():
-        if as_text:
+        if data.get("path") is None:
             for side, texts in (("source", [p.german for p in pairs]), ("target", [p.english for p in pairs])):
                 (folder / f"{split}.{data[side]}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
             continue
@@ -47,10 +57,16 @@ def lay_out(folder: Path, data: dict[str, Any], as_text: bool) -> None:
             row = nested(data["source"], pair.german)
             for key, value in nested(data["target"], pair.english).items():
                 row[key] = row[key] | value if isinstance(value, dict) else value
-            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
-        (folder / (subset or "") / f"{HUB[split]}.jsonl").write_text("".join(rows), encoding="utf-8")
+            rows.append(row)
+        if subset:
+            for shard in (0, 1):
+                write(folder / subset / f"{HUB[split]}-0000{shard}-of-00002.parquet", rows[shard::2])
+        elif data.get("revision") == "refs/convert/parquet":
+            write(folder / "default" / HUB[split] / "0000.parquet", rows)
+        else:
+            write(folder / f"{HUB[split]}.jsonl", rows)
     if subset:
-        files = [{"split": name, "path": f"{subset}/{name}.jsonl"} for name in HUB.values()]
+        files = [{"split": name, "path": f"{subset}/{name}-*"} for name in HUB.values()]
         card = yaml.safe_dump({"configs": [{"config_name": subset, "data_files": files}]})
         (folder / "README.md").write_text(f"---\n{card}---\n", encoding="utf-8")
 
@@ -58,7 +74,7 @@ def lay_out(folder: Path, data: dict[str, Any], as_text: bool) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
     data = {"source": "de", "target": "en"} | settings(recipe)["data"]
-    lay_out(tmp_path / "corpus", data, as_text=data.get("path") is None)
+    lay_out(tmp_path / "corpus", data)
     works("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL, folder=tmp_path)
     run = tmp_path / "runs" / recipe
     found = yaml.safe_load((run / "config.yaml").read_text())
