@@ -275,7 +275,7 @@ class EvaluateRun:
         named = {path for path in self.compare if isinstance(path, str)}
         if self.compare and (self.checkpoint or len(named) < max(2, len(self.compare))):
             raise UserError(
-                "compare= takes two runs or more, each once, in place of checkpoint=: compare=[runs/A,runs/B]"
+                "compare= takes two runs or more, each once, in place of checkpoint=: 'compare=[runs/A,runs/B]'"
             )
         check_at_least(0, "", self, "pictures")
         check_at_least(1, "", self, "average")

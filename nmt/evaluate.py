@@ -2,7 +2,7 @@
 
 python -m nmt.evaluate checkpoint=runs/NAME
 python -m nmt.evaluate checkpoint=runs/NAME data.split=valid search.beam=1
-python -m nmt.evaluate compare=[runs/A,runs/B]
+python -m nmt.evaluate 'compare=[runs/A,runs/B]'
 python -m nmt.evaluate --help
 """
 

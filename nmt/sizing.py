@@ -52,7 +52,7 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
             OmegaConf.update(config, key, table[least])
         except OmegaConfBaseException as error:
             raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
-        bound = f"below {above:,}" if above else f"from {least:,} on"
+        bound = (f"from {least:,} to " if least else "") + f"below {above:,}" if above else f"from {least:,} on"
         log.info(f"  {key}={table[least]} ({bound})" + (f": {WHY[key]}" if key in WHY else ""))
     return checked(config)
 
@@ -60,7 +60,7 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
 def check(run: TrainRun) -> None:
     """Refuse a table that cannot be."""
     if run.by_pairs and run.data.streaming:
-        raise UserError("data.streaming=true knows no number of pairs, and by_pairs asks for it: write ~by_pairs")
+        raise UserError("data.streaming=true knows no number of pairs, and by_pairs asks for it: write '~by_pairs'")
     known = [key for key in keys(TrainRun) if key.partition(".")[0] in SECTIONS]
     for key in run.by_pairs:
         if key not in known or any(other.startswith(f"{key}.") for other in known):

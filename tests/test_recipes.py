@@ -82,6 +82,19 @@ def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
     assert "finished at step 2" in (run / "train.log").read_text()
 
 
+def test_small_takes_another_format_and_a_deeper_model(tmp_path: Path) -> None:
+    """With the columns of that format, and below 60,000 pairs with all layers of that model."""
+    (tmp_path / "corpus").mkdir()
+    for split, pairs in generate(1, {"train": 60, "valid": 8}).items():
+        rows = (f"{pair.german}\t{pair.english}\n" for pair in pairs)
+        (tmp_path / "corpus" / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
+    given = ("experiment=small", "data=tsv", "model=gnmt", "data.path=corpus")
+    works("train", *given, *SMALL, folder=tmp_path)
+    found = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())
+    assert (found["data"]["source"], found["data"]["target"]) == ("1", "2")
+    assert (found["model"]["decoder_layers"], found["model"]["dropout"], found["train"]["r_drop"]) == (4, 0.3, 4.0)
+
+
 def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
     works("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)

@@ -38,7 +38,7 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     assert run == wanted
     assert caplog.messages[-3:] == [
         "30 training pairs, for which by_pairs has",
-        f"  tokenizer.vocab_size=400 (below 40): {WHY['tokenizer.vocab_size']}",
+        f"  tokenizer.vocab_size=400 (from 30 to below 40): {WHY['tokenizer.vocab_size']}",
         f"  model.dropout=0.5 (below 31): {WHY['model.dropout']}",
     ]
 
@@ -121,5 +121,5 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     works(*command, "name=given", *given, folder=tmp_path)
     assert "by_pairs has nothing\n" in (tmp_path / "runs" / "given" / "train.log").read_text()
     stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
-    assert "write ~by_pairs" in refused(*stream, folder=tmp_path)
+    assert "write '~by_pairs'" in refused(*stream, folder=tmp_path)
     works(*stream, "~by_pairs", folder=tmp_path)
