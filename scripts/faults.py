@@ -118,8 +118,8 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
             else:
                 promise(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
         found = fruits(folder / "runs" / "torn")
-        for key in wanted.keys() | found.keys():
-            promise(wanted.get(key) == found.get(key), f"{key} is another")
+        others = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
+        promise(not others, ", ".join(f"{key} is {'another' if key in found else 'missing'}" for key in others))
     print(f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: checkpoints and validations equal")
 
 
