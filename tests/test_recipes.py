@@ -34,7 +34,7 @@ def nested(name: str, text: str) -> dict[str, Any]:
     return {head: nested(rest, text) if rest else text}
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -60,11 +60,11 @@ def lay_out(folder: Path, data: dict[str, Any]) -> None:
             rows.append(row)
         if subset:
             for shard in (0, 1):
-                write(folder / subset / f"{HUB[split]}-0000{shard}-of-00002.parquet", rows[shard::2])
+                write_rows(folder / subset / f"{HUB[split]}-0000{shard}-of-00002.parquet", rows[shard::2])
         elif data.get("revision") == "refs/convert/parquet":
-            write(folder / "default" / HUB[split] / "0000.parquet", rows)
+            write_rows(folder / "default" / HUB[split] / "0000.parquet", rows)
         else:
-            write(folder / f"{HUB[split]}.jsonl", rows)
+            write_rows(folder / f"{HUB[split]}.jsonl", rows)
     if subset:
         files = [{"split": name, "path": f"{subset}/{name}-*"} for name in HUB.values()]
         card = yaml.safe_dump({"configs": [{"config_name": subset, "data_files": files}]})
