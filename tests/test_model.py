@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
 from nmt.model.config import BRIDGES, TIES
 from nmt.model.decoder import DecoderState
-from nmt.model.encoder import Encoder, reverse
+from nmt.model.encoder import Encoder, backward_order, reverse
 from nmt.model.loss import AT_ONCE, cross_entropy
 from nmt.model.maps import Dropout, bind
 from nmt.model.recurrence import CELLS, RNN
@@ -312,9 +312,13 @@ def test_half_precision_stays_near_double() -> None:
 
 def test_reverse_is_its_own_inverse() -> None:
     x_BSE, length_B = torch.arange(24.0).view(2, 6, 2), torch.tensor([6, 4])
-    backwards = reverse(x_BSE, length_B)
+    order_R = backward_order(length_B, 6)
+    backwards = reverse(x_BSE, order_R)
     assert backwards[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
-    torch.testing.assert_close(reverse(backwards, length_B), x_BSE)
+    torch.testing.assert_close(reverse(backwards, order_R), x_BSE)
+    x_BSE.requires_grad_()
+    [gradient] = torch.autograd.grad(reverse(x_BSE, order_R), x_BSE, backwards)
+    torch.testing.assert_close(gradient, x_BSE.detach())
 
 
 def test_state_select_takes_rows_in_order() -> None:

@@ -80,7 +80,7 @@ class Score(nn.Module):
 def weighted(inner_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
     """v . inner, scores_RHQW."""
     if len(v_HA) == 1:
-        return inner_RHQWA @ v_HA[0]  # faster than the product below
+        return inner_RHQWA @ v_HA.squeeze(0)  # faster than the product below
     return (inner_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
 
 
@@ -262,7 +262,7 @@ class Attention(nn.Module):
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
             query_RHQA = self.split_heads(query_map(query_ND).view(shape)).to(view.keys_RHWA.dtype)
             scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
-            weights_RHQW = self.normalise(scores_RHQW.to(wide(dtype)) + view.bias_RHQW)
+            weights_RHQW = self.normalise(scores_RHQW + view.bias_RHQW)  # the bias is fp32, so the sum is, at least
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
             context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))

@@ -83,8 +83,8 @@ def cast(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[
 class Dropout(nn.Module):
     """Zero a share p of the values in training and scale the others up by 1 / (1 - p) (Srivastava et al. 2014).
 
-    As `nn.Dropout`, but a processor draws 64 random bits for four values: several times faster, with p rounded
-    to a multiple of 2^-16.
+    As `nn.Dropout`, but on a CPU 64 random bits are drawn for four values: several times faster, with p rounded to a
+    multiple of 2^-16.
     """
 
     def __init__(self, p: float) -> None:
@@ -94,6 +94,8 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training and self.p):
             return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.p)  # one kernel
         bits = torch.empty(x.numel() // 4 + 1, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         kept = bits.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
         return x * kept.to(x.dtype).mul_(1 / (1 - self.p)).view(x.shape)
@@ -208,8 +210,12 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not ctx.total:
             ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide(gradients[0].dtype)))
-        index = ctx.saved_tensors[0].flatten()
-        ctx.total[0].index_add_(0, index, gradients[0].reshape(len(index), ctx.shape[1]).to(ctx.total[0].dtype))
+        index, total = ctx.saved_tensors[0].flatten(), ctx.total[0]
+        rows = gradients[0].reshape(len(index), ctx.shape[1]).to(total.dtype)
+        if total.device.type == "cpu":
+            total.index_add_(0, index, rows)
+        else:
+            total.index_put_((index,), rows, accumulate=True)  # in the same order in every run, unlike `index_add_`
         return None, None, None
 
 

@@ -4,6 +4,7 @@ Shapes: B sentences, N rows, T steps, I input size, D state size, G gates x D (4
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from nmt.model.frozen import Map, freeze, plain, whole_lstm
 from nmt.model.maps import bind, by_rows, cast, tanh
 
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
+FLAT = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
+FUSED_BIAS = ("cpu",)  # devices on which a product adds a bias at no cost
 
 
 def _lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
@@ -117,6 +120,27 @@ def gru_cell(inputs_NG: Tensor, hidden: Map, state: State) -> State:
 CELLS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step, gates, tensors of state
 
 
+class _Flatten(torch.autograd.Function):
+    """Copies of weights in `dtype`, side by side in one buffer, as views of it.
+
+    cuDNN wants the weights of a layer as w_ih, w_hh, b_ih, b_hh in one buffer. Given separate tensors it warns and
+    copies all of them in every call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        sizes = [weight.numel() for weight in weights]
+        parts = weights[0].new_empty(sum(sizes), dtype=dtype).split(sizes)
+        views = [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        torch._foreach_copy_(views, list(weights))
+        return tuple(views)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True))
+
+
 class RNN(nn.Module):
     """One unidirectional recurrent layer: a whole sequence in one call, or a map for each step of a loop, outside which
     the first `projected` inputs go through `project`."""
@@ -147,39 +171,62 @@ class RNN(nn.Module):
 
     def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
         """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
-        if self.frozen_whole is not None:
-            h_BTD, *final = self.frozen_whole(x_BTI, *state)
-            return h_BTD, tuple(s.squeeze(0) for s in final)
-        weights = [w.to(x_BTI.dtype) for w in (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)]
+        run = self.frozen_whole or partial(self.library_layer, self.cast_weights(x_BTI.dtype))
+        h_BTD, *final = run(x_BTI, *state)
+        return h_BTD, tuple(s.squeeze(0) for s in final)
+
+    def library_layer(self, weights: tuple[Tensor, ...], x_BTI: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """The layer as torch has it: h_BTD and the last h_1BD (and c_1BD)."""
         start = tuple(s.unsqueeze(0).contiguous() for s in state)
         initial = start if self.states == 2 else start[0]
-        h_BTD, *final = self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
-        return h_BTD, tuple(s.squeeze(0) for s in final)
+        return self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
+
+    def cast_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The four weights in `dtype`, on a GPU in one buffer."""
+        weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        if self.weight_ih.device.type in FLAT:
+            return _Flatten.apply(dtype, *weights)
+        return tuple(weight.to(dtype) for weight in weights)
 
     def freeze_whole(self) -> None:
         """Fix the weights of `forward`."""
-        if self.cell is lstm_cell:
+        if self.weight_ih.device.type in FLAT:
+            with torch.no_grad():
+                flat = self.cast_weights(self.weight_ih.dtype)
+            for parameter, view in zip(self.parameters(), flat, strict=True):
+                parameter.data = view  # so that memory holds them once
+            self.frozen_whole = partial(self.library_layer, flat)
+        elif self.cell is lstm_cell:
             self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def freeze(self, int8: bool) -> None:
         """Fix the weights of `project` and `bind`."""
         self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(joined=True).items()}
         if self.projected:
-            self.frozen["project"] = freeze(self.weight_ih[:, : self.projected], self.bias_ih, int8)
+            self.frozen["project"] = freeze(self.weight_ih[:, : self.projected], self.biases()[0], int8)
+
+    def biases(self) -> tuple[Tensor | None, ...]:
+        """The biases of `project`, of a step's product with its input, and of that with the state. The gates of an LSTM
+        are sums, so where a bias costs a step something, `project` adds both."""
+        if not self.projected:
+            return None, self.bias_ih, self.bias_hh
+        if self.cell is lstm_cell and self.bias_ih.device.type not in FUSED_BIAS:
+            return self.bias_ih + self.bias_hh, None, None
+        return self.bias_ih, None, self.bias_hh
 
     def parts(self, joined: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Weights and biases of a step's products. The gates of an LSTM are sums: one product can make both halves."""
-        weight_GI, bias_G = self.weight_ih[:, self.projected :], None if self.projected else self.bias_ih
+        weight_GI, (_, bias_G, hidden_bias_G) = self.weight_ih[:, self.projected :], self.biases()
         if not joined or self.cell is not lstm_cell:
-            return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, self.bias_hh)}
-        bias_G = self.bias_hh if bias_G is None else self.bias_hh + bias_G
-        return {"both": (torch.cat([weight_GI, self.weight_hh], 1), bias_G)}
+            return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, hidden_bias_G)}
+        both_G = hidden_bias_G if bias_G is None else self.bias_hh + bias_G
+        return {"both": (torch.cat([weight_GI, self.weight_hh], 1), both_G)}
 
     def project(self, x: Tensor) -> Tensor:
         """(..., projected) -> (..., G): what these inputs add to the pre-activations, biases included, for all T steps
         at once."""
         weight_GI = self.weight_ih[:, : self.projected]
-        return by_rows(self.frozen.get("project") or plain(*cast(weight_GI, self.bias_ih, x.dtype)), x)
+        return by_rows(self.frozen.get("project") or plain(*cast(weight_GI, self.biases()[0], x.dtype)), x)
 
     def bind(self, dtype: torch.dtype) -> "Step":
         """The layer as a step of a loop.
