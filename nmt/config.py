@@ -19,7 +19,7 @@ from nmt.model.config import ModelConfig
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
-PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp64", "int8")
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
 LASTING = {  # sections and keys
@@ -110,7 +110,7 @@ class SearchConfig:
     top_k: int = 0  # ... among so many likeliest pieces; 0: all
     top_p: float = 1.0  # ... among the likeliest that together have this probability
     seed: int = 1  # ... other numbers, other samples; a line's do not depend on the lines beside it
-    batch_tokens: int = 8000  # source pieces x beam in one batch
+    batch_tokens: int | None = None  # source pieces x beam in one batch; null: 8,000, on a GPU 64,000
     batch_sentences: int | None = None  # a number of sentences instead
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class TrainRun:
     name: str = "run"  # the run's folder is runs/<name>
     seed: int = 1  # of initial weights, dropout and the order of the data
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64
+    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64
     resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
     overwrite: bool = False  # ... or throw it away and start anew, whatever resume=auto would do
     init_from: str | None = None  # start from the weights and the tokenizer of another run
@@ -220,7 +220,7 @@ class TrainRun:
         check_hardware(self.device, self.precision)
         if self.precision == "int8":
             raise UserError(
-                "precision=int8 is for translating with a trained model; train in auto, fp32, bf16, fp16 or fp64"
+                "precision=int8 is for translating with a trained model; train in auto, fp32, tf32, bf16, fp16 or fp64"
             )
         check_at_least(0, "", self, "seed")
         if not self.name.strip("./ "):
@@ -264,7 +264,7 @@ class EvaluateRun:
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     compare: list[str] = field(default_factory=list)  # [A,B,...]: runs beside each other, A the baseline
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     pictures: int = 4  # heat maps of the first sentences
     data: DataOverride = field(default_factory=DataOverride)
@@ -294,7 +294,7 @@ class TranslateRun:
     format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
     alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -349,9 +349,9 @@ class AlignRun:
     gold: str | None = None  # a file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus, if any
     gold_base: int = 0  # the number of a sentence's first word in it: 0 or 1
     max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
-    batch_tokens: int = 8000  # pieces of the longer side in one batch
+    batch_tokens: int | None = None  # pieces of the longer side in one batch; null: 8,000, on a GPU 64,000
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | bf16 | fp16 | fp64 | int8 (processors)
+    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 

@@ -5,7 +5,6 @@ writing, the first one does (rank 0).
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ from torch import nn
 from tqdm import tqdm
 
 from nmt.errors import UserError, named, told_by_another
+from nmt.memory import keep_memory
 
 T = TypeVar("T")
 log = logging.getLogger("nmt")
@@ -31,9 +31,9 @@ LAUNCHED = {  # by torchrun: processes of the job, and of this machine; the numb
 }
 STDERR = 2  # its file descriptor
 PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
 DTYPES = {
     **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
+    "tf32": torch.float32,  # but for products
     "int8": torch.float32,  # but for the weights
 }
 
@@ -68,6 +68,10 @@ def choose_precision(name: str, device: torch.device) -> str:
         raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
     if name == "int8" and device.type != "cpu":
         raise UserError(f"precision=int8 is not for device={device}; write device=cpu too, or another precision")
+    if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        raise UserError(
+            f"precision=tf32 is for NVIDIA GPUs from Ampere on, not for device={device}; write precision=fp32"
+        )
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -91,7 +95,8 @@ def multiplies_int8() -> bool:
 
 def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
     """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
-    they are cast once, instead of at every step.
+    they are cast once, instead of at every step. On a GPU products of fp32 numbers are exact to fp32, or with tf32
+    rounded to its 10 bits, from here on in the whole process.
 
     Raises:
         UserError: this processor has no exact products of int8.
@@ -108,30 +113,16 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
         os.environ.setdefault(kernels, "512" if training else "256")
     if precision == "int8" and not multiplies_int8():
         raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
+    if device.type == "cuda":  # for products and cuDNN's layers alike; PyTorch's defaults differ between the two
+        products = "tf32" if precision == "tf32" else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = products
+        torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
     if training:
         keep_memory()
     else:
         model.freeze(precision == "int8")  # type: ignore[operator]
-
-
-def keep_memory() -> None:
-    """Let freed memory be used again instead of handing large blocks back to the system at once, which is what glibc
-    does: a training step would spend a tenth of its time on 20,000 page faults."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # more is refused
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def release_memory() -> None:
-    """Hand memory that was freed back to the system.
-
-    Batches of many shapes leave gaps in glibc's heap, which would grow to twice what is in use.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 # ---------------------------------------------------------------------------------------------------------- processes

@@ -286,11 +286,13 @@ class Translator:
                 return True
 
             while order:
-                whole = batch_size(lengths[order[0]], width, self.config)
+                whole = batch_size(lengths[order[0]], width, self.config, self.device)
                 size = min(whole, most, len(order))
                 # Much shorter lines can be more at a time.
                 rows = [
-                    row for row in order[: queue * size] if batch_size(lengths[row], width, self.config) < 2 * whole
+                    row
+                    for row in order[: queue * size]
+                    if batch_size(lengths[row], width, self.config, self.device) < 2 * whole
                 ]
                 short = within_memory(work) is None
                 order = [row for row in rows if row not in results] + order[len(rows) :]  # the first of it were in work
@@ -354,12 +356,18 @@ def warn_of_reach(model: Model, lengths: Sequence[int] | np.ndarray, what: str) 
         )
 
 
+def default_batch_tokens(device: torch.device) -> int:
+    """`search.batch_tokens` where it is not set. With few rows a GPU waits for launches."""
+    return 64_000 if device.type == "cuda" else 8_000
+
+
 def longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
-def batch_size(longest: int, width: int, config: SearchConfig) -> int:
+def batch_size(longest: int, width: int, config: SearchConfig, device: torch.device) -> int:
     """Sentences at a time: `search.batch_sentences`, or as many as `search.batch_tokens` allows when each counts like
     the longest, `</s>` included, times the beam; at least one."""
-    size = config.batch_sentences or max(1, config.batch_tokens // ((longest + 1) * width))
+    tokens = config.batch_tokens or default_batch_tokens(device)
+    size = config.batch_sentences or max(1, tokens // ((longest + 1) * width))
     return size if config.batch_sentences or size < STEP else size - size % STEP

@@ -25,9 +25,8 @@ from nmt.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.translator import batch_size, longest_first
+from nmt.translator import batch_size, default_batch_tokens, longest_first
 
-AT_ONCE = SearchConfig(batch_tokens=4000)
 LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
 
 
@@ -77,8 +76,9 @@ def forced(
         which = f"{counted(len(longer), 'pair')} of more than {LONGEST:,} pieces"
         log.warning(f"{which} ({first_of(longer)}): left out of loss, accuracy, entropy and AER, not of BLEU")
         order = order[len(longer) :]
+    config = SearchConfig(batch_tokens=default_batch_tokens(device) // 2)  # gold targets come beside the sources
     while order:
-        size = batch_size(lengths[order[0]], 1, AT_ONCE)
+        size = batch_size(lengths[order[0]], 1, config, device)
         batches.append(order[:size])
         order = order[size:]
     waiting = list(dealt(batches[::-1]))

@@ -154,9 +154,35 @@ def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path
 
 
 def test_where_int8_cannot_be(tmp_path: Path) -> None:
-    assert "train in auto, fp32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
+    assert "train in auto, fp32, tf32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
     with pytest.raises(nmt.UserError, match="write device=cpu too"):
         choose_precision("int8", torch.device("cuda"))
+
+
+def test_tf32_is_for_gpus(tmp_path: Path) -> None:
+    message = refused("train", "precision=tf32", "device=cpu", folder=tmp_path)
+    assert message.endswith(
+        "precision=tf32 is for NVIDIA GPUs from Ampere on, not for device=cpu; write precision=fp32"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
+    """Products of linear maps and of recurrent layers alike, whatever the defaults of PyTorch."""
+    device = torch.device("cuda")
+    errors = {}
+    for precision in ("tf32", "fp32", "tf32"):
+        torch.manual_seed(1)
+        model = model_of("bahdanau").eval()
+        rnn, linear = RNN("lstm", 256, 256), Linear(256, 256)
+        x_BTI = torch.randn(4, 5, 256)
+        exact = [rnn.double()(x_BTI.double(), rnn.zeros(x_BTI.double()))[0], linear.double()(x_BTI.double())]
+        place(model, precision, device)
+        on_gpu = x_BTI.to(device)
+        found = [rnn.float().to(device)(on_gpu, rnn.zeros(on_gpu))[0], linear.float().to(device)(on_gpu)]
+        errors[precision] = [float((own.cpu() - wanted).abs().max()) for own, wanted in zip(found, exact, strict=True)]
+    assert max(errors["fp32"]) < 1e-5
+    assert min(errors["tf32"]) > 1e-5
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_a_translation_without_end_is_cut_at_its_limit(ratio: float, beam: int) 
     ],
 )
 def test_batches_are_as_large_as_they_may_be(longest: int, width: int, settings: dict[str, Any], size: int) -> None:
-    assert batch_size(longest, width, SearchConfig(**settings)) == size
+    assert batch_size(longest, width, SearchConfig(**settings), torch.device("cpu")) == size
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

@@ -1,0 +1,82 @@
+"""Memory of the host and of GPUs: how much was in use at most, and how it is kept for the next step."""
+
+import contextlib
+import ctypes
+import re
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
+OUT_OF_MEMORY = re.compile(
+    "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
+    "|StreamCaptureInvalidated|previous error during capture"  # what follows in the capture of a CUDA graph
+)
+_peaks: dict[int, int] = {}  # bytes reserved on each GPU at most, until its counters were last reset
+
+
+def peak_memory() -> int:
+    """Bytes of host memory that this process has had at most. Linux counts in ru_maxrss what the process had that
+    started it, too."""
+    status = Path("/proc/self/status")
+    if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
+        return 1024 * int(found[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peak_device_memory(device: torch.device) -> int | None:
+    """Bytes of GPU memory that PyTorch has reserved at most, CUDA graphs included; None where there is no GPU."""
+    if device.type != "cuda":
+        return None
+    return max(_peaks.get(index_of(device), 0), torch.cuda.max_memory_reserved(device))
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a GPU."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def allocated_by(work: Callable[[], Any], device: torch.device) -> int:
+    """Run `work` and return how many bytes of GPU memory it had allocated at most, besides those of before."""
+    _peaks[index_of(device)] = peak_device_memory(device) or 0
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_device_memory(device: torch.device) -> int:
+    """Bytes of GPU memory that are free, after PyTorch has given back what it does not use."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that memory did not suffice; not all allocators have a class of their own for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    caused = isinstance(error.__context__, torch.OutOfMemoryError)
+    return isinstance(error, RuntimeError) and (caused or bool(OUT_OF_MEMORY.search(str(error))))
+
+
+def keep_memory() -> None:
+    """Let freed memory be used again instead of handing large blocks back to the system at once, which is what glibc
+    does: a training step would spend a tenth of its time on 20,000 page faults."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # more is refused
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def release_memory() -> None:
+    """Hand memory that was freed back to the system.
+
+    Batches of many shapes leave gaps in glibc's heap, which would grow to twice what is in use.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
