@@ -33,25 +33,31 @@ def differentiate(
     return Loss(*(part.detach() / passes for part in loss)), gradients
 
 
-def replayed(run: TrainRun, model: Seq2Seq) -> Differentiate:
-    """`differentiate` as a GPU replays it (`model/replay.py`), with batches filled up to few shapes. Graphs share the
-    memory of all that does not leave them; so that gradients need no more, all leave by way of one place."""
-    places = [torch.zeros_like(parameter) for parameter in model.parameters()]
+class GraphedGradient:
+    """`differentiate` as CUDA graphs (`model/replay.py`), for batches of few shapes.
 
-    def work(batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> Loss:
-        loss, gradients = differentiate(run, model, batch, update_2, factor)
-        for place, gradient in zip(places, gradients, strict=True):
-            if gradient is None:
-                place.zero_()
-            else:
-                place.copy_(gradient)
+    Graphs share the memory of all that does not leave them. So that gradients need no more, all leave by way of the
+    same tensors: those of one call are overwritten by the next.
+    """
+
+    def __init__(self, run: TrainRun, model: Seq2Seq) -> None:
+        self.run, self.model = run, model
+        self.gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        self.graphs = Recorded(self.work)
+
+    def work(self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> Loss:
+        loss, gradients = differentiate(self.run, self.model, batch, update_2, factor)
+        copied = [own for own, new in zip(self.gradients, gradients, strict=True) if new is not None]
+        torch._foreach_copy_(copied, [new for new in gradients if new is not None])
+        for own, new in zip(self.gradients, gradients, strict=True):
+            if new is None:
+                own.zero_()
         return loss
 
-    replay = Recorded(work)
-    return lambda batch, update_2, factor: (
-        replay(batch.filled(), update_2, factor),
-        [place.clone() for place in places],
-    )
+    def __call__(
+        self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor
+    ) -> tuple[Loss, list[torch.Tensor | None]]:
+        return self.graphs(batch, update_2, factor), [*self.gradients]
 
 
 def objective(

@@ -27,14 +27,15 @@ from nmt.checkpoint import (
     step_folders,
 )
 from nmt.config import TrainRun
-from nmt.data.encoding import EncodedPairs
+from nmt.data.batching import NO_SHAPES
+from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import copied, log, rank, told
 from nmt.errors import UserError
 from nmt.files import read_small, write_atomically
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objective import Differentiate, differentiate, replayed
+from nmt.objective import Differentiate, GraphedGradient, differentiate
 from nmt.optim import LossScale
 
 TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
@@ -76,6 +77,7 @@ class TrainState:
     board: Any = None  # TensorBoard's writer, where its extra is installed
     stream: Iterator[Window] | None = None  # where `train` is one window of it
     room: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
+    shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # what batches are padded to on a GPU
     tokenised: EncodedPairs = field(init=False)  # `train` before subwords were drawn
     differentiate: Differentiate = field(init=False)  # of this run and this model
     scale: LossScale = field(init=False)
@@ -84,7 +86,7 @@ class TrainState:
         self.tokenised = self.train
         self.scale_loss()
         if self.device.type == "cuda":
-            self.differentiate = replayed(self.run, self.model)
+            self.differentiate = GraphedGradient(self.run, self.model)
         else:
             self.differentiate = partial(differentiate, self.run, self.model)
 

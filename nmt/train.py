@@ -8,9 +8,7 @@ python -m nmt.train --help
 
 import logging
 import re
-import resource
 import shlex
-import sys
 from contextlib import ExitStack
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -30,19 +28,11 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import gathered, in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, told
 from nmt.errors import UserError
 from nmt.folder import find_start, open_folder
+from nmt.memory import peak_device_memory, peak_memory
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.state import Progress, TrainState, seed_of, share
 from nmt.training import fit, load_window
-
-
-def peak_memory() -> int:
-    """Bytes that this process has had at most. Linux counts in ru_maxrss what the process had that started it, too."""
-    status = Path("/proc/self/status")
-    if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
-        return 1024 * int(found[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:
@@ -129,7 +119,9 @@ def train(run: TrainRun) -> float:
         finally:
             if state.board is not None:
                 state.board.close()
-        log.info(f"peak memory {peak_memory() / 1e9:.2f} GB")
+        on_gpu = peak_device_memory(device)
+        gpu = "" if on_gpu is None else f", of the GPU {on_gpu / 1e9:.2f} GB"
+        log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")
         plain = re.fullmatch(r"[\w./-]+", str(folder))  # other signs are to be quoted: from Hydra, and from the shell
         checkpoint = f"checkpoint={folder}" if plain else shlex.quote(f'checkpoint="{folder}"')
         log.info(f"evaluate with: python -m nmt.evaluate {checkpoint}")

@@ -4,6 +4,8 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
 from signal import Signals
 from typing import Any
 
@@ -17,13 +19,17 @@ from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.sampling import redrawn
-from nmt.distributed import agreed, deferred_signals, log, rank, release_memory
+from nmt.distributed import agreed, deferred_signals, log, rank
 from nmt.errors import UserError, named
 from nmt.files import finite, write_atomically
+from nmt.memory import peak_device_memory, release_memory
 from nmt.metrics import bleu
+from nmt.model.replay import within_memory
+from nmt.model.seq2seq import Seq2Seq
+from nmt.objective import GraphedGradient
 from nmt.state import TrainState, save
 from nmt.translator import Translator, warn_of_reach
-from nmt.update import Outcome, train_step
+from nmt.update import Outcome, shapes_of, train_step
 from nmt.validation import evaluate_loss
 
 
@@ -94,6 +100,8 @@ def fit(state: TrainState) -> float:
         judge(state, validate(state))
     best = progress.best[0]
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best[0]:.4g} at step {best[1]}")
+    if isinstance(state.differentiate, GraphedGradient):
+        log.info(state.differentiate.graphs.summary("gradients"))
     return best[0]
 
 
@@ -102,7 +110,10 @@ def updates(state: TrainState) -> Batches:
     progress, number = state.progress, state.progress.window
     if state.stream is None:
         number, state.train = progress.epoch, segmented(state, progress.epoch)
-    return epoch_batches(state.train, state.run.train, state.run.seed, number)
+    batches = epoch_batches(state.train, state.run.train, state.run.seed, number)
+    if state.device.type == "cuda" and not len(state.shapes_K3):
+        state.shapes_K3 = shapes_of(state, batches)
+    return batches
 
 
 def segmented(state: TrainState, epoch: int) -> EncodedPairs:
@@ -167,7 +178,8 @@ def validate(state: TrainState) -> dict[str, Any]:
     """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    translator = Translator(state.model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
+    model = within_memory(partial(prepared, state)) or state.model
+    translator = Translator(model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
     progress = state.progress
@@ -180,6 +192,13 @@ def validate(state: TrainState) -> dict[str, Any]:
     )
     write_event(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
     return scores
+
+
+def prepared(state: TrainState) -> Seq2Seq:
+    """A copy of the present model as translation has it: its weights are cast and laid out once, not at each step."""
+    model = deepcopy(state.model).eval().to(state.model.dtype)
+    model.freeze(int8=False)
+    return model
 
 
 def judge(state: TrainState, scores: dict[str, Any]) -> None:
@@ -249,6 +268,7 @@ class Meter:
             **{"event": "train", "step": progress.step, "epoch": progress.epoch},
             **{"loss": nats, "ppl": math.exp(min(nats, 700)), "accuracy": correct, "lr": rate},
             **{"tokens_per_second": speed, "target_tokens_per_second": target_speed, "skipped": progress.skipped},
+            "device_memory": peak_device_memory(state.device),
         }
         write_event(state, event)
         left = self.seconds / (progress.step - self.first) * (last_step - progress.step)
@@ -280,8 +300,8 @@ def astray(state: TrainState, outcome: Outcome) -> UserError:
 def as_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
     """Pairs with their pieces, one a line."""
     table = encoded.pairs[rows]
-    for place, row in enumerate(rows.tolist()):
-        pair = {"pair": row + 1} | {name: values[place] for name, values in table.items()}
+    for number, row in enumerate(rows.tolist()):
+        pair = {"pair": row + 1} | {name: values[number] for name, values in table.items()}
         pair["source_pieces"] = encoded.tokenizer.source.pieces(encoded.source[row].tolist())
         pair["target_pieces"] = encoded.tokenizer.target.pieces(encoded.target[row].tolist())
         yield json.dumps(pair, ensure_ascii=False) + "\n"

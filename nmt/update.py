@@ -4,14 +4,27 @@ from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from nmt.data.batching import Indices, assemble, micro_batches, sent
+from nmt.data.batching import (
+    NO_SHAPES,
+    Batch,
+    Batches,
+    assemble,
+    choose_shapes,
+    micro_batches,
+    positions,
+    sent,
+    shape_for,
+)
+from nmt.data.encoding import Indices
+from nmt.data.lines import counted
 from nmt.distributed import log, rank, ranks, summed
 from nmt.errors import UserError
 from nmt.model.loss import Loss
 from nmt.model.maps import wide
-from nmt.model.replay import within_memory
+from nmt.model.replay import GRAPHS, within_memory
 from nmt.optim import guarded_step, learning_rate
 from nmt.state import TrainState, seed_of
 
@@ -71,13 +84,13 @@ def find_gradient(
     """What the micro-batches of this process add to the gradient of each parameter, times the loss scale and divided by
     the `tokens` of the update; and to the sums."""
     run, model, step = state.run, state.model, state.progress.step
-    batches = [assemble(state.train, part) for part in parts]
+    batches = [batch_of(state, part) for part in parts]
     source = sum(int(batch.source_length_B.sum()) for batch in batches)
     target = sum(int(batch.target_length_B.sum()) for batch in batches)
     numbers_4 = torch.tensor([tokens, (step + 1) / last_step, source, target], dtype=wide(model.dtype))
     update_2, counts_2 = sent(numbers_4, state.device).split(2)
     model.train()
-    sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields]
+    sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields] if not batches else []
     totals: list[Any] = [None for _ in model.parameters()]
     for number, batch in enumerate(batches):
         torch.manual_seed(seed_of(run.seed, step, rank() + ranks() * number))
@@ -86,24 +99,48 @@ def find_gradient(
         except (RuntimeError, MemoryError):
             model.zero_grad(set_to_none=True)  # half of a backward pass may be there
             raise
-        sums = [total + new for total, new in zip(sums, loss, strict=True)]
-        totals = [new if total is None else total.add_(new) for total, new in zip(totals, found, strict=True)]
+        if number:
+            sums = [total + new for total, new in zip(sums, loss, strict=True)]
+            totals = [new if total is None else total.add_(new) for total, new in zip(totals, found, strict=True)]
+        else:
+            sums, totals = [*loss], found
+            if len(batches) > 1:  # the next may overwrite what this one has found
+                totals = [None if new is None else new.clone() for new in found]
     if ranks() > 1:  # another process may have a gradient where this one has none
         pairs = zip(totals, model.parameters(), strict=True)
         totals = [torch.zeros_like(parameter) if total is None else total for total, parameter in pairs]
     return totals, Sums(*sums, *counts_2)
 
 
+def batch_of(state: TrainState, pairs: Indices) -> Batch:
+    """The batch of some pairs, on a GPU padded to one of few shapes."""
+    batch = assemble(state.train, pairs)
+    return batch.padded(*shape_for(size_of(state, pairs), state.shapes_K3)) if state.device.type == "cuda" else batch
+
+
+def size_of(state: TrainState, pairs: Indices) -> tuple[int, int, int]:
+    """Of a batch: its pairs, and the source and target pieces of the longest, `</s>` included."""
+    source, target = state.train.lengths(pairs).max(axis=1)
+    return len(pairs), int(source), int(target)
+
+
+def shapes_of(state: TrainState, batches: Batches) -> Indices:
+    """Few shapes for the micro-batches of this process in an epoch: a GPU captures a graph for each."""
+    parts = [part for pairs in batches for part in parts_of(state, pairs[rank() :: ranks()])]
+    sizes_N3 = np.array([size_of(state, part) for part in parts])
+    pieces = sum(int(state.train.lengths(part).sum()) for part in parts)
+    shapes_K3 = choose_shapes(sizes_N3, pieces, GRAPHS)
+    padded = sum(int(positions(np.array(shape_for(size_3, shapes_K3)))) for size_3 in sizes_N3.tolist())
+    log.info(f"batches are padded to {counted(len(shapes_K3), 'shape')}: padding {1 - pieces / padded:.1%}")
+    return shapes_K3
+
+
 def parts_of(state: TrainState, indices: Indices) -> list[Indices]:
     """The micro-batches of a process: `train.accumulate`, or more where memory was short for as many positions."""
     if not len(indices):  # there are more processes than pairs
         return []
-    return micro_batches(indices, max(state.run.train.accumulate, ceil(positions(state, indices) / state.room)))
-
-
-def positions(state: TrainState, indices: Indices) -> int:
-    """Of both sides of a batch, padding included."""
-    return len(indices) * int(state.train.lengths(indices).max(axis=1).sum())
+    whole = positions(np.array(size_of(state, indices)))
+    return micro_batches(indices, max(state.run.train.accumulate, ceil(whole / state.room)))
 
 
 def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[Indices]:
@@ -113,7 +150,7 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
         UserError: each was a single pair.
     """
     largest = max(parts, key=len)
-    source, target = state.train.lengths(indices).max(axis=1)
+    _, source, target = size_of(state, indices)
     shape = f"of up to {source} source and {target} target pieces (update {state.progress.step + 1})"
     if len(largest) == 1:
         once = ", or write train.r_drop=0, for one pass in place of two" if state.run.train.r_drop else ""
@@ -122,7 +159,8 @@ def divided(state: TrainState, indices: Indices, parts: list[Indices]) -> list[I
             f"model.hidden={state.run.model.hidden}{once}",
             own=True,
         )
-    state.room = positions(state, largest) / 2
+    state.room = int(positions(np.array(size_of(state, largest)))) / 2
+    state.shapes_K3 = NO_SHAPES  # those of smaller parts are chosen for the next epoch
     smaller = parts_of(state, indices)
     log.warning(
         f"out of memory for {len(largest)} pairs {shape}: once more in {len(smaller)} parts, and from here on no more "

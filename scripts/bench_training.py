@@ -43,12 +43,12 @@ from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_tokenizer, encode_corpus
 from nmt.data.tokenizer import SPECIALS
 from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.memory import peak_memory
 from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
 from nmt.state import Progress, TrainState
-from nmt.train import peak_memory
 from nmt.update import train_step
 
 DOCS = Path("docs")

@@ -200,7 +200,7 @@ def noise(lines: int, folder: Path) -> None:
     for count in (lines // 10, lines):
         text = b"\n".join(nonsense(rng) for _ in range(count)) + b"\n"
         (folder / "noise").write_bytes(text)
-        program = "from nmt import train, translate; translate.translate(); print(train.peak_memory())"
+        program = "from nmt import memory, translate; translate.translate(); print(memory.peak_memory())"
         call = ["-c", program, f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
         process = subprocess.run([sys.executable, *call], cwd=folder, capture_output=True, text=True)
         promise(process.returncode == 0 and "Traceback" not in process.stderr, process.stderr[-2000:])

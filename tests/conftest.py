@@ -26,7 +26,8 @@ settings.register_profile("nmt", deadline=None)  # other work may be done beside
 settings.load_profile("nmt")
 
 ROOT = Path(__file__).resolve().parent.parent
-os.environ["PYTHONPATH"] = str(ROOT)  # this checkout, also for the process that others are forked from
+# This checkout comes first, also for the process that others are forked from; what the caller has named stays.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimiser of a process imports torch._dynamo.
 CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])

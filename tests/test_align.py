@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fresh, works
+from conftest import fresh, works
 
 from nmt import UserError, load
 from nmt.align import align as program
@@ -138,9 +137,8 @@ def test_a_reader_may_have_enough(place: Path) -> None:
     for side in ("de", "en"):
         (place / f"many.{side}").write_text("Der Hund .\n" * 10_000, encoding="utf-8")
     command = [sys.executable, "-m", "nmt.align", MODEL, "source=many.de", "target=many.en", "links.unit=pieces"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=place, env=environment, **pipes) as process:
+    with subprocess.Popen(command, cwd=place, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()

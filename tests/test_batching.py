@@ -26,7 +26,17 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import batching, encoding, pieces
-from nmt.data.batching import assemble, epoch_batches, make_batch, micro_batches, padding_waste
+from nmt.data.batching import (
+    NO_SHAPES,
+    assemble,
+    choose_shapes,
+    epoch_batches,
+    make_batch,
+    micro_batches,
+    padding_waste,
+    positions,
+    shape_for,
+)
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import (
     EncodedPairs,
@@ -40,6 +50,7 @@ from nmt.data.encoding import (
 )
 from nmt.data.tokenizer import Side, Tokenizer, train_tokenizer
 from nmt.errors import UserError
+from nmt.model.replay import GRAPHS
 
 MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
 LETTERS = "abcdefgh"
@@ -569,6 +580,79 @@ def test_micro_batches(size: int, parts: int) -> None:
     assert np.concatenate(found).tolist() == indices.tolist()
     assert len(found) == min(size, parts)
     assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=20),
+    most=st.integers(1, 6),
+    waste=st.sampled_from([0.01, 0.1, 0.3]),
+)
+def test_few_shapes_hold_every_batch(sizes: list[tuple[int, int, int]], most: int, waste: float) -> None:
+    sizes_N3 = np.array(sizes)
+    pieces = int(positions(sizes_N3).sum())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "WASTE", waste)
+        patch.setattr(batching, "TOO_LARGE", 100)
+        shapes_K3 = choose_shapes(sizes_N3, pieces, most)
+        found_N3 = np.array([shape_for(size, shapes_K3) for size in sizes])
+        each = choose_shapes(sizes_N3, pieces, len(sizes))
+    assert (found_N3 >= sizes_N3).all()
+    assert {*map(tuple, found_N3.tolist())} <= {*map(tuple, shapes_K3.tolist())}
+    assert len(shapes_K3) <= most
+    assert len(shapes_K3) == 1 or len(shapes_K3) <= len(each)
+    few_enough = len({*sizes}) <= most
+    assert not few_enough or positions(found_N3).sum() <= pieces / (1 - waste)
+
+
+def test_shapes_that_add_the_least_padding_are_joined_first() -> None:
+    """Against a search through all pairs of shapes, each time."""
+    rng = np.random.default_rng(0)
+    sizes_N3 = rng.integers([64, 5, 5], [9999, 999, 999], (50, 3))  # so different that no two pairs cost the same
+    shapes = Counter(map(tuple, sizes_N3.tolist()))
+    while len(shapes) > 9:
+        joined = []
+        for a, b in itertools.combinations(shapes, 2):
+            both = Counter({shape: count for shape, count in shapes.items() if shape not in (a, b)})
+            both[tuple(map(max, a, b))] += shapes[a] + shapes[b]
+            joined.append((sum(count * s * (x + y) for (s, x, y), count in both.items()), both))
+        shapes = min(joined, key=lambda one: one[0])[1]
+    found = choose_shapes(sizes_N3, 1, 9)  # of one piece any padding is too much
+    assert {*map(tuple, found.tolist())} == shapes.keys()
+
+
+def test_a_batch_much_smaller_than_all_shapes_has_its_own() -> None:
+    shapes_K3 = np.array([[64, 30, 30], [64, 20, 22]])
+    assert shape_for((64, 19, 22), shapes_K3) == [64, 20, 22]
+    assert shape_for((64, 19, 23), shapes_K3) == [64, 30, 30]
+    assert shape_for((64, 9, 23), shapes_K3) == [64, 16, 24]  # 64 x 60 positions are too many for 64 x 32
+    assert shape_for((32, 19, 22), shapes_K3) == [32, 24, 24]  # half a batch, where memory did not suffice
+    assert shape_for((64, 31, 30), shapes_K3) == [64, 32, 32]  # longer than all that were looked at
+    assert shape_for((7, 3, 9), NO_SHAPES) == [7, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "settings"),
+    [
+        (14, 0.15, {"batch_tokens": 1_000}),  # sentences as long as captions,
+        (9, 0.2, {"batch_tokens": 4_000}),  # everyday sentences,
+        (28, 0.12, {"batch_sentences": 128}),  # and news
+        (28, 0.12, {"batch_sentences": 384}),
+        (25, 0.25, {"batch_tokens": 3_000}),
+    ],
+)
+def test_an_epoch_is_few_shapes_and_little_padding(mean: float, spread: float, settings: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    source = np.clip(rng.gamma(5, mean / 5, 30_000), 3, 80).astype(np.int64)
+    target = np.clip(source * rng.normal(1, spread, len(source)), 3, 80).astype(np.int64)
+    encoded = with_lengths(source.tolist(), target.tolist())
+    batches = epoch_batches(encoded, TrainConfig(**settings), 1, 0)
+    sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
+    pieces = int(encoded.lengths(encoded.order).sum())
+    shapes_K3 = choose_shapes(sizes_N3, pieces, GRAPHS)
+    found_N3 = np.array([shape_for(size, shapes_K3) for size in sizes_N3.tolist()])
+    assert len(np.unique(found_N3, axis=0)) <= len(shapes_K3) <= GRAPHS
+    assert 1 - pieces / positions(found_N3).sum() < 0.06
 
 
 # ----------------------------------------------------------------------------------------------------------- measures

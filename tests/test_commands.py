@@ -400,6 +400,7 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
     found = json.loads((folder / "comparison.json").read_text())
     measured = json.loads((folder / "metrics.json").read_text())
     bleu = measured["bleu"]
+    assert bleu == max(event["bleu"] for event in events(home / "runs" / "mine") if event["event"] == "validate")
     first, second = found["scores"].values()
     assert first["bleu"]["score"] == second["bleu"]["score"] == pytest.approx(bleu)
     assert found["settings"]["runs/mine"] == {name: measured[name] for name in SETTINGS}

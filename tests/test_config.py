@@ -1,7 +1,6 @@
 """What a user may type, and what a slip is answered with."""
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,9 +172,8 @@ def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(("arguments", "code"), [(["model=luong"], 0), (["model.hidden=5"], 1)])
 def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
     """The same by a real command line: exit code, the message alone, and no folder left behind."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == code
     if code:
         assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

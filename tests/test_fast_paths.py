@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, epoch_batches
+from nmt.data.batching import NO_SHAPES, Batch, assemble, epoch_batches, shape_for
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length
 from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
-from nmt.objective import differentiate, replayed
+from nmt.objective import GraphedGradient, differentiate
 from nmt.state import Progress, TrainState
-from nmt.update import train_step
+from nmt.update import size_of, train_step
 
 VOCABULARY = 19
 MODELS: dict[str, dict[str, Any]] = {
@@ -172,17 +172,61 @@ def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell
             assert sum(fast_curve[-5:]) < 0.95 * sum(fast_curve[:5])  # the last epoch and the first
 
 
+def padded(state: TrainState, pairs: np.ndarray) -> Batch:
+    """The batch of some pairs as a GPU has it, before shapes are chosen."""
+    return assemble(state.train, pairs).padded(*shape_for(size_of(state, pairs), NO_SHAPES))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
     records = []
     monkeypatch.setattr("nmt.model.replay.record", lambda *given: records.append(given) or stand_in(*given))
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
-    recorded.differentiate = replayed(recorded.run, recorded.model)
-    run = state.differentiate
-    state.differentiate = lambda batch, *scales: run(batch.filled(), *scales)
+    recorded.differentiate = GraphedGradient(recorded.run, recorded.model)
+    monkeypatch.setattr("nmt.update.batch_of", padded)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_weights_in_one_buffer_are_those_in_four(
+    cell: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cuDNN wants them: the same outputs and gradients, whether they are cast in each call or once and for all."""
+    torch.manual_seed(1)
+    rnn = RNN(cell, 5, 7).to(torch.promote_types(dtype, torch.float32))
+    x_BTI, found = torch.randn(3, 4, 5).to(dtype), []
+    state = rnn.zeros(x_BTI)
+    for flat in ((), ("cpu",)):
+        monkeypatch.setattr("nmt.model.recurrence.FLAT", flat)
+        h_BTD, last = rnn(x_BTI, state)
+        found.append([h_BTD, *last, *torch.autograd.grad(h_BTD.float().square().sum(), list(rnn.parameters()))])
+    assert all(torch.equal(own, other) for own, other in zip(*found, strict=True))
+
+    rnn.to(dtype).freeze_whole()
+    start = rnn.weight_ih.data_ptr()
+    for parameter in rnn.parameters():  # w_ih, w_hh, b_ih, b_hh, one after the other
+        assert parameter.data_ptr() == start
+        start += parameter.numel() * parameter.element_size()
+    torch.testing.assert_close(rnn(x_BTI, state)[0], found[0][0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, for an LSTM; in training and by prepared weights."""
+    found = []
+    for fused in (("cpu",), ()):
+        monkeypatch.setattr("nmt.model.recurrence.FUSED_BIAS", fused)
+        state = begin(name, "lstm", torch.float64)
+        trained = [*gradients(state).values()]
+        batch = assemble(state.train, np.arange(12))
+        state.model.eval().freeze(int8=False)
+        with torch.inference_mode():
+            loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        found.append([*trained, *loss])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
@@ -199,15 +243,25 @@ def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_filled_batches_have_the_same_loss() -> None:
-    state = begin("bahdanau", "gru", torch.float64)
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pairs of padding, too, and whether the output layer sees padding or not."""
+    state = begin(name, "gru", torch.float64, dropout=0.0)
     batch = assemble(state.train, np.arange(12))
-    batch = batch._replace(guide_BTS=torch.ones(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]))
-    filled = batch.filled()
-    assert filled.guide_BTS.shape == (12, 16, 16) and filled.guide_BTS.sum() == batch.guide_BTS.sum()
-    assert filled.target_BT.shape == (12, 17) and filled.source_BS.shape == (12, 16)
-    losses = [state.model.eval().loss(*parts[:3])[0] for parts in (batch, filled)]
-    torch.testing.assert_close(*losses)
+    guide_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
+    batch = batch._replace(guide_BTS=guide_BTS)
+    padded = batch.padded(16, 15, 17)
+    assert padded.guide_BTS.shape == (16, 17, 15) and padded.guide_BTS.sum() == pytest.approx(batch.guide_BTS.sum())
+    assert padded.target_BT.shape == (16, 18) and padded.source_BS.shape == (16, 15)
+    coverage_loss = 0.2 * state.run.model.attention.coverage
+    train = replace(state.run.train, guided_alignment=0.3, coverage_loss=coverage_loss)
+    scales, found = (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()), []
+    for own, dropping in ((batch, ("cpu",)), (padded, ("cpu",)), (padded, ())):
+        monkeypatch.setattr("nmt.model.seq2seq.DROPPING", dropping)
+        loss, gradients = differentiate(replace(state.run, train=train), state.model, own, *scales)
+        found.append([*loss, *gradients])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
 
 
 def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
@@ -230,11 +284,11 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
     batch = assemble(state.train, np.arange(12))
     batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
-    again = replayed(run, state.model)
+    again = GraphedGradient(run, state.model)
     for share in (0.1, 0.5, 0.9):
         update_2 = torch.tensor([50, share], dtype=torch.float64)
-        given = batch, update_2, torch.tensor(4.0)
-        expected = differentiate(run, state.model, *given)
+        given = batch.padded(12, 16, 16), update_2, torch.tensor(4.0)
+        expected = differentiate(run, state.model, batch, *given[1:])
         with monkeypatch.context() as patch:
             patch.setattr("nmt.model.seq2seq.DROPPING", ())
             torch.testing.assert_close(again(*given), expected)
@@ -247,11 +301,12 @@ def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
     assert curves[1] == pytest.approx(curves[0], rel=1e-6)
     state = begin(name, "lstm", torch.float32, "cuda")
     state.model.dtype = torch.bfloat16
-    batch, found = assemble(state.train, np.arange(8)).filled().to(state.device), []
+    batch, found = padded(state, np.arange(8)).to(state.device), []
     update_2 = torch.tensor([50, 0.5], device=state.device)
     for again in (partial(differentiate, state.run, state.model), *[state.differentiate] * 3):
         torch.manual_seed(1)
-        found.append(again(batch, update_2, state.scale.factor))
+        loss, gradients = again(batch, update_2, state.scale.factor)
+        found.append((loss, [None if gradient is None else gradient.clone() for gradient in gradients]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
     torch.cuda.set_sync_debug_mode("error")

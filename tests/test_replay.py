@@ -9,11 +9,13 @@ import torch
 from test_attention import model_of as attentive
 from test_model import model_of, ragged_batch
 from test_search import OPTIONS, sharp
+from torch.nn import functional as F
 
 from nmt.config import SearchConfig
+from nmt.memory import is_out_of_memory
 from nmt.model import replay
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Replayed, tensors, within_memory
+from nmt.model.replay import Recorded, Replayed, tensors, within_memory
 from nmt.search import Tally, bucket, kept, search
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -100,6 +102,83 @@ def test_where_memory_is_short_nothing_stays_recorded() -> None:
     assert within_memory(work) is None and not replayed.step.graphs
 
 
+def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is the same object at each step of search, and a new one where sentences come or go."""
+    copies: list[int] = []
+    recorded = Recorded(lambda state, memory: memory[0] + state)
+    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda own, new: copies.append(id(new)) or copy(own, new))
+    memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
+    for memory, other in zip(memories, ((torch.ones(2),), (torch.ones(2),)), strict=True):
+        for step in range(4):
+            if step == 2:  # another shape in between
+                recorded(torch.ones(2), other)
+            state = torch.full((3,), float(step))
+            assert recorded(state, memory).tolist() == (memory[0] + step).tolist()
+    first, second = (copies.count(id(memory[0])) for memory in memories)
+    assert first == 1 and second == 2  # the second also after a replay of the other shape
+    assert recorded.calls == 10 and recorded.replays == 8
+
+
+def test_where_memory_might_not_suffice_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+    monkeypatch.setattr("nmt.model.replay.record", lambda work, device: attempts.append(work))
+    recorded = Recorded(lambda x: x + 1)
+    for step in range(5):
+        assert recorded(torch.tensor([step])).item() == step + 1
+    assert len(attempts) == 1 and not recorded.graphs  # it is tried once for a shape
+    assert (recorded.calls, recorded.replays) == (5, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("short", ["before", "during"])
+def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether that is seen before a capture or an allocation fails during it; random numbers go on, too."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = torch.cuda.mem_get_info(device)[1]
+    monkeypatch.setattr("nmt.model.replay.MARGIN", 10**9 if short == "before" else 0)
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing() and short == "during":
+            torch.empty(2 * size, dtype=torch.uint8, device=device)
+        return F.dropout(x, 0.5) + 1
+
+    recorded, others = Recorded(work), Recorded(lambda x: F.dropout(x, 0.5))
+    x = torch.ones(100, device=device)
+    for _ in range(3):
+        others(x[:50])
+    torch.manual_seed(1)
+    first = [recorded(x) for _ in range(3)]
+    torch.manual_seed(1)
+    assert all(torch.equal(recorded(x), own) for own in first)
+    assert not recorded.graphs and (recorded.calls, recorded.replays) == (6, 0)
+    torch.manual_seed(2)
+    expected = F.dropout(x[:50], 0.5)
+    for _ in range(3):
+        torch.manual_seed(2)
+        assert torch.equal(others(x[:50]), expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), True),
+        (RuntimeError("... Search for `cudaErrorStreamCaptureInvalidated' in https://docs.nvidia.com ..."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
 def test_a_late_count_is_that_of_the_call_before() -> None:
     counts = [torch.arange(5) < count for count in (1, 2, 4)]
     assert [*map(Tally(late=False), counts)] == [1, 2, 4]
@@ -113,3 +192,12 @@ def test_a_gpu_meets_few_shapes() -> None:
     assert {kept(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
     assert {bucket(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
     assert all(kept(live, GPU) >= live and bucket(live, GPU) >= live for live in range(100))
+
+
+def test_the_log_says_how_much_ran_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(lambda x: x + 1)
+    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    for size in (1, 1, 2, 1):
+        recorded(torch.zeros(size))
+    expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"
+    assert recorded.summary("steps") == expected

@@ -48,7 +48,7 @@ def plugin(name: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install '.[sweep]'")
 
 
-def start(folder: Path, *arguments: str, path: str = str(ROOT)) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
     """Sweep over jobs of no work."""
     (folder / "program.py").write_text(PROGRAM)
     settings = environment(folder) | {"PYTHONPATH": path}
@@ -56,7 +56,7 @@ def start(folder: Path, *arguments: str, path: str = str(ROOT)) -> subprocess.Po
     return subprocess.Popen(command, cwd=folder, env=settings, text=True, stderr=subprocess.PIPE)
 
 
-def sweep(folder: Path, *arguments: str, path: str = str(ROOT)) -> tuple[int, str]:
+def sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> tuple[int, str]:
     """The same to the end: the exit code, and what is on standard error."""
     process = start(folder, *arguments, path=path)
     message = process.communicate(timeout=120)[1]

@@ -524,5 +524,6 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
     event = events(tmp_path, "train")[0]
     assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)
     assert (event["loss"], event["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-4)
+    assert event["device_memory"] is None  # it is that of a GPU
     share = event["target_tokens_per_second"] / event["tokens_per_second"]
     assert share == pytest.approx(len(wanted_R) / (source + len(wanted_R)))

@@ -23,6 +23,9 @@ from nmt.links import Gold
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 PARTS = 64  # of the rows of an epoch, in memory one at a time
 LOOKED_AT = 2_000  # batches at most, to tell how much of them is padding
+WASTE = 0.055  # of the positions of an epoch, at most, in few shapes
+TOO_LARGE = 1.75  # times as many positions as a batch has
+NO_SHAPES: Indices = np.zeros((0, 3), np.int64)
 Ids = Sequence[int] | Array
 
 
@@ -43,14 +46,20 @@ class Batch(NamedTuple):
         """Each pair a second time, after all of them."""
         return Batch(*(torch.cat([tensor, tensor]) for tensor in self))
 
-    def filled(self) -> "Batch":
-        """With padding up to a multiple of `STEP` source pieces and of as many predicted ones: few shapes."""
-        source, target = -self.source_BS.shape[1] % STEP, (1 - self.target_BT.shape[1]) % STEP
-        guide_BTS = F.pad(self.guide_BTS, (0, source, 0, target)) if self.guide_BTS.numel() else self.guide_BTS
-        return self._replace(
-            source_BS=F.pad(self.source_BS, (0, source), value=PAD),
-            target_BT=F.pad(self.target_BT, (0, target), value=PAD),
-            guide_BTS=guide_BTS,
+    def padded(self, pairs: int, source: int, target: int) -> "Batch":
+        """With padding up to so many pairs, source positions, and target positions to be predicted. A pair of padding
+        has nothing but `</s>` in its source, and nothing to be predicted."""
+        rows = pairs - len(self.source_BS)
+        columns, steps = source - self.source_BS.shape[1], target + 1 - self.target_BT.shape[1]
+        source_BS = F.pad(self.source_BS, (0, columns, 0, rows), value=PAD)
+        source_BS[len(self.source_BS) :, 0] = EOS
+        guide_BTS = self.guide_BTS
+        return Batch(
+            source_BS=source_BS,
+            source_length_B=F.pad(self.source_length_B, (0, rows), value=1),
+            target_BT=F.pad(self.target_BT, (0, steps, 0, rows), value=PAD),
+            target_length_B=F.pad(self.target_length_B, (0, rows)),
+            guide_BTS=F.pad(guide_BTS, (0, columns, 0, steps, 0, rows)) if guide_BTS.numel() else guide_BTS,
         )
 
 
@@ -171,6 +180,57 @@ def padding_waste(encoded: EncodedPairs, batches: Sequence[Indices]) -> float:
         pieces += int(lengths.sum())
         positions += int(lengths.max(axis=1).sum()) * lengths.shape[1]
     return 1 - pieces / positions
+
+
+def positions(sizes_X3: Indices) -> Indices:
+    """Source and target positions of batches of these sizes (pairs, source pieces, target pieces)."""
+    return sizes_X3[..., 0] * (sizes_X3[..., 1] + sizes_X3[..., 2])
+
+
+def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
+    """Few shapes, shapes_K3, so that every batch fits into one of them: (pairs, source pieces, target pieces), as the
+    sizes of the N batches are, which have so many `pieces` on both sides.
+
+    Shapes are joined, the two that add the least padding first: until there are at most `most`, and then as long as at
+    most the share `WASTE` of all positions is padding.
+    """
+    shapes_K3, counts_K = np.unique(sizes_N3, axis=0, return_counts=True)
+    own_K = counts_K * positions(shapes_K3)  # positions of all batches that have the shape
+    limit = pieces / (1 - WASTE)
+
+    def added(k: int) -> npt.NDArray[np.float64]:
+        """How many positions are added where shape k is joined with each other one."""
+        joined_K = (counts_K[k] + counts_K) * positions(np.maximum(shapes_K3[k], shapes_K3)) - own_K[k] - own_K
+        return np.where((counts_K == 0) | (np.arange(len(counts_K)) == k), np.inf, joined_K)
+
+    cost_KK = np.stack([added(k) for k in range(len(shapes_K3))])
+    least_K = cost_KK.argmin(1)  # with which each is joined best
+    while (left := np.count_nonzero(counts_K)) > 1:
+        cost_K = cost_KK[np.arange(len(least_K)), least_K]
+        i = int(cost_K.argmin())
+        j = int(least_K[i])
+        if left <= most and own_K.sum() + cost_K[i] > limit:
+            break
+        shapes_K3[i] = np.maximum(shapes_K3[i], shapes_K3[j])
+        counts_K[i], counts_K[j] = counts_K[i] + counts_K[j], 0
+        own_K[i], own_K[j] = counts_K[i] * positions(shapes_K3[i]), 0
+        cost_KK[j] = cost_KK[:, j] = np.inf
+        cost_KK[i] = cost_KK[:, i] = added(i)
+        stale_K = (least_K == i) | (least_K == j) | (cost_KK[:, i] < cost_KK[np.arange(len(least_K)), least_K])
+        stale_K[i] = True
+        least_K[stale_K] = cost_KK[stale_K].argmin(1)
+    return shapes_K3[counts_K > 0]
+
+
+def shape_for(size_3: Sequence[int], shapes_K3: Indices) -> list[int]:
+    """The smallest of these shapes that holds a batch of this size. Where all are much too large, as for a part of a
+    batch for which memory did not suffice, its own with sentences up to the next multiple of `STEP`."""
+    fitting_K3 = shapes_K3[(shapes_K3 >= size_3).all(1)]
+    if len(fitting_K3):
+        smallest_3 = fitting_K3[positions(fitting_K3).argmin()]
+        if positions(smallest_3) <= TOO_LARGE * positions(np.array(size_3)):
+            return smallest_3.tolist()
+    return [size_3[0], *(-(-length // STEP) * STEP for length in size_3[1:])]
 
 
 def assemble(encoded: EncodedPairs, rows: Indices) -> Batch:

@@ -1,26 +1,35 @@
-"""Work that a GPU replays: kernels are recorded once for each shape, and then launched as one CUDA graph.
+"""CUDA graphs: the kernels of some work are captured once for each shape, and then launched together.
 
-A step of a decoder is dozens of small kernels, and as many on the way back; to launch them one by one takes longer than
-to run them.
+A step of a decoder is dozens of small kernels, and as many in the backward pass; to launch them one by one takes longer
+than to run them.
 """
 
-import re
+import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from nmt.memory import allocated_by, free_device_memory, index_of, is_out_of_memory
+
 T = TypeVar("T")
-GRAPHS = 64  # kept at most
-SHORT = re.compile(
-    "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
-)
+Shapes = tuple[torch.Size, ...]
+GRAPHS = 192  # kept at most
+MARGIN = 1.2  # a capture needs so many times the memory that the work needs without one
 RECORDED: "WeakSet[Recorded]" = WeakSet()  # all there are
+
+
+class Graph(NamedTuple):
+    """Work of one shape, captured."""
+
+    arguments: tuple[Any, ...]  # where its inputs have to be
+    results: Any  # where its results are after each replay
+    replay: Callable[[], None]
 
 
 @cache
@@ -32,23 +41,53 @@ def lock_of(device: torch.device) -> threading.Lock:
 
 @cache
 def stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
-    """A stream on which to record, and memory that all graphs of a device share, for none runs beside another."""
+    """A stream to capture on, and memory that all graphs of a device share, since none runs beside another."""
     with torch.cuda.device(device):
         return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
 
-def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
-    """The work as a CUDA graph: its results, and what does it again, with the results in the same place."""
+def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]] | None:
+    """Capture the work as a CUDA graph: its results, and a function that does it again, with the results in the same
+    place. None where memory does not suffice, or might not: an allocation that fails during a capture cannot be
+    repeated, and leaves PyTorch with a capture that never ends."""
     stream, pool = stream_and_pool(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries set themselves up in their first calls, which cannot be recorded
-            work()
+        with torch.cuda.stream(stream):  # libraries set themselves up in their first calls, which no graph can hold
+            needed = allocated_by(work, device)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            results = work()
+        if free_device_memory(device) < MARGIN * needed:
+            return None
+        try:
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                results = work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            abandon_capture(device, pool)
+            return None
     return results, graph.replay
+
+
+def abandon_capture(device: torch.device, pool: Any) -> None:
+    """Undo what a capture that failed has left behind. Before PyTorch 2.12 the allocator takes it for one that goes on,
+    and the random number generator waits for its end (pytorch/pytorch#180395). Graphs that know the generator of before
+    are dropped with it."""
+    index = index_of(device)
+    with contextlib.suppress(RuntimeError):  # it had ended
+        torch._C._cuda_endAllocateToPool(index, pool)
+    fresh = torch.Generator(torch.device("cuda", index))
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
+    drop_graphs()
+
+
+def drop_graphs() -> None:
+    """Free all graphs. Those captured from now on get memory of their own."""
+    for recorded in list(RECORDED):
+        recorded.graphs.clear()
+        recorded.last = None
+    stream_and_pool.cache_clear()
 
 
 def mapped(f: Callable[[Tensor], Any], parts: Any) -> Any:
@@ -69,31 +108,61 @@ def tensors(parts: Any) -> list[Tensor]:
 
 
 class Recorded:
-    """Work on nested tuples of tensors. The first `GRAPHS` shapes that are met a second time are recorded; others run
-    as they are, since to record takes longer than to run."""
+    """Work on nested tuples of tensors, as CUDA graphs. The first `GRAPHS` shapes that are met a second time are
+    captured, where memory allows it; others run as they are, since to capture takes longer than to run.
+
+    An argument that is the same object as in the call before is not copied again: nobody may write to its tensors.
+    """
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self.work = work
         RECORDED.add(self)
-        self.met: set[tuple[torch.Size, ...]] = set()
-        self.graphs: dict[tuple[torch.Size, ...], Any] = {}  # by the shapes of what goes in
+        self.met: set[Shapes] = set()
+        self.too_large: set[Shapes] = set()  # for the memory there was
+        self.graphs: dict[Shapes, Graph] = {}  # by the shapes of what goes in
+        self.last: tuple[Graph, tuple[Any, ...]] | None = None  # replayed, with these arguments
+        self.calls = self.replays = 0
 
     def __call__(self, *given: Any) -> Any:
         parts = tensors(given)
         shapes, device = tuple(part.shape for part in parts), parts[0].device
-        if shapes not in self.graphs and (shapes not in self.met or len(self.graphs) >= GRAPHS):
-            self.met.add(shapes)
-            return self.work(*given)
+        self.calls += 1
         with lock_of(device):
-            if shapes not in self.graphs:
-                inputs = mapped(torch.clone, given)
-                with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the replay draws the numbers
-                    self.graphs[shapes] = tensors(inputs), *record(lambda: self.work(*inputs), device)
-            places, results, again = self.graphs[shapes]
-            for place, part in zip(places, parts, strict=True):
-                place.copy_(part)
-            again()
-            return mapped(torch.clone, results)  # the next replay overwrites them
+            graph = self.graphs.get(shapes) or self.capture(shapes, given, device)
+            if graph is not None:
+                self.replays += 1
+                return self.replay(graph, given)
+        return self.work(*given)
+
+    def capture(self, shapes: Shapes, given: tuple[Any, ...], device: torch.device) -> Graph | None:
+        """A graph for these shapes, if they are to have one."""
+        if shapes not in self.met or shapes in self.too_large or len(self.graphs) >= GRAPHS:
+            self.met.add(shapes)
+            return None
+        arguments = mapped(torch.clone, given)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the replay draws the numbers
+            found = record(lambda: self.work(*arguments), device)
+        if found is None:
+            self.too_large.add(shapes)
+            return None
+        self.graphs[shapes] = Graph(arguments, *found)
+        return self.graphs[shapes]
+
+    def replay(self, graph: Graph, given: tuple[Any, ...]) -> Any:
+        """The results for these arguments, as copies: the next replay overwrites them."""
+        before = self.last[1] if self.last and self.last[0] is graph else [None] * len(given)
+        for place, argument, old in zip(graph.arguments, given, before, strict=True):
+            if argument is not old:
+                for own, new in zip(tensors(place), tensors(argument), strict=True):
+                    own.copy_(new)
+        self.last = graph, given
+        graph.replay()
+        return mapped(torch.clone, graph.results)
+
+    def summary(self, what: str) -> str:
+        """For the log: how much ran as graphs, and how much did not."""
+        eager = f"{self.calls - self.replays:,} of {self.calls:,} {what} ran without a CUDA graph"
+        return f"{eager}; shapes captured: {len(self.graphs):,}, too large for the memory: {len(self.too_large):,}"
 
 
 class Replayed:
@@ -117,21 +186,17 @@ def fastest(model: Any, device: torch.device) -> Any:
 
 
 def within_memory(work: Callable[[], T]) -> T | None:
-    """What this work returns; None where memory does not suffice for it: what it held, and what was recorded, is free
+    """What this work returns; None where memory does not suffice for it: what it held, and what was captured, is free
     again then."""
     try:
         return work()
-    except (torch.OutOfMemoryError, MemoryError):
-        pass
-    except RuntimeError as error:  # not all allocators have a class of their own for it
-        if not (SHORT.search(str(error)) or isinstance(error.__context__, torch.OutOfMemoryError)):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
     with ExitStack() as held:
         for number in range(torch.cuda.device_count()):
             held.enter_context(lock_of(torch.device("cuda", number)))
-        for recorded in list(RECORDED):
-            recorded.graphs.clear()
-        stream_and_pool.cache_clear()  # what is recorded from now on gets memory of its own
+        drop_graphs()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
