@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from nmt.config import DataConfig
 from nmt.data import cache, corpus, readers, toy
 from nmt.data.cache import DAY, cache_folder
 from nmt.data.config import DataOverride
-from nmt.data.corpus import column, load_pairs, origins
+from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
 from nmt.data.lines import raw_lines, read_lines
 from nmt.data.parting import cost, first_gap
-from nmt.data.readers import LINE_READERS, lengths_of
+from nmt.data.readers import LINE_READERS, lengths_of, strings
 from nmt.data.splits import VALID
 from nmt.errors import UserError
 
@@ -712,7 +713,7 @@ def test_bad_jsonl_is_refused_or_dropped(read: Read, line: Any, message: str) ->
 
 # ---------------------------------------------------------------------------------------------------- parquet and hub
 def parquet(tmp_path: Path, name: str, table: dict[str, Any]) -> None:
-    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data").mkdir(exist_ok=True, parents=True)
     pq.write_table(pa.table(table), tmp_path / "data" / name)
 
 
@@ -742,12 +743,67 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
     [
         ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002 has no text in 'de' but None"),
         ({"de": ["a"], "en": [3]}, "row 1 has no text in 'en' but 3, of type int64"),
+        (
+            {"de": ["a"], "en": pa.array([3]).dictionary_encode()},
+            "row 1 has no text in 'en' but 3, of type int64",
+        ),
+        ({"de": ["a"], "en": [["b"]]}, r"row 1 has no text in 'en' but \['b'\], of type list<"),
+        ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2 has no text in 'en' but None"),
+        (
+            {"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"])},
+            r"row 2 has no text in 'en', of type binary: not UTF-8 \(byte 0xFF at position 2\); write the column",
+        ),
+        (
+            {"de": ["a", "b"], "en": strings(np.array([0, 1, 3]), b"cd\xff")},
+            r"row 2 has no text in 'en', of type string: not UTF-8 \(byte 0xFF at position 2\)",
+        ),
     ],
 )
 def test_what_is_not_text_is_refused(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
     parquet(tmp_path, "train.parquet", table)
     with pytest.raises(UserError, match=message):
         read({}, format="parquet")
+
+
+TEXTUAL = (
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.dictionary(pa.int8(), kind) for kind in (pa.string(), pa.large_string(), pa.binary())),
+)
+
+
+@pytest.mark.parametrize("kind", TEXTUAL, ids=str)
+def test_every_type_of_arrow_that_holds_text_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = ["Hund", "ä€😀\r\n and more than twelve bytes", "", "Hund"]
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    array = pa.array(texts).cast(values)
+    array = array if values is kind else pa.array(texts).dictionary_encode().cast(kind)
+    nested = pa.StructArray.from_arrays([array, pa.array(["a", "b", "c", "d"])], ["de", "en"])
+    tables = {"flat": {"de": array, "en": ["a", "b", "c", "d"]}, "nested": {"translation": nested}}
+    for name, table in tables.items():
+        parquet(tmp_path / name, "train.parquet", table)
+        sides = {side: f"translation.{value}" for side, value in (("source", "de"), ("target", "en"))}
+        for streaming, form in ((False, "parquet"), (False, "hub"), (True, "hub")):
+            data = DataConfig(
+                format=form, path=str(tmp_path / name / "data"), cache=str(tmp_path / "cache"), streaming=streaming,
+                **(sides if name == "nested" else {}),
+            )  # fmt: skip
+            for _ in range(2):  # read, and found in the cache
+                pairs = load_pairs(data, "train")
+                assert (pairs["source"][:], pairs["target"][:]) == (texts, ["a", "b", "c", "d"])
+        [found] = streamed(replace(data, format="parquet"), "train")
+        assert found["source"].to_pylist() == texts
+
+
+def test_a_dictionary_of_views_is_decoded() -> None:
+    """Which pyarrow reads from Arrow files and does not write into Parquet."""
+    values = pa.array(["Hund", "more than twelve bytes", None], pa.string_view())
+    table = pa.table(
+        {side: pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), values) for side in ("source", "target")}
+    )
+    assert as_texts(table, "x", 0, DataConfig())["source"].to_pylist() == ["Hund", "more than twelve bytes", "Hund"]
+    table = pa.table({side: pa.DictionaryArray.from_arrays(pa.array([0, 2]), values) for side in ("source", "target")})
+    with pytest.raises(UserError, match="x: row 12 has no text in 'de' but None"):
+        as_texts(table, "x", 10, DataConfig())
 
 
 def test_columns_may_have_each_others_names(read: Read, tmp_path: Path) -> None:
@@ -800,7 +856,7 @@ def test_a_folder_of_text_takes_the_place_of_a_hub_dataset(read: Read) -> None:
 
 
 def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(path: str, subset: str | None, revision: str | None, cache_dir: str | None) -> None:
+    def offline(path: str, subset: str | None, revision: str | None, cache_dir: str | None, **_: Any) -> None:
         assert (subset, revision) == ("de-en", "a1b2")
         raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
 

@@ -26,7 +26,7 @@ from nmt.config import DataConfig
 from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
 from nmt.data.gold import read_gold
-from nmt.data.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of
+from nmt.data.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of, undecodable
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.errors import UserError, nearest
@@ -35,6 +35,10 @@ log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time
 PAIRS, REPORT = "pairs.arrow", "report.json"  # what was read of files of lines, and what was left out
 LAYOUT = 1  # of these two; another one gets another key
+TEXT_TYPES = (  # of Arrow; a file's strings are bytes where its writer did not say that they are text
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary),
+)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -207,9 +211,8 @@ def streamed(data: DataConfig, split: str) -> Iterator[pa.Table]:
             table = flat(table)
             check_columns(table.column_names, where, data)
             pairs = pa.table({"source": table[data.source], "target": table[data.target]})
-            check_texts(pairs, where, row, data)
+            yield as_texts(pairs, where, row, data)
             row += len(pairs)
-            yield pairs.cast(TEXTS)
 
 
 def hub_path(data: DataConfig) -> Path:
@@ -261,9 +264,10 @@ def split_of(table: Any, split: str, data: DataConfig) -> Any:
 def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
     """What the datasets library loads. In a cache of ours, what is damaged is made anew: the library itself notices
     at most that a file is cut short."""
+    load = partial(datasets.load_dataset, *arguments, **others, keep_in_memory=False)
     if cache is None:
-        return datasets.load_dataset(*arguments, **others, cache_dir=None)
-    load = partial(datasets.load_dataset, *arguments, **others, cache_dir=str(cache))
+        return load(cache_dir=None)
+    load = partial(load, cache_dir=str(cache))
     try:
         table = load()
     except Exception:
@@ -281,16 +285,34 @@ def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
 
 
 def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
-    """The columns `data.source` and `data.target`, which may be nested as in `translation.de`, checked to be texts."""
+    """The columns `data.source` and `data.target`, which may be nested as in `translation.de`, checked to be texts.
+
+    Strings stay where they are; other types of text, such as views or bytes, are rewritten as strings in the cache.
+    """
     table = table.flatten()
     check_columns(table.column_names, where, data)
     names = {data.source: "source", data.target: "target"}
     pairs = table.select_columns(list(names)).rename_columns(names)
-    rows = 0
-    for batch in pairs.with_format("arrow").iter(CHUNK):
-        check_texts(batch, where, rows, data)
-        rows += len(batch)
-    return pairs
+
+    def texts() -> Iterator[pa.Table]:
+        rows = 0
+        for batch in pairs.with_format("arrow").iter(CHUNK):
+            yield as_texts(batch, where, rows, data)
+            rows += len(batch)
+
+    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in pairs.data.schema.types):
+        for _ in texts():
+            pass
+        return pairs
+
+    def fill(part: Path) -> None:
+        with open(part / PAIRS, "wb") as file, pa.ipc.new_stream(file, TEXTS) as writer:
+            for batch in texts():
+                writer.write_table(batch)
+
+    parts = (LAYOUT, *names, [digest(Path(file["filename"])) for file in pairs.cache_files])
+    key = xxh3_128(repr(parts).encode()).hexdigest()
+    return Dataset.from_file(str(made(cache_folder(data) / "text" / key, fill) / PAIRS))
 
 
 def check_columns(names: list[str], where: str, data: DataConfig) -> None:
@@ -299,14 +321,39 @@ def check_columns(names: list[str], where: str, data: DataConfig) -> None:
             raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{nearest(name, names)}")
 
 
-def check_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> None:
-    """See that a table of pairs, before which there were so many rows, has texts and nothing else."""
+def as_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa.Table:
+    """A table of pairs as strings, whatever Arrow type holds their text; before it there were `rows` rows.
+
+    Raises:
+        UserError: a value is null, of a type that holds no text, or not UTF-8.
+    """
+    columns = []
     for key, name in (("source", data.source), ("target", data.target)):
-        texts = str(table[key].type) in ("string", "large_string")
-        if not texts or table[key].null_count:
-            row = table[key].to_pylist().index(None) if texts else 0
-            value = clipped(table[key][row].as_py()) + ("" if texts else f", of type {table[key].type}")
+        column, kind = table[key], table[key].type
+        if encoded := pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        texts = any(holds(kind) for holds in TEXT_TYPES)
+        if texts and encoded:
+            chunks = [chunk.dictionary.cast(pa.large_binary()).take(chunk.indices) for chunk in column.chunks]
+            column = pa.chunked_array(chunks, pa.large_binary())
+        if not texts or column.null_count:
+            row = column.to_pylist().index(None) if texts else 0
+            value = clipped(column[row].as_py()) + ("" if texts else f", of type {table[key].type}")
             raise UserError(f"{where}: row {rows + row + 1} has no text in '{name}' but {value}")
+        try:
+            columns.append(column.cast(pa.string()))
+            columns[-1].validate(full=True)  # whoever wrote a column of strings may have put any bytes there
+        except pa.ArrowInvalid:
+            for row, value in enumerate(column.cast(pa.large_binary())):
+                try:
+                    value.as_py().decode()
+                except UnicodeDecodeError as error:
+                    raise UserError(
+                        f"{where}: row {rows + row + 1} has no text in '{name}', of type {table[key].type}: "
+                        f"{undecodable(error)}; write the column as strings in UTF-8"
+                    ) from None
+            raise
+    return pa.table(columns, schema=TEXTS)
 
 
 @contextmanager
