@@ -206,6 +206,11 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: DataConfig(invalid="ignore"), "data.invalid=ignore is not one of refuse, drop"),
         (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),
         (lambda: TokenizerConfig(vocab_size=0), "tokenizer.vocab_size=0"),
+        (lambda: TokenizerConfig(source_vocab_size=0, joint=False), "tokenizer.source_vocab_size=0 must be a number"),
+        (
+            lambda: TokenizerConfig(target_vocab_size=500),
+            "tokenizer.target_vocab_size=500 .* tokenizer.joint=false too",
+        ),
         (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
         (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
         (lambda: ModelConfig(hidden=0), "model.hidden=0"),

@@ -12,7 +12,8 @@ from hydra.core.config_store import ConfigStore
 
 from nmt.command import checked
 from nmt.config import DataConfig, TrainRun
-from nmt.data.config import CorpusConfig
+from nmt.data.config import CorpusConfig, TokenizerConfig
+from nmt.data.encoding import SIDES
 from nmt.errors import UserError
 from nmt.sizing import SECTIONS, WHY, sized
 
@@ -50,6 +51,15 @@ def test_before_its_first_number_a_table_has_nothing(corpus: DataConfig, caplog:
     assert sized(run, ()) == replace(run, by_pairs={})
     assert caplog.messages[-1] == "30 training pairs, for which by_pairs has nothing"
     assert sized(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
+
+
+def test_each_side_may_have_its_table(corpus: DataConfig) -> None:
+    tables: dict[str, dict[int, Any] | None] = {f"tokenizer.{side}_vocab_size": {0: 300, 30: 400} for side in SIDES}
+    run = TrainRun(data=corpus, tokenizer=TokenizerConfig(joint=False), by_pairs=tables)
+    found = sized(run, {"tokenizer.target_vocab_size"}).tokenizer
+    assert (found.size("source"), found.size("target")) == (400, 8000)
+    with pytest.raises(UserError, match="tokenizer.source_vocab_size=400 .* tokenizer.joint=false"):
+        sized(replace(run, tokenizer=TokenizerConfig()), ())
 
 
 def test_what_is_given_stays(corpus: DataConfig) -> None:

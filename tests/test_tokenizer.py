@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -261,13 +262,38 @@ def test_training_is_silent(type: str, capfd: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("joint, name", [(True, "both sides"), (False, "the source side")])
 @pytest.mark.parametrize("type", ["bpe", "unigram"])
 def test_the_size_that_is_advised_works(type: str, joint: bool, name: str) -> None:
-    for size, advice in ((50_000, r"more than .* (\d+) or less"), (264, r"too small .* (\d+) or more")):
+    for size, advice in ((50_000, r"more than .*=(\d+) or less"), (264, r"too small .*=(\d+) or more")):
         with pytest.raises(UserError, match=f"^tokenizer.vocab_size={size} is .*{name}") as caught:
             train_tokenizer(WORDS * 9, WORDS * 9, TokenizerConfig(type, size, joint))
         advised = re.search(advice, str(caught.value))
         assert advised is not None
         config = TokenizerConfig(type, int(advised[1]), joint)
         assert train_tokenizer(WORDS * 9, WORDS * 9, config).source.vocab_size == int(advised[1])
+
+
+@pytest.mark.parametrize("type", ["bpe", "unigram"])
+@pytest.mark.parametrize("given", [{}, {"source_vocab_size": 50_000}, {"source_vocab_size": 50_000, "vocab_size": 10}])
+def test_each_side_has_a_size_that_its_text_allows(type: str, given: dict[str, int]) -> None:
+    """Few words on one side and many signs on the other ask for sizes of which none suits both."""
+    signs = "".join(map(chr, range(0x4E00, 0x4E00 + 2_000)))
+    few, many = WORDS * 9, [signs[start : start + 20] for start in range(0, 2_000, 10)] * 2
+    config = TokenizerConfig(**{"type": type, "vocab_size": 1_000, "joint": False, **given})
+    keys = [f"tokenizer.{config.size_key(side)}={config.size(side)}" for side in ("source", "target")]
+    with pytest.raises(UserError) as caught:
+        train_tokenizer(few, many, config)
+    message = str(caught.value)
+    advised = re.findall(r"write (tokenizer.(\w+)=(\d+)) or (less|more)", message)
+    assert [key for _, key, *_ in advised] == ["source_vocab_size", "target_vocab_size"]
+    assert message.startswith(f"{keys[0]} is more than the text of the source side allows for tokenizer.type={type}")
+    assert f"; and {keys[1]} is too small" in message
+    sizes = {key: int(size) for _, key, size, _ in advised}
+    if config.size("target") > 260:
+        assert sizes["target_vocab_size"] > 2_000
+    else:  # fewer places than bytes are refused before the text is read
+        sizes["target_vocab_size"] = 2_300
+    tokenizer = train_tokenizer(few, many, replace(config, **sizes))
+    assert tokenizer.source.vocab_size == sizes["source_vocab_size"]
+    assert tokenizer.target.vocab_size == sizes["target_vocab_size"]
 
 
 def test_characters_and_words_take_what_there_is() -> None:

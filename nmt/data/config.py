@@ -94,16 +94,31 @@ class TokenizerConfig:
     type: str = "bpe"  # bpe | unigram | char | word
     vocab_size: int = 8000  # pieces; of each side if not joint
     joint: bool = True  # one model for both sides, or one for each
+    source_vocab_size: int | None = None  # joint=false: pieces of the source side; null: vocab_size
+    target_vocab_size: int | None = None  # joint=false: pieces of the target side; null: vocab_size
     sampling: float = 0.0  # BPE dropout, or the unigram model's 1 / temperature, in training; 0: always the best
     normalisation: str = "identity"  # identity | nmt_nfkc
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZERS)
         check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
-        check_at_least(8, "tokenizer.", self, "vocab_size")
+        check_at_least(8, "tokenizer.", self, "vocab_size", "source_vocab_size", "target_vocab_size")
+        for side in ("source", "target"):
+            if self.joint and (key := self.size_key(side)) != "vocab_size":
+                raise UserError(
+                    f"tokenizer.{key}={self.size(side)} is for two tokenizers: write tokenizer.joint=false too"
+                )
         check_share("tokenizer.sampling", self.sampling)
         if self.sampling and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
+
+    def size_key(self, side: str) -> str:
+        """The key that gives the vocabulary size of the `source` or the `target`."""
+        return "vocab_size" if getattr(self, f"{side}_vocab_size") is None else f"{side}_vocab_size"
+
+    def size(self, side: str) -> int:
+        """The vocabulary size of the `source` or the `target`."""
+        return int(getattr(self, self.size_key(side)))
 
 
 @dataclass(slots=True)

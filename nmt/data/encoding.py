@@ -261,13 +261,14 @@ def cached_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
     million lines a random sample of a million is used.
 
     Raises:
-        UserError: for a `tokenizer.vocab_size` that the text does not allow, or when there is no text.
+        UserError: for vocabulary sizes that the text does not allow, or when there is no text.
     """
     config, limit = run.tokenizer, run.data.max_length
     settings = dataclasses.replace(config, sampling=0.0)  # of which nothing is known in training it
     tags = sorted({f"<{corpus.tag}>" for corpus in run.data.corpora if corpus.tag})
     parts = (text_key(pairs), settings, limit, tags, SAMPLE, sentencepiece.__version__)
-    what = f"{config.type} tokenizer of {config.vocab_size:,} pieces"
+    sizes = dict.fromkeys((config.size("source"), config.size("target")))
+    what = f"{config.type} tokenizer of {' and '.join(f'{size:,}' for size in sizes)} pieces"
     trained = []
 
     def fill(part: Path) -> None:

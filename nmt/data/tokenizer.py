@@ -274,29 +274,38 @@ def train_tokenizer(
 ) -> Tokenizer:  # fmt: skip
     """Train on text. Each tag is a piece wherever it stands at the beginning of a word.
 
-    The same lines give the same models, on any number of cores. `vocab_size` is exact for bpe and unigram, an upper
-    limit for char and word. Lines of over 16 characters for each of `max_length` pieces are left out: they are not
-    trained on either, and a few of them can outweigh all others.
+    The same lines give the same models, on any number of cores. The vocabulary size is exact for bpe and unigram, an
+    upper limit for char and word. Lines of over 16 characters for each of `max_length` pieces are left out: they are
+    not trained on either, and a few of them can outweigh all others.
 
     Raises:
-        UserError: for a `tokenizer.vocab_size` that the text does not allow, or when there is no text.
+        UserError: for vocabulary sizes that the text does not allow, on both sides at once, or when there is no text.
     """
     longest = LONGEST_PIECE * max_length if max_length else sys.maxsize
     source, target = ((line for line in lines if len(line) <= longest) for lines in (source_lines, target_lines))
     if config.joint:
-        side = train_side(itertools.chain(source, target), config, "both sides", tags)
-        return Tokenizer(side, side)
-    source_side = train_side(source, config, "the source side", tags)
-    return Tokenizer(source_side, train_side(target, config, "the target side"))
+        joint = train_side(itertools.chain(source, target), config, "source", tags)
+        return Tokenizer(joint, joint)
+    sides: list[Side] = []
+    troubles: list[str] = []
+    for name, lines, own_tags in (("source", source, tags), ("target", target, ())):
+        try:
+            sides.append(train_side(lines, config, name, own_tags))
+        except UserError as error:
+            troubles.append(str(error))
+    if troubles:
+        raise UserError("; and ".join(troubles))
+    return Tokenizer(*sides)
 
 
-def train_side(lines: Iterable[str], config: TokenizerConfig, name: str, tags: Sequence[str] = ()) -> Side:
-    byte_fallback = config.type != "word"
+def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()) -> Side:
+    """Train the model of the `source` or the `target`, or of both if it is a joint one."""
+    byte_fallback, size = config.type != "word", config.size(side)
     smallest = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
-    if byte_fallback and config.vocab_size < smallest:
+    if byte_fallback and size < smallest:
         raise UserError(
-            f"tokenizer.vocab_size={config.vocab_size} is too small: there are {len(SPECIALS)} special pieces and "
-            f"{BYTE_PIECES} bytes, and characters come on top; write {smallest} or more"
+            f"tokenizer.{config.size_key(side)}={size} is too small: there are {len(SPECIALS)} special pieces and "
+            f"{BYTE_PIECES} bytes, and characters come on top; write {key_to_set(config, side)}={smallest} or more"
         )
     model = io.BytesIO()
     try:
@@ -305,7 +314,7 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, name: str, tags: S
             model_writer=model,
             model_type=config.type,
             user_defined_symbols=[SPACE + tag for tag in tags],
-            vocab_size=config.vocab_size,
+            vocab_size=size,
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=byte_fallback,
             character_coverage=1.0,
@@ -320,7 +329,7 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, name: str, tags: S
             unk_piece=SPECIALS[UNK],
         )
     except RuntimeError as error:
-        raise UserError(explain(str(error), config, name)) from error
+        raise UserError(explain(str(error), config, side)) from error
     return Side(model.getvalue())
 
 
@@ -332,17 +341,23 @@ def trainable(lines: Iterable[str]) -> Iterator[str]:
             yield line[start : start + CHUNK]
 
 
-def explain(error: str, config: TokenizerConfig, name: str) -> str:
-    key = f"tokenizer.vocab_size={config.vocab_size}"
+def key_to_set(config: TokenizerConfig, side: str) -> str:
+    return "tokenizer.vocab_size" if config.joint else f"tokenizer.{side}_vocab_size"
+
+
+def explain(error: str, config: TokenizerConfig, side: str) -> str:
+    """Say what SentencePiece complains of: the key, its value, and one that works for this side."""
+    name = "both sides" if config.joint else f"the {side} side"
+    given, remedy = f"tokenizer.{config.size_key(side)}={config.size(side)}", key_to_set(config, side)
     if largest := re.search(r"too high .* <= (\d+)", error):
         return (
-            f"{key} is more than the text of {name} allows for tokenizer.type={config.type}; "
-            f"write {largest[1]} or less, or use tokenizer.type=word or char, which take what there is"
+            f"{given} is more than the text of {name} allows for tokenizer.type={config.type}; "
+            f"write {remedy}={largest[1]} or less, or use tokenizer.type=word or char, which take what there is"
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return (
-            f"{key} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and each "
-            f"character of the text need a place; write {smallest[1]} or more"
+            f"{given} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and "
+            f"each character of the text need a place; write {remedy}={smallest[1]} or more"
         )
     if "!sentences_.empty()" in error or "all_chars_count" in error:
         trouble = "all lines are empty, or far longer than data.max_length pieces"
