@@ -21,6 +21,7 @@ from nmt.checkpoint import (
     verified,
 )
 from nmt.config import FREE, TrainRun, flat, lasting
+from nmt.data.config import exchanged
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import begin, begun, choose_precision, log
 from nmt.errors import UserError
@@ -60,10 +61,31 @@ def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collect
         precision = settings.precision
     run = dataclasses.replace(run, precision=precision)
     if run.init_from:
+        if not resuming:
+            check_languages(run, settings)
         run = adopt(run, settings)
     if resuming:
         check_same(run, settings)
     return Start(run, resuming, last, origin[1], tokenizer)
+
+
+def check_languages(run: TrainRun, parent: TrainRun) -> None:
+    """Look whether a side of the run has the language that is the other side's in the run that it starts from.
+
+    Raises:
+        UserError: it has, and each side of the parent has a vocabulary of its own.
+    """
+    if (side := exchanged(run.data, parent.data)) is None:
+        return
+    own, other = getattr(run.data, side), getattr(parent.data, side)
+    trained = f"init_from={run.init_from} translates {parent.data.source} to {parent.data.target}"
+    if not parent.tokenizer.joint:
+        raise UserError(
+            f"data.{side}={own}: {trained} with a vocabulary for each, so {own} would get the {side} vocabulary, that "
+            f"of {other}; start from a run that has {own} as its {side}, from one with tokenizer.joint=true, or "
+            "without init_from"
+        )
+    log.warning(f"data.{side}={own}: {trained}; the vocabulary is one for both, but as {side} it has learned {other}")
 
 
 def adopt(run: TrainRun, parent: TrainRun) -> TrainRun:

@@ -326,6 +326,24 @@ def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
     assert tokenizers[0] == tokenizers[1]
 
 
+def test_fine_tuning_of_the_opposite_direction(home: Path, corpus: Path) -> None:
+    """Of two vocabularies each is of one language; a joint one is of both."""
+    common = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1")
+    back = ("data.source=en", "data.target=de", *common)
+    works("train", *common, "name=two", "tokenizer.joint=false", "tokenizer.target_vocab_size=480", folder=home)
+    message = refused("train", *back, "name=two_back", "init_from=runs/two", folder=home)
+    assert message.startswith(
+        "error: data.source=en: init_from=runs/two translates de to en with a vocabulary for each"
+    )
+    assert "that of de; start from a run that has en as its source, from one with tokenizer.joint=true" in message
+    assert not (home / "runs" / "two_back").exists()
+    works("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=2", folder=home)
+    works("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", folder=home)
+    works("train", *back, "name=mine_back", "init_from=runs/mine", folder=home)
+    said = (home / "runs" / "mine_back" / "train.log").read_text()
+    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is one for both" in said
+
+
 def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()

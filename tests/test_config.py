@@ -24,7 +24,7 @@ from nmt.config import (
     TrainRun,
     TranslateRun,
 )
-from nmt.data.config import opposite
+from nmt.data.config import exchanged, opposite
 from nmt.errors import UserError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -347,3 +347,25 @@ def test_directions_are_told_by_the_names_of_the_sides() -> None:
 )
 def test_nearest(word: str, choices: list[str], expected: str) -> None:
     assert nearest(word, choices) == expected
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "side"),
+    [
+        ("de en", "de en", None),
+        ("de en", "en de", "source"),
+        ("de en", "translation.en translation.de", "source"),
+        ("de en", "en fr", "source"),
+        ("de en", "fr de", "target"),
+        ("de en", "fr en", None),
+        ("de en", "1 2", None),
+        ("1 2", "2 1", "source"),
+        ("1 2", "2 3", None),  # a number says nothing of the language
+    ],
+)
+def test_a_side_with_the_language_of_the_other_one(parent: str, child: str, side: str | None) -> None:
+    one, other = (
+        DataConfig(format="tsv", path="corpus", source=source, target=target)
+        for source, target in (child.split(), parent.split())
+    )
+    assert exchanged(one, other) == side

@@ -116,7 +116,7 @@ MAY_IMPORT = {
     "sizing": {"command", "data.mixing", "distributed"},
     "files": {"data.lines"},
     "checkpoint": TOKENIZER | MODEL | {"files"},
-    "folder": {"checkpoint", "data.tokenizer", "distributed", "sizing", "state"},
+    "folder": {"checkpoint", "data.config", "data.tokenizer", "distributed", "sizing", "state"},
     "state": BELOW,
     "update": BELOW | {"state"},
     "validation": BELOW,

@@ -172,3 +172,15 @@ def opposite(one: DataConfig, other: DataConfig) -> bool | None:
     there, back = (one.source, one.target), (other.target, other.source)
     leaves = [[*map(leaf, ends)] for ends in (there, back)]
     return there == back or leaves[0] == leaves[1] and leaves[0] != leaves[0][::-1]
+
+
+def exchanged(one: DataConfig, other: DataConfig) -> str | None:
+    """The side of `one`, "source" or "target", whose language is that of the opposite side of `other`, as names tell;
+    None where there is none."""
+    if opposite(one, other):
+        return "source"
+    for side, across in (("source", "target"), ("target", "source")):
+        name = leaf(getattr(one, side))
+        if name == leaf(getattr(other, across)) and not name.isdecimal():
+            return side
+    return None
