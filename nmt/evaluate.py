@@ -20,10 +20,11 @@ from nmt.checkpoint import find_checkpoint, load_config, load_model
 from nmt.comparison import MANY, compare, show, write
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
+from nmt.data.processed import warn_of_evaluation
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
 from nmt.files import finite, write_atomically
-from nmt.metrics import looks_tokenised, scores
+from nmt.metrics import scores
 from nmt.model.replay import fastest
 from nmt.plot import heat_map
 from nmt.report import page
@@ -129,8 +130,6 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     data = command.data.over(run.data)
     pairs = in_turn(lambda: load_pairs(data, data.split))
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
-    if data.format != "toy" and looks_tokenised(references):
-        log.warning("the references look tokenised (spaces before punctuation); BLEU compares with raw text elsewhere")
 
     results = folder / "eval" / data.split
     told(lambda: results.mkdir(parents=True, exist_ok=True))  # fails before the work, where it must fail
@@ -140,6 +139,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     warn_of_cuts(found, search, 1)
+    warn_of_evaluation(data, pairs, [translation.text for translation in found])
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
     measures |= scores([translation.text for translation in found], references)
     measures |= {

@@ -6,7 +6,6 @@ one that is undefined.
 """
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,7 +22,6 @@ from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 
 from nmt.links import Gold, Link
 
-TOKENISED = re.compile(r" [.,](?= |$)| '(s|t|re|ll|ve|m|d)\b| n't\b|&(apos|quot|amp);|@-@")
 REMEMBERING = (Tokenizer13a, TokenizerRegexp, TercomTokenizer)  # 2^16 lines each, for a metric that is gone: a leak
 METRICS: dict[str, Callable[[], Metric]] = {"bleu": partial(BLEU, force=True), "chrf": CHRF, "ter": TER}
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # of these, for readers
@@ -50,7 +48,7 @@ def forget() -> None:
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
     """Corpus BLEU alone: cased, sacreBLEU's 13a tokenisation."""
-    return corpus_score(BLEU(force=True), hypotheses, references)  # `looks_tokenised` is what warns, once
+    return corpus_score(BLEU(force=True), hypotheses, references)  # `data.processed` is what warns, once
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
@@ -62,15 +60,6 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, An
     values = {name: corpus_score(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
     return {**values, "signatures": signatures}
-
-
-def looks_tokenised(lines: Iterable[str]) -> bool:
-    """Whether over a fifth of the lines have punctuation set apart, as `Hello , world .`, or a tokeniser's escapes.
-
-    BLEU of tokenised references is higher than, and does not compare with, BLEU of plain text.
-    """
-    found = [TOKENISED.search(line) is not None for line in lines]
-    return sum(found) > len(found) / 5
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:

@@ -14,6 +14,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +24,8 @@ from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
 from nmt.data.lines import counted
 from nmt.data.mixing import check_tags, load_mixture
-from nmt.data.stream import nothing_yet, sample, windows
+from nmt.data.processed import warn_of_training_text
+from nmt.data.stream import counts_of, nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import gathered, in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, told
 from nmt.errors import UserError
@@ -47,10 +49,16 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
         encoded = nothing_yet(run, tokenizer or cached_tokenizer(sample(run), run))
     else:
         pairs, shares = load_mixture(run.data)
+        warn_of_training_text(run.data, pairs, [end for end, _ in shares] or [len(pairs)], valid, by_words(run))
         encoded = encode_corpus(pairs, tokenizer or cached_tokenizer(pairs, run), run, shares)
     check_tags(run.data, encoded.tokenizer)
     keys = encoded.key, content_key(valid, encoded.tokenizer), gold_key(encoded.pairs), gold_key(valid)
     return encoded, valid, " ".join(keys)
+
+
+def by_words(run: TrainRun) -> bool:
+    """Whether the run asks for text with words and marks set apart."""
+    return run.data.alignments is not None or run.tokenizer.type == "word"
 
 
 def tensorboard(folder: Path, step: int) -> Any:
@@ -106,6 +114,8 @@ def train(run: TrainRun) -> float:
         if run.data.streaming:
             state.stream = windows(run, encoded.tokenizer, state.progress.places)
             load_window(state)
+            ends = np.cumsum(counts_of(run.data, run.data.buffer)).tolist()
+            warn_of_training_text(run.data, state.train.pairs, ends, valid, by_words(run))
         log.removeHandler(early)
         if not rank():
             early.setTarget(held.enter_context(log_to_file(folder / "train.log")))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, looks_tokenised, paired_bootstrap, scores, sentence_chrf
+from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, paired_bootstrap, scores, sentence_chrf
 
 CAT = "the cat sat on the mat"
 
@@ -88,31 +88,6 @@ def test_scoring_does_not_warn_by_itself(caplog):
     lines = ["Hello , world ."] * 200  # enough for sacreBLEU to complain
     scores(lines, lines)
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("line", "tokenised"),
-    [
-        ("Hello , world .", True),
-        ("Two men , both in hats", True),
-        ("It 's raining", True),
-        ("They do n't know", True),
-        ("It &apos;s raining", True),
-        ("a well @-@ known man", True),
-        ("Hello, world.", False),
-        ("He's here; they don't know: it costs 3.50 or .5 a piece ...", False),
-        ("Qui est là ? Personne !", False),
-        ("'tis 'real' \"text\"", False),
-        ("", False),
-    ],
-)
-def test_looks_tokenised(line, tokenised):
-    assert looks_tokenised([line]) is tokenised
-
-
-def test_a_few_odd_lines_do_not_make_a_text_tokenised():
-    assert not looks_tokenised(["Hello , world ."] + ["Hello, world."] * 9)
-    assert not looks_tokenised([])
 
 
 def test_sentences_are_grouped_by_their_rarest_word():

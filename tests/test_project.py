@@ -24,7 +24,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # What each module may import of nmt beside `config` and `errors`, which all but these two and `command` may.
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.splits", "data.corpus"}
-DATA |= {"data.pieces", "data.encoding", "data.batching", "data.mixing", "data.sampling", "data.stream"}
+DATA |= {
+    "data.pieces",
+    "data.encoding",
+    "data.batching",
+    "data.mixing",
+    "data.processed",
+    "data.sampling",
+    "data.stream",
+}
 MODEL = {
     "model.attention",
     "model.config",
@@ -86,6 +94,7 @@ MAY_IMPORT = {
     },
     "data.batching": {"data.encoding", "data.tokenizer", "alignment", "links"},
     "data.mixing": {"data.cache", "data.corpus", "data.encoding", "data.readers", "data.tokenizer"},
+    "data.processed": {"data.corpus", "data.lines", "data.mixing", "data.readers"},
     "data.sampling": {"data.encoding", "data.pieces", "data.tokenizer", "distributed"},
     "data.stream": DATA - {"data.batching", "data.stream"} | {"distributed"},
     "model.__init__": set(),
