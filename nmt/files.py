@@ -1,13 +1,21 @@
 """Reading and writing for commands: whole files or none, and nothing in them that their format does not have."""
 
+import errno
+import fcntl
+import glob
 import hashlib
 import itertools
+import logging
 import math
 import os
+import re
+import secrets
 import shutil
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
@@ -18,20 +26,89 @@ from nmt.data.lines import PACKED, opened, read_lines
 from nmt.errors import UserError, named
 
 T = TypeVar("T")
+log = logging.getLogger("nmt")
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
+UNFINISHED = re.compile(r"\..*\.[0-9a-f]+\.new")  # names of what is not whole yet
+NAME = 50  # characters of a file's name in them: a name may have 255 bytes at most
+UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
 
-def write_atomically(path: Path, parts: Iterable[str | bytes]) -> None:
-    """Replace a file in one step by these texts or bytes, one after the other."""
-    temporary = unfinished(path)
-    try:
-        with named(path), open(temporary, "wb") as file:
+# -------------------------------------------------------------------------------------------------- whole files or none
+def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | None = None) -> None:
+    """Replace a file in one step by these texts or bytes, one after the other. The file is written next to `beside`
+    first, by default next to itself."""
+    with named(path), unfinished(beside or path) as new:
+        with open(new, "wb") as file:
             file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        sync(new)
+        new.replace(path)
+
+
+@contextmanager
+def unfinished(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A new file or folder next to `path` to fill and rename; whatever still has that name at the end is removed. What
+    killed processes left there for the same path is removed first."""
+    stem = f".{path.name[:NAME]}."
+    remove_abandoned(path.parent, f"{glob.escape(stem)}*")
+    with locked(lambda: path.with_name(f"{stem}{secrets.token_hex(8)}.new"), folder) as new:
+        yield new
+
+
+@contextmanager
+def locked(name: Callable[[], Path], folder: bool) -> Iterator[Path]:
+    """A new file or folder under a name that `name` draws, removed at the end if it still has that name. It is locked
+    while this process lives: by that others know that it is in use, see `remove_abandoned`."""
+    handle = None
+    while handle is None:  # another process may take it for abandoned before it is locked
+        path = name()
+        path.mkdir() if folder else path.touch(exist_ok=False)
+        with suppress(FileNotFoundError):
+            handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+            if not (try_lock(handle) and path.exists()):
+                os.close(handle)
+                handle = None
+    try:
+        yield path
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove(path)
+        os.close(handle)
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file or folder, unless another process has. A file system without locks lets everybody in."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    return True
+
+
+def remove_abandoned(folder: Path, pattern: str = "*", names: re.Pattern[str] = UNFINISHED) -> None:
+    """Remove unfinished files and folders whose processes are dead: the system has released their locks. Where a file
+    system has no locks nobody can tell, so nothing is removed."""
+    for path in folder.glob(pattern):
+        if not names.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # in use, gone by now, or a file system without locks
+            access = os.O_RDONLY if path.is_dir() else os.O_RDWR
+            handle = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(path)
+            finally:
+                os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a symbolic link, but not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
@@ -40,12 +117,25 @@ def sha256_of(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder is on the disk; some network file systems refuse that."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            error.filename = str(path)
+            raise
+        warn_once(
+            f"this file system does not force files to the disk (fsync: {error.strerror}): if the machine fails, the "
+            "last checkpoint may be damaged; the one before it then serves"
+        )
     finally:
         os.close(handle)
+
+
+@cache
+def warn_once(message: str) -> None:
+    log.warning(message)
 
 
 @contextmanager
@@ -56,24 +146,71 @@ def replacing(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: it cannot be written.
     """
-    new, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
+    old = folder.with_name(f".{folder.name}.old")
     try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        yield new
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)  # a process that dies here leaves it to be found under this name
-        new.rename(folder)
-        sync(folder.parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished(folder, folder=True) as new:
+            yield new
+            if os.path.lexists(folder):
+                remove(old)
+                folder.rename(old)  # a process that dies here leaves it to be found under this name
+            new.rename(folder)
+            sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        if old.exists() and not folder.exists():
+        if os.path.lexists(old) and not os.path.lexists(folder):
             old.rename(folder)
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{folder} cannot be written: {reason}") from None
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):
+        remove(old)
+
+
+@contextmanager
+def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
+    """A new folder to fill, whose files then take the place of those in `folder` that match `patterns`.
+
+    These are several steps. The file `mark` is removed in the first and comes back in the last: where it is, all files
+    belong together. Other processes that replace files of this folder wait.
+    """
+    with unfinished(folder, folder=True) as new:
+        try:
+            yield new
+        except OSError as error:
+            if error.filename is not None and Path(error.filename).parent == new:
+                error.filename = str(folder / Path(error.filename).name)
+            raise
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            for path in (folder / mark, *(old for pattern in patterns for old in folder.glob(pattern))):
+                remove(path)
+            for path in sorted(new.iterdir(), key=lambda path: (path.name == mark, path.name)):
+                path.replace(folder / path.name)
+        finally:
+            os.close(handle)
+
+
+# ------------------------------------------------------------------------------------------------ reading and writing
+def regular(path: str | Path, flags: int) -> int:
+    """Open a file of a run (the `opener` of `open`). A pipe, on which reading would wait, is refused, and so is writing
+    through a symbolic link: a run may be somebody else's.
+
+    Raises:
+        OSError: it is no regular file.
+    """
+    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        what = "is a symbolic link, through which nothing is written" if error.errno == errno.ELOOP else "is a pipe"
+        raise OSError(error.errno, f"it {what}; remove it", str(path)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return handle
 
 
 def read_small(path: Path) -> str:
@@ -83,16 +220,11 @@ def read_small(path: Path) -> str:
         ValueError: it is not UTF-8, or larger than any of ours.
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         content = file.read(PLAIN + 1)
     if len(content) > PLAIN:
         raise ValueError(f"it has more than {PLAIN:,} bytes")
     return content.decode()
-
-
-def unfinished(path: Path) -> Path:
-    """Where a file is written until it is whole: beside it, under a name that nobody else has."""
-    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def finite(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -173,18 +305,15 @@ def output(path: str | None) -> Iterator[BinaryIO]:
             yield file
         return
     packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
-    path = os.path.realpath(path)
-    temporary = unfinished(Path(path))
+    path, new = os.path.realpath(path), None
     try:
-        with open(temporary, "wb") as file, pa.CompressedOutputStream(file, packed) if packed else file as stream:
-            yield cast(BinaryIO, stream)
-        temporary.replace(path)
+        with unfinished(Path(path)) as new:
+            with open(new, "wb") as file, pa.CompressedOutputStream(file, packed) if packed else file as stream:
+                yield cast(BinaryIO, stream)
+            new.replace(path)
     except OSError as error:
-        failed = path if error.filename in (None, str(temporary)) else error.filename
+        failed = path if error.filename in (None, str(new)) else error.filename
         raise UserError(f"{failed} failed: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def nobody_reads() -> NoReturn:

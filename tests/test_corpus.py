@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig
 from nmt.data import cache, corpus, readers, toy
-from nmt.data.cache import DAY, cache_folder
+from nmt.data.cache import cache_folder
 from nmt.data.config import DataOverride
 from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
 from nmt.data.lines import raw_lines, read_lines
@@ -425,17 +425,22 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(read: Read, tmp_path
     assert read({}, format=format) == PAIRS
 
 
-def test_what_killed_processes_left_goes_after_a_day(read: Read, tmp_path: Path) -> None:
-    names = f"old.{'a' * 32}.part", f"new.{'b' * 32}.part", "somebody's.part"
-    old, new, other = (tmp_path / "cache" / "text" / name for name in names)
-    for part in (old, new, other):
+def test_what_killed_processes_left_is_removed_and_what_is_being_filled_stays(read: Read, tmp_path: Path) -> None:
+    """However old either is."""
+    text = tmp_path / "cache" / "text"
+    names = f"left.{'a' * 32}.part", "somebody's.part"
+    left, other = (text / name for name in names)
+    for part in (left, other):
         part.mkdir(parents=True)
         (part / "pairs.arrow").touch()
-    stamp = old.stat().st_mtime - DAY - 60
-    os.utime(old, (stamp, stamp))
-    os.utime(other, (stamp, stamp))
-    assert read(TEXT) == PAIRS
-    assert new.exists() and other.exists() and not old.exists()
+    litter = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
+    for path in litter:
+        path.touch()
+    with cache.making(text / "busy") as busy:
+        os.utime(busy, (0, 0))
+        assert read(TEXT) == PAIRS
+        assert busy.exists() and other.exists() and not any(path.exists() for path in (left, *litter))
+    assert cache.whole(text / "busy")
 
 
 def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +20,11 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
+from nmt.files import UNFINISHED, locked, remove_abandoned, write_atomically
 
 log = logging.getLogger("nmt")
 DIGESTS = "digests.json"
-UNFINISHED = ".part"  # the ending of folders that are being filled
-DAY = 86_400  # seconds
+PARTS = re.compile(r".*\.[0-9a-f]{32}\.part|[0-9a-f]{32}.*\.lock|" + UNFINISHED.pattern)  # of folders being filled
 PATIENCE = 5.0  # seconds of waiting for another process before the log says so
 
 
@@ -54,10 +54,8 @@ def made(folder: Path, fill: Callable[[Path], None]) -> Path:
     """
     if whole(folder):
         return folder
-    with alone(folder) as locked:
+    with alone(folder):
         if not whole(folder):
-            if locked:
-                remove_parts(folder.parent, folder.name, older=0)  # who made them is dead
             with making(folder) as part:
                 fill(part)
     return folder
@@ -84,9 +82,8 @@ def whole(folder: Path) -> bool:
 
 def seal(folder: Path) -> None:
     """Write the digests of a folder that is whole; others who look there see all of them or none."""
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.{DIGESTS}")
-    new.write_text(json.dumps(digests(folder), indent=1), encoding="utf-8")
-    new.replace(folder / DIGESTS)
+    content = json.dumps(digests(folder), indent=1)
+    write_atomically(folder / DIGESTS, [content], beside=folder.with_name(f"{folder.name}.{DIGESTS}"))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -100,9 +97,9 @@ def digest(path: Path) -> str:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
-    """Wait until no other process of this machine makes the folder; a process that dies lets others go on. False where
-    there are no locks, as on some network drives: there several may make it, and the first to end is taken."""
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this machine makes the folder; a process that dies lets others go on. Where there
+    are no locks, as on some network drives, several may make it, and the first to end is taken."""
     path = folder.with_name(f"{folder.name}.lock")
     lock = FileLock(path)
     try:
@@ -115,7 +112,7 @@ def alone(folder: Path) -> Iterator[bool]:
     except (OSError, NotImplementedError):  # if nothing can be written, who makes the folder says so
         pass
     try:
-        yield lock.is_locked
+        yield
     finally:
         if lock.is_locked:
             path.unlink(missing_ok=True)  # who waits for it finds the folder whole, or makes it
@@ -129,33 +126,19 @@ def making(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: the cache cannot be written, as on a full disk.
     """
-    part = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_parts(folder.parent, "*", DAY)
-        part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{UNFINISHED}")
-        part.mkdir()
-        yield part
-        seal(part)
-        part.rename(folder)
+        with locked(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:
+            remove_abandoned(folder.parent, names=PARTS)
+            yield part
+            seal(part)
+            part.rename(folder)
     except OSError as error:
         where = Path(str(error.filename or folder)).absolute()
         if not where.is_relative_to(folder.parent.absolute()):  # of a file that is read
             raise
         if not whole(folder):  # else another process was faster
             raise unwritable(folder.parent, error) from error
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def remove_parts(folder: Path, name: str, older: float) -> None:
-    """Remove what processes that were killed have left unfinished: folders in which nothing was made for so many
-    seconds."""
-    for part in folder.glob(f"{name}.{'[0-9a-f]' * 32}{UNFINISHED}"):
-        with suppress(OSError):
-            if time.time() - part.stat().st_mtime >= older:
-                shutil.rmtree(part)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
