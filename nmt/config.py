@@ -19,6 +19,7 @@ from nmt.model.config import ModelConfig
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
+FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # below these the log shows 0: a model that has not learned yet
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.

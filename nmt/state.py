@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -41,6 +41,14 @@ from nmt.optim import LossScale
 TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
 
 
+class Validated(NamedTuple):
+    """A checkpoint that was validated."""
+
+    score: float  # of train.monitor
+    loss: float
+    step: int
+
+
 @dataclass(slots=True)
 class Progress:
     """How far training has come: all that a checkpoint stores beside tensors."""
@@ -51,7 +59,7 @@ class Progress:
     window: int = 0  # of a stream, the present one, from 0
     places: list[list[int]] = field(default_factory=list)  # of a stream, where the present window begins in each corpus
     position: int = 0  # batches of the present epoch, or of the present window, done
-    best: list[tuple[float, int]] = field(default_factory=list)  # (score, step) of the best checkpoints, best first
+    best: list[Validated] = field(default_factory=list)  # the best checkpoints, best first
     judged: int = -1  # step of the last validation
     waiting: int = 0  # validations since the last better one
     decays: int = 0  # plateaus of the learning rate
@@ -121,7 +129,7 @@ def save(state: TrainState) -> None:
         kept = f"; {last} is as it was, and resume=auto goes on from there" if last else ""
         raise UserError(f"{error}{kept}") from None
     there = step_folders(state.folder)
-    best = [step for _, step in progress.best if step in there]
+    best = [one.step for one in progress.best if one.step in there]
     pointed = folder.with_name("best")
     if best:
         write_atomically(pointed, [there[best[0]].name + "\n"])
@@ -144,13 +152,14 @@ def read_progress(path: Path) -> Progress:
             least = {"judged": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
             if item.type in (int, float) and not (type(value) is item.type and least <= value < 2**53):
                 raise TypeError(f"{item.name} is {repr(value)[:40]}")
-        for score, step in found.best:
-            if type(score) is not float or type(step) is not int or math.isnan(score) or not 0 < step < 2**53:
+        found.best = [Validated(*entry) for entry in found.best]
+        for score, loss, step in found.best:
+            numbers = type(score) is type(loss) is float and not (math.isnan(score) or math.isnan(loss))
+            if not numbers or type(step) is not int or not 0 < step < 2**53:
                 raise TypeError(f"best is {repr(found.best)[:40]}")
         for place in found.places:
             if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
                 raise TypeError(f"places is {repr(found.places)[:40]}")
-        found.best = [(score, step) for score, step in found.best]
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         remedy = f"name=ANOTHER init_from={path.parent} starts anew from its weights"
         raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None

@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from nmt.checkpoint import save_config
-from nmt.config import MONITORS, SearchConfig, TrainConfig
+from nmt.config import FLOORS, MONITORS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
@@ -27,7 +27,7 @@ from nmt.metrics import bleu
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objective import GraphedGradient
-from nmt.state import TrainState, save
+from nmt.state import TrainState, Validated, save
 from nmt.translator import Translator, warn_of_reach
 from nmt.update import Outcome, shapes_of, train_step
 from nmt.validation import evaluate_loss
@@ -99,10 +99,10 @@ def fit(state: TrainState) -> float:
     if progress.judged != progress.step:
         judge(state, validate(state))
     best = progress.best[0]
-    log.info(f"finished at step {progress.step}: best {run.train.monitor} {best[0]:.4g} at step {best[1]}")
+    log.info(f"finished at step {progress.step}: best {run.train.monitor} {best.score:.4g} at step {best.step}")
     if isinstance(state.differentiate, GraphedGradient):
         log.info(state.differentiate.graphs.summary("gradients"))
-    return best[0]
+    return best.score
 
 
 def updates(state: TrainState) -> Batches:
@@ -206,11 +206,21 @@ def judge(state: TrainState, scores: dict[str, Any]) -> None:
     config, progress = state.run.train, state.progress
     sign = 1 if MONITORS[config.monitor] else -1
     score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
-    better = not progress.best or sign * score > sign * progress.best[0][0]
+    floor = FLOORS.get(config.monitor, -math.inf)
+    score = 0.0 if -math.inf < score < floor else score
+    loss = scores["loss"] if math.isfinite(scores["loss"]) else math.inf
+    found = Validated(score, loss, progress.step)
+
+    def merit(one: Validated) -> tuple[float, float]:
+        """Equal scores are ranked by loss."""
+        return sign * one.score, -one.loss
+
+    better = not progress.best or merit(found) > merit(progress.best[0])
+    ranked = sorted([*progress.best, found], key=lambda one: (*merit(one), one.step), reverse=True)
+    counts = not better and not ranked[0].score < floor  # until it has left its floor, a score says nothing
     progress.judged = progress.step
-    progress.waiting = 0 if better else progress.waiting + 1
-    progress.decays += not better and state.run.optim.schedule == "plateau"
-    ranked = sorted([*progress.best, (score, progress.step)], key=lambda entry: (-sign * entry[0], entry[1]))
+    progress.waiting = progress.waiting + 1 if counts else 0
+    progress.decays += counts and state.run.optim.schedule == "plateau"
     progress.best = ranked[: config.keep]
     if config.patience is not None and progress.waiting >= config.patience:
         log.info(f"no better {config.monitor} in {progress.waiting} validations (train.patience): stopping")

@@ -572,7 +572,7 @@ def test_a_damaged_state_is_refused_or_has_its_types(home: Path, tmp_path: Path)
             assert str(error).startswith(f"{path} is damaged or from another version")
             outcomes[False] += 1
             continue
-        assert isinstance(found.corpus, str) and all(type(step) is int for _, step in found.best)
+        assert isinstance(found.corpus, str) and all(type(one.step) is int for one in found.best)
         outcomes[True] += 1
     assert min(outcomes.values()) > 20
 

@@ -104,7 +104,7 @@ def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) 
     state = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(state)
     assert [event["step"] for event in events(tmp_path, "validate")] == [3, 6, 9]
-    assert state.progress.best[0][1] == 3 and folders(tmp_path) == {"step_000003", "step_000006", "step_000009"}
+    assert state.progress.best[0].step == 9 and folders(tmp_path) == {"step_000006", "step_000009"}
     again = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(again)
     assert again.progress.step == 9
@@ -118,8 +118,8 @@ JUDGED = [  # how good a model is, NaN where its score is none; the best two ste
     (2, [3, 4], 1, 1),
     (4, [5, 3], 0, 1),
     (math.nan, [5, 3], 1, 2),
-    (4, [5, 7], 2, 3),  # as good is not better
-    (2, [5, 7], 3, 4),
+    (4, [7, 5], 2, 3),  # as good is not better, but the later one is taken
+    (2, [7, 5], 3, 4),
 ]
 
 
@@ -131,13 +131,55 @@ def test_models_are_ranked_by_their_score(monitor: str, corpus: Path, tmp_path: 
         progress.step, score = step, good if BETTER[monitor] == "higher" else 10 - good
         judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
         scores[step] = (-math.inf if BETTER[monitor] == "higher" else math.inf) if math.isnan(score) else score
-        assert progress.best == [(scores[step], step) for step in best]
+        assert [(one.score, one.step) for one in progress.best] == [(scores[step], step) for step in best]
         assert (progress.judged, progress.waiting, progress.decays) == (step, waiting, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
         assert finished(state, 100) == (waiting == 3)
     state.run.optim.schedule = "constant"
     judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
     assert (progress.waiting, progress.decays) == (4, 4)
+
+
+TIED = [  # score, loss; the best two steps, validations waited, decays after it
+    (0.0, 5.2, [1], 0, 0),
+    (0.0, 4.0, [2, 1], 0, 0),
+    (0.0, 4.5, [2, 3], 0, 0),  # worse, but the score has not left its floor
+    (0.0, 4.5, [2, 4], 0, 0),
+    (0.0004, 3.0, [5, 2], 0, 0),  # shown as 0.00
+    (0.0001, 2.9, [6, 5], 0, 0),
+    (math.nan, math.nan, [6, 5], 0, 0),
+    (0.5, 3.5, [8, 6], 0, 0),
+    (0.5, 3.6, [8, 9], 1, 1),
+    (0.5, 3.4, [10, 8], 0, 1),
+    (0.0, 1.0, [10, 8], 1, 2),
+    (0.5, 3.4, [12, 10], 2, 3),
+]
+
+
+@pytest.mark.parametrize("monitor", ["bleu", "accuracy"])
+def test_equal_scores_are_ranked_by_loss_and_a_score_at_its_floor_ends_nothing(
+    monitor: str, corpus: Path, tmp_path: Path
+) -> None:
+    state = state_of(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=2)
+    progress = state.progress
+    for step, (score, loss, best, waiting, decays) in enumerate(TIED, 1):
+        progress.step = step
+        judge(state, {monitor: score, "loss": loss})
+        assert [one.step for one in progress.best] == best
+        assert (progress.waiting, progress.decays, finished(state, 100)) == (waiting, decays, waiting == 2)
+        assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
+
+
+def test_while_nothing_is_translated_right_training_goes_on_and_the_lowest_loss_is_best(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.training.bleu", lambda *_: 0.0)
+    settings = {"max_steps": 12, "validate_every": 2, "patience": 2, "monitor": "bleu"}
+    state = state_of(corpus, tmp_path, {"schedule": "plateau", "lr": 0.01}, **settings)
+    assert fit(state) == 0.0 and state.progress.step == 12
+    losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
+    assert find_checkpoint(str(tmp_path))[1].name == f"step_{min(losses, key=lambda step: losses[step]):06d}"
+    assert {event["lr"] for event in events(tmp_path, "train")} == {0.01}
 
 
 def test_bleu_in_validation_is_of_greedy_translations_and_the_targets(corpus: Path, tmp_path: Path) -> None:
@@ -159,7 +201,7 @@ def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path
     best = fit(state)
     losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
     ranked = sorted(losses, key=lambda step: losses[step])[:3]
-    assert [step for _, step in state.progress.best] == ranked and best == losses[ranked[0]]
+    assert [one.step for one in state.progress.best] == ranked and best == losses[ranked[0]]
     assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
 
@@ -203,7 +245,7 @@ def test_updates_have_the_learning_rate_of_their_number(
     settings = {"lr": 0.004, "schedule": schedule, "warmup": 3}
     state = state_of(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
     state.progress.decays = 2
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     shown = [(event["step"], event["lr"]) for event in events(tmp_path, "train")]
     assert [step for step, _ in shown] == [*range(1, 9)]
@@ -223,7 +265,7 @@ def trained(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> tuple[list[li
         return differentiate(*given)
 
     monkeypatch.setattr("nmt.training.train_step", noted)
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     state.differentiate = seeded
     fit(state)
     return rows, seeds
@@ -519,7 +561,7 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
     accuracy = (logits_RV.argmax(1) == wanted_R).double().mean().item()
     source = sum(int((batch.source_BS != PAD).sum()) for batch in batches)
     assert source != len(wanted_R) and accuracy > 0.02
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     event = events(tmp_path, "train")[0]
     assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)
