@@ -3,6 +3,7 @@
     runs/<name>/config.yaml  tokenizer*.model
     runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
+                                                    (`last` decides: the best one is what its state.json says)
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
 A manifest has the digests of the files beside it, the settings that the model goes with, and its tokenizer's digest.
@@ -13,7 +14,6 @@ what is in the files: sizes are compared before anything is made.
 import json
 import logging
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,13 +28,13 @@ from torch import Tensor
 from nmt.config import TrainRun, flat, lasting
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
-from nmt.files import read_small, replacing, sha256_of, sync, write_atomically
+from nmt.files import read_small, regular, remove, replacing, sha256_of, sync, write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 log = logging.getLogger("nmt")
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 CONFIG = "config.yaml"
-STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}\.(new|old)")  # whole; or half written, or on its way out
+STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}(\.old|(\.\w+)?\.new)")  # whole; on its way out, half written
 DEEP, EVENTS, LONG = 9, 20_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
 CLIP = 200  # characters of somebody else's complaint
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
@@ -101,11 +101,22 @@ def flatten(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items() if value is not None}
 
 
-def delete_all_but(run: Path, names: set[str]) -> None:
-    """Remove the step folders that are not among `names`, and what a process that died left of others."""
+def keep_only(run: Path, best: list[int], step: int) -> None:
+    """Point `best` to the first of the best steps that is there, and remove the step folders that need not be kept, and
+    what a process that died left of others. Kept are the best, `step`, and the one before it, which serves where `step`
+    is found damaged."""
+    there = step_folders(run)
+    best = [number for number in best if number in there]
+    pointed = run / "checkpoints" / "best"
+    if best:
+        write_atomically(pointed, [there[best[0]].name + "\n"])
+    else:  # not validated yet; or it was damaged, and this run has gone back to a checkpoint before it
+        pointed.unlink(missing_ok=True)
+    before = [number for number in there if number < step]
+    kept = {there[number].name for number in (step, *before[-1:], *best)}
     for folder in (run / "checkpoints").iterdir():
-        if STEP_FOLDER.fullmatch(folder.name) and folder.name not in names:
-            shutil.rmtree(folder)
+        if STEP_FOLDER.fullmatch(folder.name) and folder.name not in kept:
+            remove(folder)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -114,7 +125,7 @@ def pointer(run: Path, name: str) -> Path | None:
     path = run / "checkpoints" / name
     if not path.is_file():
         return None
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         target = file.read(99).decode(errors="replace").strip()
     return step_folders(run).get(step_of(target)) if STEP_FOLDER.fullmatch(target) else None
 
@@ -129,8 +140,31 @@ def step_folders(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def best_checkpoint(run: Path) -> Path | None:
+    """The best checkpoint, None where none was validated. The state in the last checkpoint says which it is: `best` is
+    written after it, so a process may have died before that.
+
+    Raises:
+        UserError: that state is damaged, and `best` is, too.
+    """
+    last = last_checkpoint(run)
+    if last is None:
+        return None
+    try:
+        verify(last, STATE)
+        steps = [int(entry[-1]) for entry in json.loads(read_small(last / STATE))["best"]]
+    except (UserError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        complaint = str(error) if isinstance(error, UserError) else f"{last / STATE} is damaged"
+        if (best := pointer(run, "best")) is None:
+            raise UserError(f"{complaint}, and {run / 'checkpoints' / 'best'} names none") from None
+        log.warning(f"{complaint}; the best checkpoint is taken from {run / 'checkpoints' / 'best'}")
+        return best
+    there = step_folders(run)
+    return next((there[step] for step in steps if step in there), None)
+
+
 def step_of(name: str) -> int:
-    return int(re.sub(r"\D", "", name))
+    return int(re.findall(r"\d+", name)[0])
 
 
 def last_checkpoint(run: Path) -> Path | None:
@@ -176,17 +210,15 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         above = folder.parents[1] if len(folder.parts) > 2 else run
         its_own = (above / "checkpoints").resolve() == place.parent  # not where a link leads to the checkpoint
         return (above if its_own else run), folder
-    last, best = last_checkpoint(folder), pointer(folder, "best")
+    last = last_checkpoint(folder)
     if last is None:
         raise UserError(f"{path} holds no checkpoint; a run has config.yaml and checkpoints/")
-    if best is None and (named := folder / "checkpoints" / "best").exists():
-        raise UserError(f"{named} is damaged, for it names no checkpoint; give one of them, as {last}")
-    return folder, best or last
+    return folder, best_checkpoint(folder) or last
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """Compare a checkpoint's files with its manifest. Returns the manifest, which has the settings, too, and the
-    fingerprint of the tokenizer that the checkpoint goes with.
+def verify(folder: Path, only: str | None = None) -> dict[str, Any]:
+    """Compare a checkpoint's files with its manifest, or `only` one of them. Returns the manifest, which has the
+    settings, too, and the fingerprint of the tokenizer that the checkpoint goes with.
 
     Raises:
         UserError: naming the file that is missing or damaged.
@@ -198,9 +230,11 @@ def verify(folder: Path) -> dict[str, Any]:
         manifest["settings"].items(), str(manifest["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{folder / MANIFEST} is missing, damaged, or from another version; {remedy}") from None
-    if MODEL not in (name for name, *_ in entries):
-        raise UserError(f"{folder / MANIFEST} does not list {MODEL}; {remedy}")
+    if (needed := only or MODEL) not in (name for name, *_ in entries):
+        raise UserError(f"{folder / MANIFEST} does not list {needed}; {remedy}")
     for name, size, sha256 in entries:
+        if only not in (None, name):
+            continue
         path = folder / Path(name).name
         try:
             whole = path.name == name and path.is_file() and path.stat().st_size == size and sha256_of(path) == sha256

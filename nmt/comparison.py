@@ -11,7 +11,7 @@ from nmt.data.corpus import column
 from nmt.data.mixing import load_mixture
 from nmt.distributed import log
 from nmt.errors import UserError
-from nmt.files import write_atomically
+from nmt.files import replacing_files, write_atomically
 from nmt.metrics import NAMES, Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, tokens_13a
 from nmt.plot import curves
 
@@ -93,17 +93,19 @@ def aligned(rows: list[list[str]]) -> str:
 def write(found: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
     """Write `comparison.json`, with the settings that each system translated by, and where matplotlib is installed two
     pictures. Returns the paths."""
-    paths = [folder / "comparison.json"]
     scores = {name: {metric: score._asdict() for metric, score in own.items()} for name, own in found.scores.items()}
     text = json.dumps(found._asdict() | {"scores": scores, "settings": settings}, indent=1, ensure_ascii=False)
-    write_atomically(paths[0], [text, "\n"])
-    for old in folder.glob("comparison_by_*.png"):
-        old.unlink()
-    try:
-        for name, across, systems in (("length", "source words", found.by_length), ("rarity", RAREST, found.by_rarity)):
-            if systems:
-                curves(folder / f"comparison_by_{name}.png", systems, across, "BLEU")
-                paths.append(folder / f"comparison_by_{name}.png")
-    except UserError as error:  # matplotlib is an extra; everything else is written
-        log.warning(f"no pictures: {error}")
-    return paths
+    names = ["comparison.json"]
+    with replacing_files(folder, names[0], "comparison_by_*.png") as new:
+        write_atomically(new / names[0], [text, "\n"])
+        try:
+            for name, across, systems in (
+                ("length", "source words", found.by_length),
+                ("rarity", RAREST, found.by_rarity),
+            ):
+                if systems:
+                    curves(new / f"comparison_by_{name}.png", systems, across, "BLEU")
+                    names.append(f"comparison_by_{name}.png")
+        except UserError as error:  # matplotlib is an extra; everything else is written
+            log.warning(f"no pictures: {error}")
+    return [folder / name for name in names]

@@ -23,7 +23,7 @@ from nmt.data.corpus import column, load_pairs
 from nmt.data.processed import warn_of_evaluation
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
-from nmt.files import finite, write_atomically
+from nmt.files import finite, replacing_files, write_atomically
 from nmt.metrics import scores
 from nmt.model.replay import fastest
 from nmt.plot import heat_map
@@ -32,13 +32,12 @@ from nmt.translator import Translation, Translator, warn_of_cuts
 from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
+RESULTS = ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_*.png")  # in eval/<split>
 SETTINGS = ("checkpoint", "precision", "data", "search")  # what metrics depend on
 
 
 def draw(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
     """Heat maps, word by word, of the first translations that are not empty."""
-    for old in folder.glob("alignment_*.png"):
-        old.unlink()
     paths: list[Path] = []
     for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
         if len(paths) == limit:
@@ -132,7 +131,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
 
     results = folder / "eval" / data.split
-    told(lambda: results.mkdir(parents=True, exist_ok=True))  # fails before the work, where it must fail
+    told(lambda: make_results(results))  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.after(run.data)
     translator = Translator(fastest(model, device), tokenizer, search, device)
@@ -152,16 +151,30 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     measured = Measured(folder, results, sources, references, [t.text for t in found], measures, [])
     if rank():
         return measured
-    write_atomically(results / "translations.txt", (translation.text + "\n" for translation in found))
-    write_atomically(results / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
-    write_atomically(results / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
     title = f"{folder.resolve().name}, {data.split}"
-    write_atomically(results / "report.html", [page(title, measures, sources, references, found)])
-    try:
-        measured.pictures.extend(draw(results, sources, found, command.pictures))
-    except UserError as error:  # matplotlib is an extra; everything else is written
-        log.warning(f"no pictures: {error}")
+    with replacing_files(results, *RESULTS) as new:
+        write_atomically(new / "translations.txt", (translation.text + "\n" for translation in found))
+        write_atomically(new / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
+        write_atomically(new / "report.html", [page(title, measures, sources, references, found)])
+        write_atomically(new / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
+        try:
+            pictures = draw(new, sources, found, command.pictures)
+            measured.pictures.extend(results / picture.name for picture in pictures)
+        except UserError as error:  # matplotlib is an extra; everything else is written
+            log.warning(f"no pictures: {error}")
     return measured
+
+
+def make_results(folder: Path) -> None:
+    """Make `eval/<split>` of a run. It is no link: a run may be somebody else's, and files there are replaced.
+
+    Raises:
+        UserError: it is a symbolic link, or its parent is.
+    """
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link, through which no results are written; remove it")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def report(found: Measured) -> None:

@@ -2,13 +2,14 @@
 there."""
 
 import dataclasses
-import shutil
+import os
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from nmt.checkpoint import (
     MODEL,
@@ -25,10 +26,14 @@ from nmt.data.config import exchanged
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import begin, begun, choose_precision, log
 from nmt.errors import UserError
+from nmt.files import UNSUPPORTED, remove, remove_abandoned
 from nmt.sizing import sized
 from nmt.state import TrainState, resume
 
-CONTENTS = ("checkpoints", "eval", "tensorboard", "tokenizer*.model", "metrics.jsonl", "skipped.jsonl", "train.log")
+CONTENTS = (
+    *("checkpoints", ".checkpoints.old", "eval", "tensorboard", "tokenizer*.model"),
+    *("metrics.jsonl", "skipped.jsonl", "train.log"),
+)
 
 
 class Start(NamedTuple):
@@ -133,7 +138,7 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     return trained
 
 
-def open_folder(state: TrainState, start: Start) -> AcquireReturnProxy:
+def open_folder(state: TrainState, start: Start) -> AbstractContextManager[object]:
     """Take the run's folder: with nobody else in it, cleared or resumed, with settings and tokenizer.
 
     Raises:
@@ -150,6 +155,8 @@ def open_folder(state: TrainState, start: Start) -> AcquireReturnProxy:
         if start.checkpoint:
             load_weights(state.model, start.checkpoint)
         clear(folder)
+    for place in (folder, folder / "checkpoints", folder / "eval"):
+        remove_abandoned(place)
     begin(folder)
     if not start.resuming:  # else it is as it was until there is something to do
         save_config(folder, run)  # first of all: by it a folder is known to be a run
@@ -157,17 +164,24 @@ def open_folder(state: TrainState, start: Start) -> AcquireReturnProxy:
     return held
 
 
-def lock(folder: Path) -> AcquireReturnProxy:
+def lock(folder: Path) -> AbstractContextManager[object]:
     """Keep other processes from training in this folder, within a `with`; the system releases it when this one ends,
-    however it ends.
+    however it ends. Where the file system has no locks, a warning says so.
 
     Raises:
         UserError: another one is at work.
     """
     try:
-        return FileLock(folder / ".lock").acquire(timeout=0)
+        return FileLock(folder / ".lock", fallback_to_soft=False).acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process is training in {folder}; wait for it, or write name=ANOTHER") from None
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        log.warning(
+            f"the file system of {folder} has no locks ({error.strerror}): see that no other process trains there"
+        )
+        return nullcontext(True)
 
 
 def contents(folder: Path) -> list[Path]:
@@ -176,9 +190,15 @@ def contents(folder: Path) -> list[Path]:
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier run left in a folder, and nothing else."""
+    """Remove what an earlier run left in a folder, and nothing else: first all its checkpoints, in one step."""
+    checkpoints, old = folder / "checkpoints", folder / ".checkpoints.old"
+    if os.path.lexists(checkpoints):
+        remove(old)
+        checkpoints.rename(old)
     for path in contents(folder):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_symlink():
+            log.warning(f"{path} is a symbolic link: it is removed, and {path.resolve()} stays")
+        remove(path)
 
 
 def check_same(run: TrainRun, before: TrainRun) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmt.errors import UserError
+from nmt.errors import UserError, named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,8 @@ def draw(figure: "Figure", source: list[str], target: list[str], weights: np.nda
 def save(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
+        with named(path):
+            figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
     for warning in caught:
         if "missing from font" in str(warning.message):  # once for each glyph
             warn_of_missing_glyphs()

@@ -19,12 +19,11 @@ from datasets import Dataset
 
 from nmt.checkpoint import (
     STATE,
-    delete_all_but,
+    keep_only,
     last_checkpoint,
     load_optimiser,
     load_weights,
     save_checkpoint,
-    step_folders,
 )
 from nmt.config import TrainRun
 from nmt.data.batching import NO_SHAPES
@@ -110,8 +109,8 @@ def seed_of(*numbers: int) -> int:
 
 
 def save(state: TrainState) -> None:
-    """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept: all but the
-    best ones, this one, and the one before it, which serves where this one is found damaged. The first process does it.
+    """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept. The first
+    process does it. From when `last` points to it, the checkpoint counts: what was not done by then, `resume` does.
 
     Raises:
         UserError: there is no room, for one; the last checkpoint is as it was.
@@ -123,20 +122,12 @@ def save(state: TrainState) -> None:
         progress.loss_scale, progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
     stored = dataclasses.asdict(progress)
     try:
-        folder = save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimiser, stored)
+        save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimiser, stored)
     except UserError as error:
         last = last_checkpoint(state.folder)
         kept = f"; {last} is as it was, and resume=auto goes on from there" if last else ""
         raise UserError(f"{error}{kept}") from None
-    there = step_folders(state.folder)
-    best = [one.step for one in progress.best if one.step in there]
-    pointed = folder.with_name("best")
-    if best:
-        write_atomically(pointed, [there[best[0]].name + "\n"])
-    else:  # not judged yet; or it was damaged, and this run has gone back to a checkpoint before it
-        pointed.unlink(missing_ok=True)
-    before = [step for step in there if step < progress.step]
-    delete_all_but(state.folder, {there[step].name for step in (progress.step, *before[-1:], *best)})
+    keep_only(state.folder, [entry.step for entry in progress.best], progress.step)
 
 
 def read_progress(path: Path) -> Progress:
@@ -167,7 +158,8 @@ def read_progress(path: Path) -> Progress:
 
 
 def resume(state: TrainState, folder: Path) -> None:
-    """Go back to a checkpoint of the run: weights, optimiser, place in the data; metrics.jsonl is cut back to its step.
+    """Go back to a checkpoint of the run: weights, optimiser, place in the data; metrics.jsonl is cut back to its step,
+    and checkpoints are those of its state, whatever a process that died has not finished.
 
     Raises:
         UserError: the checkpoint is of another model, or the training text is another one.
@@ -187,7 +179,10 @@ def resume(state: TrainState, folder: Path) -> None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
     last = step, state.progress.judged == step  # a validation of this step that was not acted on is made again
     write_atomically(path, (line for line in lines if TORN < place_of(line) <= last))
+    if folder.name.startswith("."):  # another was to take its place
+        folder = folder.rename(folder.with_name(f"step_{step:06d}"))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
+    keep_only(state.folder, [entry.step for entry in state.progress.best], step)
     log.info(f"resuming {state.folder} at step {step}")
 
 

@@ -2,6 +2,7 @@
 
 python scripts/faults.py kill=100           end training at 100 random moments (SIGKILL), go on each time
 python scripts/faults.py term=100           the same with SIGTERM
+python scripts/faults.py gaps=100           end training and evaluation between two changes of files, at 100 places
 python scripts/faults.py flip=1000          flip single bits in the files of a run and read it
 python scripts/faults.py noise=10000        translate random bytes
 python scripts/faults.py lines=1000000      train on a corpus of which one line in a hundred is damaged
@@ -16,6 +17,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +34,15 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
 os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a process that is killed leaves semaphores
 
-from nmt.checkpoint import STEP_FOLDER, last_whole, load_model, verified  # noqa: E402  after the number of threads
+from nmt.checkpoint import (  # noqa: E402  after the number of threads
+    STEP_FOLDER,
+    find_checkpoint,
+    last_checkpoint,
+    last_whole,
+    load_model,
+    step_of,
+    verified,
+)
 from nmt.config import lasting  # noqa: E402
 from nmt.data.toy import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
@@ -42,12 +52,34 @@ SMALL = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
     "optim.lr=0.005", "device=cpu", "precision=fp32",
 )  # fmt: skip
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")  # events that Python announces before they happen
 CONTEXT = multiprocessing.get_context("forkserver")  # a process that has imported everything begins within a second
 
 
-def command(name: str, arguments: tuple[str, ...], folder: Path, said: str) -> None:
+def count_changes(folder: str, gap: int | None, report: Callable[[int], Any]) -> None:
+    """Kill this process just before the change number `gap` of names in a file system, which Python announces; the
+    first one counted is in `folder`. Without a gap, `report` how many there have been."""
+    count = 0
+
+    def announced(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event not in CHANGES or not (count or folder in str(arguments[0])):
+            return
+        count += 1
+        if gap is None:
+            report(count)
+        elif count == gap:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(announced)
+
+
+def command(name: str, arguments: tuple[str, ...], folder: Path, said: str, gap: tuple[str, int | None] | None) -> None:
     """In a process of its own: `python -m nmt.<name>` in a folder; what it says goes to a file there."""
     os.chdir(folder)
+    if gap:
+        counted = os.open("changes", os.O_CREAT | os.O_WRONLY)
+        count_changes(*gap, lambda count: os.pwrite(counted, f"{count:9}".encode(), 0))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     with open(said, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -57,14 +89,18 @@ def command(name: str, arguments: tuple[str, ...], folder: Path, said: str) -> N
     getattr(module, name)()
 
 
-def start(name: str, *arguments: str, folder: Path, said: str = "said") -> Any:
-    process = CONTEXT.Process(target=command, args=(name, arguments, folder, said))
+def start(
+    name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
+) -> Any:
+    process = CONTEXT.Process(target=command, args=(name, arguments, folder, said, gap))
     process.start()
     return process
 
 
-def done(name: str, *arguments: str, folder: Path, said: str = "said") -> int:
-    process = start(name, *arguments, folder=folder, said=said)
+def done(
+    name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
+) -> int:
+    process = start(name, *arguments, folder=folder, said=said, gap=gap)
     process.join()
     return process.exitcode
 
@@ -117,10 +153,15 @@ def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> N
                 promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
             else:
                 promise(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
-        found = fruits(folder / "runs" / "torn")
-        others = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
-        promise(not others, ", ".join(f"{key} is {'another' if key in found else 'missing'}" for key in others))
+        compare(fruits(folder / "runs" / "torn"), wanted)
     print(f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: checkpoints and validations equal")
+
+
+def compare(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Promise that both are the same, and say of which files that is not so."""
+    others = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
+    state = {key: "missing" if key not in found else "extra" if key not in wanted else "different" for key in others}
+    promise(not others, ", ".join(f"{key} is {what}" for key, what in state.items()))
 
 
 def await_writing(run: Path, process: Any, seconds: float) -> None:
@@ -144,10 +185,81 @@ def fruits(run: Path) -> dict[str, Any]:
     """All that a training comes to, but for the speed that it had: a signal may have left a checkpoint more, before the
     last one."""
     found: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
-    for folder in {run / "checkpoints" / name.strip() for name in found.values()}:
+    for folder in sorted({run / "checkpoints" / name.strip() for name in found.values()}):
         found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return found | {"validations": [event for event in events if event["event"] == "validate"]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- gaps
+def gaps(times: int, folder: Path) -> None:
+    """Training and evaluation that are killed between two changes of files leave one state, which readers find at once:
+    the best checkpoint by the validations that the last one knows; files of results that belong together, or no
+    metrics.json. Done again, they leave what they leave undisturbed, and nothing else."""
+    settings = (
+        "data=text", write_corpus(folder, train=300, valid=20, test=20), *SMALL, "train.max_steps=12",
+        "train.max_epochs=null", "train.save_every=3", "train.validate_every=4", "train.monitor=loss", "train.keep=2",
+        "resume=auto",
+    )  # fmt: skip
+    places, rng = Counter[str](), random.Random(1)
+    done("train", "name=first", *settings, folder=folder)  # from here on the text is in the cache
+    wanted = everything(folder, "train", "name=whole", *settings, gap=("runs/whole", None))
+    changes = int((folder / "changes").read_text())
+    final = range(changes - changes // 4, changes + 1)  # the last save and what comes after it
+    for gap in rng.sample(final, min(len(final), times // 2)) + rng.sample(range(1, final[0]), times // 4):
+        shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
+        code = done("train", "name=torn", *settings, folder=folder, gap=("runs/torn", gap))
+        promise(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+        places[check_best(folder / "runs" / "torn")] += 1
+        compare(everything(folder, "train", "name=torn", *settings), wanted)
+    results = folder / "runs" / "whole" / "eval"
+    other, one = (("evaluate", "checkpoint=runs/whole", "device=cpu", f"search.beam={beam}") for beam in (1, 3))
+    before = everything(folder, *other, results=True)
+    after = everything(folder, *one, results=True, gap=("eval/", None))
+    changes = int((folder / "changes").read_text())
+    for gap in rng.sample(range(1, changes + 1), min(changes, times - times // 2 - times // 4)):
+        promise(everything(folder, *other, results=True) == before, "the same evaluation has other results")
+        code = done(*one, folder=folder, gap=("eval/", gap))
+        promise(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+        left = {key: value for key, value in files_of(results).items() if key.startswith("test/")}
+        if "test/metrics.json" in left:
+            compare(left, before if left["test/metrics.json"] == before["test/metrics.json"] else after)
+        places["evaluate, with whole results" if "test/metrics.json" in left else "evaluate, without metrics.json"] += 1
+        compare(everything(folder, *one, results=True), after)
+    print(f"killed in {places.total()} gaps: {dict(places)}; nothing was different, missing or extra")
+
+
+def everything(folder: Path, *given: str, results: bool = False, gap: tuple[str, int | None] | None = None) -> Any:
+    """Do it to the end; then what is in the run's checkpoints, and its validations, or in its results."""
+    code = done(*given, folder=folder, gap=gap)
+    promise(code == 0, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+    run = folder / "runs" / given[1].partition("=")[2].removeprefix("runs/")
+    return files_of(run / "eval") if results else fruits(run) | files_of(run / "checkpoints")
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """What is in all files below a folder, but for the speed of an evaluation."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            speed = rb'("sentences_per_second": |<dt>sentences per second</dt><dd>)[\d.,]+'
+            found[str(path.relative_to(folder))] = re.sub(speed, rb"\1", path.read_bytes())
+    return found
+
+
+def check_best(run: Path) -> str:
+    """Promise that of a run that was killed the best checkpoint is read that its validations say."""
+    last = last_checkpoint(run)
+    if last is None:
+        return "train, without a checkpoint"
+    judged = read_progress(last / "state.json").judged
+    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    losses = {e["step"]: e["loss"] for e in events if e["event"] == "validate" and e["step"] <= judged}
+    found = find_checkpoint(str(run))[1]
+    best = min(losses, key=losses.__getitem__) if losses else step_of(last.name)
+    promise(step_of(found.name) == best, f"{found} is taken for the best checkpoint, but step {best} is the best")
+    load_model(str(run))
+    return "train, after its last validation" if judged == 12 else "train"
 
 
 # ---------------------------------------------------------------------------------------------------------------- flip
@@ -282,8 +394,8 @@ def rounds(folder: Path, setting: str, seconds: float) -> None:
     while time.monotonic() - began < seconds:
         number += 1
         settings = ("name=soak", "data=text", setting, *SMALL, "train.max_epochs=2", "overwrite=true", f"seed={number}")
-        command("train", settings, folder, "said")
-        command("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said")
+        command("train", settings, folder, "said", None)
+        command("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said", None)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         measured.append({"rss": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
         (folder / "measured.json").write_text(json.dumps(measured))
@@ -297,6 +409,7 @@ def promise(kept: bool, otherwise: str) -> None:
 TRIALS: dict[str, Callable[[int, Path], None]] = {
     "kill": kill,
     "term": lambda times, folder: kill(times, folder, signal.SIGTERM),
+    "gaps": gaps,
     "flip": flip,
     "noise": noise,
     "lines": lines,

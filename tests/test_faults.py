@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,15 +30,16 @@ from safetensors.torch import load_file, save_file
 from test_training import events, folders, state_of, write_corpus
 
 import nmt
-from nmt.checkpoint import OPTIMISER, STATE, last_whole, load_model, save_config
+from nmt.checkpoint import OPTIMISER, STATE, find_checkpoint, last_checkpoint, last_whole, load_model, save_config
 from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
 from nmt.distributed import _Lines, deferred_signals, log, log_to_file
 from nmt.errors import UserError
-from nmt.files import sha256_of, write_atomically
-from nmt.folder import check_folder, check_same
-from nmt.state import read_progress, resume, save
+from nmt.files import replacing_files, sha256_of, write_atomically
+from nmt.folder import check_folder, check_same, clear
+from nmt.state import Validated, read_progress, resume, save
 from nmt.training import fit, write_event
+from scripts.faults import count_changes
 
 Change = Callable[[Path], Any]
 
@@ -51,7 +53,7 @@ def test_trials(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=8", "term=8", "flip=300", "noise=1500", "lines=4000")):
+        for done in pool.map(run, ("kill=8", "term=8", "gaps=12", "flip=300", "noise=1500", "lines=4000")):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -157,6 +159,110 @@ def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> Non
     assert folders(tmp_path) >= {"step_000002"}
     fit(state_of(text, tmp_path, max_steps=4))
     assert folders(tmp_path) == {"step_000002", "step_000004"}
+
+
+# ------------------------------------------------------------------------------------------- commits of several files
+def dies_at(gap: int, work: Callable[[], Any]) -> bool:
+    """Do it in a process that is killed just before the change number `gap` of names in a file system; whether there
+    was one."""
+    child = os.fork()
+    if not child:
+        count_changes("", gap, print)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def every_gap(folder: Path, work: Callable[[Path], Any]) -> Iterator[Path]:
+    """Copies of a folder, each after work on it was killed at another place; the last one after all of it was done."""
+    killed = True
+    for gap in range(1, 1000):
+        if killed:
+            copy = folder.with_name(f"{folder.name}_{gap}")
+            shutil.copytree(folder, copy, symlinks=True)
+            killed = dies_at(gap, lambda copy=copy: work(copy))  # type: ignore[misc]
+            yield copy
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_save_that_is_killed_at_any_place_leaves_one_state(again: bool, text: Path, tmp_path: Path) -> None:
+    """Readers find the best checkpoint that the last one knows, at once and when it was resumed; nothing else is left.
+    A checkpoint may be written `again`: after a signal there is one that is not validated."""
+    state = state_of(text, tmp_path / "run", max_steps=9, validate_every=3, monitor="loss")
+    fit(state)
+    after = replace(state.progress)
+    assert [one.step for one in after.best] == [9]
+    before = replace(after, judged=6, best=[Validated(after.best[0].score + 1, 5.0, 6)])
+    if not again:
+        before.step = 6
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000009")
+    state.progress = before
+    save(state)
+    expected = {before.judged: f"step_{before.best[0].step:06d}", 9: "step_000009"}
+    found = []
+
+    def work(copy: Path) -> None:
+        state.folder, state.progress = copy, after
+        save(state)
+
+    for copy in every_gap(tmp_path / "run", work):
+        judged = read_progress(last_whole(copy) / STATE).judged
+        assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == expected[judged]
+        resumed = state_of(text, copy, max_steps=9, validate_every=3, monitor="loss")
+        assert resumed.progress.judged == judged and find_checkpoint(str(copy))[1].name == expected[judged]
+        assert (copy / "checkpoints" / "best").read_text() == expected[judged] + "\n"
+        left = {path.name for path in (copy / "checkpoints").iterdir()}
+        last, kept = f"step_{resumed.progress.step:06d}", {"step_000003", "step_000006"}
+        assert left <= {"best", "last", last, expected[judged]} | kept and "step_000006" in left, left
+        found.append(judged)
+    assert found[0] == 6 and found[-1] == 9 and len(found) > 6
+
+
+def test_a_run_that_is_cleared_is_there_or_gone(text: Path, tmp_path: Path) -> None:
+    state = state_of(text, tmp_path / "run", max_steps=4, validate_every=2)
+    fit(state)
+    save_config(tmp_path / "run", state.run)
+    for copy in every_gap(tmp_path / "run", clear):
+        if last_checkpoint(copy):
+            load_model(str(copy))
+        clear(copy)
+        assert [path.name for path in copy.iterdir()] == ["config.yaml"]
+
+
+def test_results_belong_together_wherever_evaluate_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "test"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("somebody's own")
+
+    def write(folder: Path, model: str, pictures: int) -> None:
+        with replacing_files(folder, "metrics.json", "metrics.json", "translations.txt", "alignment_*.png") as new:
+            for name in ("metrics.json", "translations.txt", *(f"alignment_{i}.png" for i in range(pictures))):
+                write_atomically(new / name, [model])
+
+    def contents(folder: Path) -> dict[str, str]:
+        return {path.name: path.read_text() for path in folder.iterdir()}
+
+    write(folder, "old", 2)
+    old, new, seen = contents(folder), None, []
+    for copy in every_gap(folder, lambda copy: write(copy, "new", 1)):
+        found = contents(copy)
+        if "metrics.json" in found:
+            seen.append(found["metrics.json"])
+            new = new or (found if seen[-1] == "new" else None)
+            assert found == (old if seen[-1] == "old" else new)
+        assert found["mine.txt"] == "somebody's own"
+        write(copy, "again", 0)
+        assert contents(copy) == {name: "again" for name in ("metrics.json", "translations.txt")} | {
+            "mine.txt": "somebody's own"
+        }
+        assert not list(tmp_path.glob(f".{copy.name}.*"))
+    assert seen[0] == "old" and seen[-1] == "new" and len(new or ()) == 4
 
 
 def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +499,16 @@ def with_settings(**model: object) -> Change:
     return change
 
 
+def pointed(content: bytes) -> Change:
+    """Another `best`, which is read where the state of the last checkpoint is damaged."""
+
+    def change(run: Path) -> None:
+        (run / "checkpoints" / "best").write_bytes(content)
+        (last_whole(run) / STATE).unlink()
+
+    return change
+
+
 class Evil:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("executed"),))
@@ -462,9 +578,9 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "traversal": (listing("../../../../../dev/null"), "missing or damaged"),
     "an absolute name": (listing("/dev/null"), "missing or damaged"),
     "a name with a zero": (listing("a\0b"), "missing or damaged"),
-    "a pointer out": (replaced("checkpoints/best", b"../../../elsewhere"), "it names no checkpoint"),
-    "a pointer up": (replaced("checkpoints/best", b".."), "it names no checkpoint"),
-    "a pointer with a zero": (replaced("checkpoints/best", b"step\0"), "it names no checkpoint"),
+    "a pointer out": (pointed(b"../../../elsewhere"), "state.json is missing or damaged .*best names none"),
+    "a pointer up": (pointed(b".."), "state.json is missing or damaged .*best names none"),
+    "a pointer with a zero": (pointed(b"step\0"), "state.json is missing or damaged .*best names none"),
 }
 
 
@@ -500,7 +616,8 @@ def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, t
     [
         *[("step", "1"), ("step", 10**400), ("step", -5), ("step", True), ("step", None)],
         *[("loss_scale", math.nan), ("loss_scale", 0.0), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
-        *[("best", [[10**400, 1]]), ("best", [[1.0, math.inf]]), ("best", [[math.nan, 1]]), ("best", {"12": 1})],
+        *[("best", [[10**400, 1]]), ("best", [[1.0, math.inf]]), ("best", [[math.nan, 1.0, 1]]), ("best", {"12": 1})],
+        *[("best", [[1.0, math.nan, 1]]), ("best", [[1.0, 1.0, 0]]), ("best", [[1.0, 1.0, 1.0]])],
     ],
 )
 def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_path: Path) -> None:
