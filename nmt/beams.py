@@ -22,6 +22,7 @@ class Hypothesis:
     score: float  # summed log-probability, without penalties
     weights_TS: Tensor | None  # attention weights, a row for each token and a column for each source piece at least;
     # None where not kept, or without attention
+    ranking_score: float | None = None  # what search ranks by (`penalised`); None where nothing is ranked
 
 
 @dataclass(slots=True)
@@ -184,14 +185,14 @@ def read_back(beams: Beams, history: History, config: SearchConfig) -> Iterator[
         ranked_BK = torch.zeros_like(ranked_BK)
     order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
     rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
-    columns = order_BK, beams.tokens_BKT[rows_B1, order_BK], beams.score_BK[rows_B1, order_BK]
+    columns = (order_BK, *(part[rows_B1, order_BK] for part in (beams.tokens_BKT, beams.score_BK, ranked_BK)))
     ages, sentences = beams.age_B.tolist(), beams.sentence_B.tolist()
     for row, hypotheses in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         found = []
-        for slot, tokens, score in zip(*hypotheses, strict=True):
+        for slot, tokens, score, ranking_score in zip(*hypotheses, strict=True):
             if score == float("-inf"):
                 continue
             ids = [token for token in tokens if token not in (PAD, BOS)]
             rows_TS = None if weights_BKTS is None else weights_BKTS[row, slot, -ages[row] :][: len(ids)]
-            found.append(Hypothesis(ids, score, rows_TS))
+            found.append(Hypothesis(ids, score, rows_TS, None if config.sample else ranking_score))
         yield sentences[row], found

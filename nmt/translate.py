@@ -33,7 +33,7 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
     translations = [
         {
             "text": option.text,
-            **finite({"score": option.score}),
+            **finite({"score": option.score, "ranking_score": option.ranking_score}),
             "source_words": as_written(line, record.source_words),
             "target_words": as_written(option.text, record.target_words),
             "source_pieces": option.source_pieces,

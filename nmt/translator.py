@@ -41,6 +41,8 @@ class Translation:
     score: float = 0.0  # summed log-probability, `</s>` included, without penalties
     weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
     ended: bool = True  # at `</s>`; of a line in parts, each of them
+    ranking_score: float | None = None  # the score after length and coverage penalty, by which the n best are in order;
+    # of a line in parts the sum over its parts; None of samples and of given targets, which are not ranked
 
     @property
     def record(self) -> Record:
@@ -92,7 +94,9 @@ def alternatives(own: list[list[Translation]], sample: bool) -> list[Translation
     if len(own) == 1:
         return own[0]
     rows = own if sample else [options[:1] for options in own]
-    return [join(list(parts)) for parts in zip(*rows, strict=True)] or [Translation("")]
+    return [join(list(parts)) for parts in zip(*rows, strict=True)] or [
+        Translation("", ranking_score=None if sample else 0.0)
+    ]
 
 
 def join(parts: list[Translation]) -> Translation:
@@ -101,6 +105,7 @@ def join(parts: list[Translation]) -> Translation:
     source_pieces = [piece for part in parts for piece in part.source_pieces]
     target_pieces = [piece for part in parts for piece in part.target_pieces]
     blocks = [torch.from_numpy(part.weights_TS) for part in parts if part.weights_TS is not None]
+    ranked = [part.ranking_score for part in parts]
     known = len(blocks) == len(parts) and len(source_pieces) * len(target_pieces) <= WEIGHTS
     return Translation(
         text=" ".join(part.text for part in parts if part.text),
@@ -109,6 +114,7 @@ def join(parts: list[Translation]) -> Translation:
         score=sum(part.score for part in parts),
         weights_TS=torch.block_diag(*blocks).numpy() if known else None,
         ended=all(part.ended for part in parts),
+        ranking_score=None if None in ranked else sum(ranked),
     )
 
 
@@ -323,6 +329,7 @@ class Translator:
             score=hypothesis.score,
             weights_TS=None if weights is None else weights.numpy(),
             ended=hypothesis.tokens[-1:] == [EOS],
+            ranking_score=hypothesis.ranking_score,
         )
 
     def spell(self, hypothesis: Hypothesis, source_words: Sequence[str], given: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import refused, works
@@ -43,6 +44,35 @@ def test_python_does_what_the_commands_do(model: nmt.Model, home: Path) -> None:
     assert same and [a for a, _ in same] == pytest.approx([b for _, b in same], abs=1e-4)
     [record] = model.align(LINES[:1], [best[0].text])
     assert record.source_words == LINES[0].split() and record.links() == best[0].record.links()
+
+
+def test_a_translation_has_what_it_is_ranked_by(home: Path) -> None:
+    def opened(**search: Any) -> nmt.Model:
+        return nmt.load(home / "runs" / "mine", device="cpu", precision="fp32", **search)
+
+    for penalty, coverage in (("gnmt", 0.0), ("mean", 0.0), ("gnmt", 0.3)):
+        model = opened(beam=4, n_best=4, penalty=penalty, coverage_penalty=coverage)
+        for options in model.translate_n_best(LINES, weights=True):
+            for option in filter(lambda one: one.target_pieces, options):
+                length = len(option.target_pieces)
+                weights_TS = option.weights_TS
+                assert weights_TS is not None
+                covered = np.log(weights_TS.sum(0).clip(np.exp(-20), 1)).sum()
+                penalised = option.score / ((5 + length) / 6 if penalty == "gnmt" else length) + coverage * covered
+                assert option.ranking_score == pytest.approx(penalised, rel=1e-5)
+            ranks = [option.ranking_score for option in options]
+            assert ranks == sorted(ranks, key=lambda rank: -(rank or 0))
+    line = " ".join(LINES[:1] * 4)
+    whole = opened(beam=4, max_source=9)
+    [joined] = whole.translate([line])
+    parts = whole.translator.parts([line], None, 1)
+    texts = [whole.translator.tokenizer.source.decode(part.ids) for part in parts]
+    ranks = [translation.ranking_score or 0.0 for translation in whole.translate(texts)]
+    assert len(parts) > 1 and joined.ranking_score == pytest.approx(sum(ranks), rel=1e-5)  # of a line in parts the sum
+    assert [whole.translate([empty])[0].ranking_score for empty in ("", " ")] == [0, 0]
+    assert whole.translator.score(LINES[:1], ["A dog ."])[0].ranking_score is None  # nothing is ranked
+    drawn = opened(sample=True, n_best=2).translate_n_best(["", *LINES, line])
+    assert {sample.ranking_score for samples in drawn for sample in samples} == {None}
 
 
 def test_an_exported_model_is_taken_by_all_commands(model: nmt.Model, home: Path, corpus: Path, tmp_path: Path) -> None:

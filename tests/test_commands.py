@@ -118,6 +118,9 @@ def test_formats_and_alignments(home: Path) -> None:
         json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
     ]
     assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
+    for row in rows:
+        ranks = [option["ranking_score"] for option in row["translations"]]
+        assert ranks == sorted(ranks, reverse=True)
     best = rows[4]["translations"]
     assert best[0]["source_words"] == ["Die", "Frau", "liest", "ein", "Buch", "."]
     (home / "s.txt").write_text("Die Frau liest ein Buch .\n" * 3, encoding="utf-8")

@@ -162,6 +162,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS)
+def test_hypotheses_are_in_the_order_of_the_ranking_score_that_they_carry(options: str) -> None:
+    model = sharp(model_of())
+    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | OPTIONS[options])
+    for row, found in enumerate(search(model, source_BS, length_B, config, keep_weights=True)):
+        scores = [one.ranking_score for one in found]
+        if config.sample:
+            assert found and set(scores) == {None}
+            continue
+        wanted = [ranked(one.score, one.weights_TS[:, : length_B[row]], config) for one in found]  # type: ignore[index]
+        assert scores == pytest.approx(wanted, rel=1e-6) and wanted == sorted(wanted, reverse=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("n_best", [1, 4])
 def test_stopping_early_changes_nothing(options: str, n_best: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharp(model_of())
