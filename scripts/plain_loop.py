@@ -1,4 +1,5 @@
-"""The model of the benchmarks as textbooks write it: an nn.LSTMCell and attention, a step at a time, all by autograd.
+"""The model of the benchmarks as textbooks write it, all by autograd: an nn.LSTMCell and attention, a step at a time;
+or nn.LSTM over whole sentences.
 
 Shapes: B sentences, S source and T target positions, A size in which queries and keys meet, M memory size.
 """
@@ -13,40 +14,70 @@ from nmt.model.config import ModelConfig
 
 
 class Plain(nn.Module):
-    """Style `luong` with additive attention, any number of layers (without residual sums, from a state of zeros), with
-    input feeding or without. `forward` returns the mean loss."""
+    """Additive attention, any number of layers, from a state of zeros: style `luong` with input feeding or without, as
+    a loop over target positions without residual sums; style `gnmt` as one nn.LSTM for each decoder layer, where all
+    positions attend at once. `forward` returns the mean loss."""
 
     def __init__(self, config: ModelConfig, vocabulary: int, smoothing: float) -> None:
         super().__init__()
         embed, hidden, memory = config.embed, config.hidden, config.memory
-        self.feeds, self.smoothing = config.input_feeding, smoothing
+        self.feeds, self.smoothing, self.whole = config.input_feeding, smoothing, config.style == "gnmt"
+        self.residual = config.residual
         self.source, self.target = nn.Embedding(vocabulary, embed), nn.Embedding(vocabulary, embed)
         among = config.dropout if config.encoder_layers > 1 else 0.0
         layers = config.encoder_layers
         self.encoder = nn.LSTM(embed, memory // 2, layers, batch_first=True, dropout=among, bidirectional=True)
-        inputs = [embed + self.feeds * hidden] + [hidden] * (config.decoder_layers - 1)
-        self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in inputs)
+        upper = config.decoder_layers - 1
+        if self.whole:
+            inputs = [embed] + [hidden + memory] * upper
+            self.layers = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in inputs)
+        else:
+            inputs = [embed + self.feeds * hidden] + [hidden] * upper
+            self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in inputs)
         self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(memory, hidden)
         self.v = nn.Linear(hidden, 1, bias=False)
-        self.readout, self.output = nn.Linear(memory + hidden, hidden, bias=False), nn.Linear(hidden, vocabulary)
+        self.readout = None if self.whole else nn.Linear(memory + hidden, hidden, bias=False)
+        self.output = nn.Linear(hidden, vocabulary)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, batch: Batch) -> Tensor:
         values_BSM, _ = self.encoder(self.dropout(self.source(batch.source_BS)))
         keys_BSA, hidden_BS = self.key(values_BSM), batch.source_BS == PAD
+        values_BSM = values_BSM.to(keys_BSA.dtype)  # autocast runs nn.LSTM in a type of its own
+        embedded_BTE = self.dropout(self.target(batch.target_BT[:, :-1]))
+        features_BTD = (self.run if self.whole else self.loop)(embedded_BTE, values_BSM, keys_BSA, hidden_BS)
+        wanted = batch.target_BT[:, 1:].flatten()
+        logits = self.output(self.dropout(features_BTD)).flatten(0, 1).float()
+        return F.cross_entropy(logits, wanted, ignore_index=PAD, label_smoothing=self.smoothing)
+
+    def attend(self, query_BTD: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """The context of each target position, (B, T, M)."""
+        scores_BTS = self.v(torch.tanh(self.query(query_BTD).unsqueeze(2) + keys_BSA.unsqueeze(1))).squeeze(3)
+        weights_BTS = torch.softmax(scores_BTS.float().masked_fill(hidden_BS.unsqueeze(1), float("-inf")), 2)
+        return weights_BTS.to(values_BSM.dtype) @ values_BSM
+
+    def loop(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """A step at a time."""
+        assert self.readout is not None
         feed = values_BSM.new_zeros(len(values_BSM), self.query.in_features)
         states = [(feed, feed)] * len(self.cells)
         features = []
-        for x in self.dropout(self.target(batch.target_BT[:, :-1])).unbind(1):
+        for x in embedded_BTE.unbind(1):
             h = torch.cat([x, feed], 1) if self.feeds else x
             for depth, cell in enumerate(self.cells):
                 h, c = states[depth] = cell(self.dropout(h) if depth else h, states[depth])
-            scores_BS = self.v(torch.tanh(self.query(h).unsqueeze(1) + keys_BSA)).squeeze(2)
-            weights_BS = torch.softmax(scores_BS.float().masked_fill(hidden_BS, float("-inf")), 1)
-            context = (weights_BS.to(values_BSM.dtype).unsqueeze(1) @ values_BSM).squeeze(1)
+            context = self.attend(h.unsqueeze(1), values_BSM, keys_BSA, hidden_BS).squeeze(1)
             feed = torch.tanh(self.readout(torch.cat([context, h], 1)))
             features.append(feed)
-        logits = self.output(self.dropout(torch.stack(features, 1)))
-        wanted = batch.target_BT[:, 1:].flatten()
-        logits = logits.flatten(0, 1).float()
-        return F.cross_entropy(logits, wanted, ignore_index=PAD, label_smoothing=self.smoothing)
+        return torch.stack(features, 1)
+
+    def run(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """A layer at a time; the bottom one attends, and the context is part of every upper layer's input."""
+        bottom, *upper = self.layers
+        x_BTD = bottom(embedded_BTE)[0].to(keys_BSA.dtype)
+        context_BTM = self.attend(x_BTD, values_BSM, keys_BSA, hidden_BS)
+        for depth, layer in enumerate(upper):
+            below = self.dropout(x_BTD)
+            h_BTD = layer(torch.cat([below, context_BTM], 2))[0].to(keys_BSA.dtype)
+            x_BTD = h_BTD + below if self.residual and depth else h_BTD
+        return x_BTD
