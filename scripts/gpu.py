@@ -168,14 +168,14 @@ def product(setting: Setting, precision: str) -> Iterator[Values]:
 
 # ------------------------------------------------------------------------------------------------------------ correct
 def correct(setting: Setting) -> list[Check]:
-    names, cells = ([*STYLES], ["lstm"]) if setting.tiny else ([*VARIANTS], [*CELLS])
+    names, cells = ([*STYLES][:2], ["lstm"]) if setting.tiny else ([*VARIANTS], [*CELLS])
     both = [(name, cell) for name in names for cell in cells]
     return [
         *((f"gradients, {n}, {cell}", partial(gradients, name=n, cell=cell)) for n, cell in both),
         *((f"graph, {name}", partial(graph, name=name)) for name in VARIANTS),
         *((f"no waiting, {name}", partial(no_waiting, name=name)) for name in STYLES),
         *((f"whole layers, {cell}", partial(whole_layers, cell=cell)) for cell in CELLS),
-        *((f"search, {name}, {cell}", partial(searches, name=name, cell=cell)) for name in STYLES for cell in cells),
+        *((f"search, {name}, {cell}", partial(searches, name=name, cell=cell)) for name in names[:4] for cell in cells),
         ("fp16's loss scale", loss_scale),
         ("graphs after others are gone", second_model),
         ("out of memory", out_of_memory),
@@ -315,7 +315,7 @@ def whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
             device, dtype = (setting.device if wanted else torch.device("cpu")), DTYPES[precision]
             rnn = RNN(cell, inputs, hidden)
             scatter(rnn)
-            rnn.to(device, torch.promote_types(dtype, torch.float32))
+            place(rnn, precision, device, training=True)
             x = x_BTI.clone().to(device, dtype).requires_grad_()
 
             def work(rnn: RNN = rnn, x: Tensor = x, towards: Tensor = towards) -> Tensor:
@@ -395,9 +395,8 @@ def second_model(setting: Setting) -> Iterator[Values]:
 def large(setting: Setting) -> tuple[TrainState, Indices]:
     """Training in which memory is that of one batch rather than of weights."""
     encoded = random_pairs(np.full(512, 39), np.full(512, 39), SIZES["small"].vocabulary)
-    return begin(
-        SIZES["small"].model, SIZES["small"].vocabulary, encoded, setting.device, "bf16", dropout=0.0
-    ), np.arange(512)
+    state = begin(SIZES["small"].model, SIZES["small"].vocabulary, encoded, setting.device, "bf16", dropout=0.0)
+    return state, np.arange(512)
 
 
 def needs(setting: Setting) -> tuple[int, int, float]:
@@ -429,8 +428,8 @@ def out_of_memory(setting: Setting) -> Iterator[Values]:
     finally:
         limit_memory(setting, None)
     off = abs(loss / wanted - 1)
-    yield {"ok": state.room < math.inf and not failed and off < 1e-2, "needed, GB": most / 1e9, "parts of": state.room,
-           "loss off by": off}  # fmt: skip
+    yield {"ok": state.room < math.inf and not failed and off < 1e-2, "needed, GB": most / 1e9,
+           "positions at once": state.room, "loss off by": off}  # fmt: skip
 
 
 def less_while_recording(setting: Setting, state: TrainState, rest: int, most: int) -> None:
@@ -445,10 +444,10 @@ def less_while_recording(setting: Setting, state: TrainState, rest: int, most: i
 
 
 def hold_the_rest(setting: Setting, state: TrainState, rest: int, most: int) -> Tensor:
-    """Another tensor has nearly all that is free."""
+    """Another tensor has nearly all that is free: there is room for an update, and hardly more."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    return torch.empty(int(free - 1.5 * (most - rest)), dtype=torch.uint8, device=setting.device)
+    return torch.empty(int(free - 1.1 * (most - rest)), dtype=torch.uint8, device=setting.device)
 
 
 SHORTAGES: dict[str, Callable[[Setting, TrainState, int, int], Any]] = {
@@ -470,7 +469,8 @@ def record_in_little(how: str) -> None:
     limit_memory(setting, None)
     failed, last = sum(bool(outcome.failed) for outcome in outcomes), float(outcomes[-1].sums.smoothed)
     room = state.room if math.isfinite(state.room) else None
-    print(json.dumps({"ok": not failed and last < wanted, "graphs": recorded_graphs(), "room": room}))
+    right = not failed and abs(last / wanted - 1) < 0.05  # the learning rate has only begun to rise
+    print(json.dumps({"ok": right, "graphs": recorded_graphs(), "room": room}))
     del held
 
 

@@ -42,7 +42,7 @@ def test_it_comes_to_its_end_without_a_gpu(tmp_path: Path) -> None:
     status = {result["check"]: result["status"] for result in found}
     assert {check for check in status if status[check] == "skipped: no GPU"} >= {*ON_A_GPU}
     assert set(status.values()) == {"ok", "measured", "skipped: no GPU"}
-    assert status["training stopped and resumed"] == status["gradients, luong, lstm"] == "ok"
+    assert status["training stopped and resumed"] == status["gradients, luong, feeding, lstm"] == "ok"
     assert any(result.get("tokens/s", 0) > 0 for result in found)
     assert any(result.get("sentences/s", 0) > 0 for result in found)
 
