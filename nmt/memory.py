@@ -16,7 +16,7 @@ OUT_OF_MEMORY = re.compile(
     "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
     "|StreamCaptureInvalidated|previous error during capture"  # what follows in the capture of a CUDA graph
 )
-_peaks: dict[int, int] = {}  # bytes reserved on each GPU at most, until its counters were last reset
+PEAKS: dict[int, int] = {}  # bytes reserved on each GPU at most, until its counters were last reset
 
 
 def peak_memory() -> int:
@@ -33,7 +33,7 @@ def peak_device_memory(device: torch.device) -> int | None:
     """Bytes of GPU memory that PyTorch has reserved at most, CUDA graphs included; None where there is no GPU."""
     if device.type != "cuda":
         return None
-    return max(_peaks.get(index_of(device), 0), torch.cuda.max_memory_reserved(device))
+    return max(PEAKS.get(index_of(device), 0), torch.cuda.max_memory_reserved(device))
 
 
 def index_of(device: torch.device) -> int:
@@ -43,7 +43,7 @@ def index_of(device: torch.device) -> int:
 
 def allocated_by(work: Callable[[], Any], device: torch.device) -> int:
     """Run `work` and return how many bytes of GPU memory it had allocated at most, besides those of before."""
-    _peaks[index_of(device)] = peak_device_memory(device) or 0
+    PEAKS[index_of(device)] = peak_device_memory(device) or 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work()

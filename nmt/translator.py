@@ -105,7 +105,7 @@ def join(parts: list[Translation]) -> Translation:
     source_pieces = [piece for part in parts for piece in part.source_pieces]
     target_pieces = [piece for part in parts for piece in part.target_pieces]
     blocks = [torch.from_numpy(part.weights_TS) for part in parts if part.weights_TS is not None]
-    ranked = [part.ranking_score for part in parts]
+    ranked = [part.ranking_score for part in parts if part.ranking_score is not None]
     known = len(blocks) == len(parts) and len(source_pieces) * len(target_pieces) <= WEIGHTS
     return Translation(
         text=" ".join(part.text for part in parts if part.text),
@@ -114,7 +114,7 @@ def join(parts: list[Translation]) -> Translation:
         score=sum(part.score for part in parts),
         weights_TS=torch.block_diag(*blocks).numpy() if known else None,
         ended=all(part.ended for part in parts),
-        ranking_score=None if None in ranked else sum(ranked),
+        ranking_score=sum(ranked) if len(ranked) == len(parts) else None,
     )
 
 

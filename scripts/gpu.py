@@ -47,6 +47,7 @@ from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, T
 from nmt.data.batching import assemble, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.distributed import DTYPES, choose_device, choose_precision, place
+from nmt.memory import PEAKS, peak_device_memory
 from nmt.model import replay
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import build_model
@@ -93,12 +94,11 @@ TINY = ("tokenizer.vocab_size=400", "model.embed=16", "model.hidden=32", "data.l
 def release(device: torch.device) -> None:
     """Free what earlier checks left: graphs hold the memory they share."""
     gc.collect()
-    for recorded in list(replay.RECORDED):
-        recorded.graphs.clear()
-    replay.stream_and_pool.cache_clear()
+    replay.drop_graphs()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        PEAKS.clear()
 
 
 def training_words(setting: Setting, name: str, *words: str) -> list[str]:
@@ -568,7 +568,6 @@ def training(setting: Setting, size: str, name: str, precision: str, count: int)
     with torch.device("meta"):
         work = flop_per_token(system, scale.vocabulary, encoded)
     target = sum(int(encoded.lengths(rows)[1].sum()) for rows in batches)
-    gb = [torch.cuda.max_memory_allocated() / 1e9, torch.cuda.max_memory_reserved() / 1e9] if on_gpu else [None, None]
     yield {
         **{"tokens/s": tokens / wall, "ms an update": 1e3 * wall / len(batches)},
         "on the GPU": on_gpu and 1e3 * on_gpu / len(batches),
@@ -577,7 +576,7 @@ def training(setting: Setting, size: str, name: str, precision: str, count: int)
         **{"updates": len(batches), "shapes": sum(len(recorded.met) for recorded in replay.RECORDED)},
         **{"graphs": recorded_graphs(), "recorded last": recorded_graphs() - before},
         "share of product": target / wall * work / rate(device, "fp32" if precision == "fp32" else "bf16"),
-        **{"GB": gb[0], "GB reserved": gb[1]},
+        "GB": on_gpu and (peak_device_memory(device) or 0) / 1e9,
     }
     if size == "gnmt" and precision == "bf16" and count == 128 and on_gpu:
         yield from profiled(setting, partial(update, batches[0]))

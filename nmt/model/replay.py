@@ -50,6 +50,8 @@ def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable
     """Capture the work as a CUDA graph: its results, and a function that does it again, with the results in the same
     place. None where memory does not suffice, or might not: an allocation that fails during a capture cannot be
     repeated, and leaves PyTorch with a capture that never ends."""
+    if not any(recorded.graphs for recorded in RECORDED):
+        stream_and_pool.cache_clear()  # with its last graph a pool is gone, too
     stream, pool = stream_and_pool(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
