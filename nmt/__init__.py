@@ -25,7 +25,7 @@ from nmt.distributed import choose_device, choose_precision, place
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.replay import fastest
-from nmt.translator import Translation, Translator, warn_of_cuts
+from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
@@ -53,13 +53,17 @@ class Model:
         """The `n_best` translations of each line, the best first; fewer where there are no more."""
         given, *begun = texts(lines, *([] if beginnings is None else [beginnings]))
         found = self.translator.translate(given, weights, beginnings=begun[0] if begun else None)
-        warn_of_cuts([options[0] for options in found], self.translator.config, 1)
+        best = [options[0] for options in found]
+        check_scores(best, 1)
+        warn_of_cuts(best, self.translator.config, 1)
         return found
 
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[float]:
         """The log-probability of each given pair, `</s>` included."""
         given, wanted = texts(sources, targets)
-        return [scored.score for scored in self.translator.score(given, wanted)]
+        scored = self.translator.score(given, wanted)
+        check_scores(scored, 1)
+        return [one.score for one in scored]
 
     def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
         """Where the model looks as it reads given pairs; `.links()` are links between words."""

@@ -326,17 +326,29 @@ def compare(path: Path, wanted: dict[str, Tensor], what: str) -> None:
         raise UserError(f"{path} does not fit {what}: {', '.join(name[:80] for name in wrong[:5])}")
 
 
+def read_tensors(path: Path, wanted: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+    """The tensors of a file, which have these names and shapes.
+
+    Raises:
+        UserError: others are in it, or their numbers are not finite.
+    """
+    compare(path, wanted, what)
+    found = load_file(path)
+    if broken := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
+        raise UserError(f"{path}: {', '.join(broken[:5])}: not all numbers are finite; use another checkpoint")
+    return found
+
+
 def load_weights(model: Seq2Seq, *folders: Path) -> None:
     """Fill a model from a checkpoint, or with the mean of several.
 
     Raises:
-        UserError: the tensors are not those of this model.
+        UserError: the tensors are not those of this model, or not finite.
     """
     wanted = unshared(model)
     total: dict[str, Tensor] = {}
     for folder in folders:
-        compare(folder / MODEL, wanted, "the model's settings")
-        for name, tensor in load_file(folder / MODEL).items():
+        for name, tensor in read_tensors(folder / MODEL, wanted, "the model's settings").items():
             total[name] = tensor if len(folders) == 1 else total.get(name, 0) + tensor.double()
     with torch.no_grad():
         for name, tensor in wanted.items():
@@ -347,11 +359,10 @@ def load_optimiser(optimiser: torch.optim.Optimizer, folder: Path) -> None:
     """Fill an optimiser's state from a checkpoint.
 
     Raises:
-        UserError: the tensors are not those of this optimiser.
+        UserError: the tensors are not those of this optimiser, or not finite.
     """
     wanted = flatten(optimiser)
-    compare(folder / OPTIMISER, wanted, "the optimiser")
-    for name, tensor in load_file(folder / OPTIMISER).items():
+    for name, tensor in read_tensors(folder / OPTIMISER, wanted, "the optimiser").items():
         wanted[name].copy_(tensor)
 
 

@@ -4,6 +4,7 @@ Lines are sorted by length and batched inside; what one line becomes does not de
 becomes an empty line; a line of more than `search.max_source` pieces is split, translated in parts and joined.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -351,6 +352,20 @@ def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, firs
             f"{counted(len(cut), 'translation')} cut at the maximum length ({first_of(cut)}): "
             f"search.max_length={config.max_length} and search.max_ratio={config.max_ratio} allow no more"
         )
+
+
+def check_scores(translations: Iterable[Translation], first_line: int) -> None:
+    """Refuse what a model gives whose numbers overflow.
+
+    Raises:
+        UserError: a score is not a number.
+    """
+    for line, translation in enumerate(translations, first_line):
+        if math.isnan(translation.score):
+            raise UserError(
+                f"line {line}: the model's score is not a number: its weights are damaged, or too large for this "
+                "precision; try precision=fp32, or another checkpoint"
+            )
 
 
 def warn_of_reach(model: Model, lengths: Sequence[int] | np.ndarray, what: str) -> None:

@@ -27,7 +27,7 @@ import sentencepiece
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data.lines import between_spaces
 from nmt.errors import UserError
-from nmt.files import write_atomically
+from nmt.files import regular, write_atomically
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
@@ -37,6 +37,7 @@ CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so
 FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
 LONGEST_PIECE = 16  # characters, by SentencePiece's default
 LARGEST = 2**28  # bytes of a model that is read: no real one is nearly so large
+REPLACEMENT = 256  # bytes that normalization may make of a character: Unicode's longest, U+FDFA, has 33 in NFKC
 UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
 
 
@@ -380,22 +381,76 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_side(path: Path) -> Side:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             side = Side(file.read(LARGEST))
     except OSError as error:
         raise UserError(
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
         ) from error
     try:
+        if (longest := longest_replacement(side.model)) > REPLACEMENT:
+            raise UserError(
+                f"{path}: its normalization would make {longest:,} bytes of one character; {REPLACEMENT} are allowed"
+            )
         if side.model and sound(side):
+            scores = map(side.processor.get_score, range(side.vocab_size))
+            if broken := [number for number, score in enumerate(scores) if not isfinite(score)]:
+                piece = side.processor.id_to_piece(broken[0])
+                raise UserError(f"{path} is not a tokenizer of this program: the score of {piece!r} is not finite")
             return side
     except (RuntimeError, IndexError, ValueError):
         pass
     raise UserError(f"{path} is not a tokenizer of this program: not a SentencePiece model, or one with other ids")
 
 
+def longest_replacement(model: bytes) -> int:
+    """Bytes that the normalization of a SentencePiece model makes of a character, or of a few, at most. A
+    `NormalizerSpec` has the replacements end to end, behind an index of what they replace and the length of that."""
+    specs = [content for number, content in messages(model) if number in (3, 5)]  # (de)normalizer_spec
+    maps = [content for spec in specs for number, content in messages(spec) if number == 2]  # precompiled_charsmap
+    ends = [4 + int.from_bytes(content[:4], "little") for content in maps]
+    texts = [text for content, end in zip(maps, ends, strict=True) for text in content[end:].split(b"\0")]
+    return max(map(len, texts), default=0)
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a protocol buffer that are texts, bytes or messages: their numbers and contents.
+
+    Raises:
+        ValueError: it is none.
+    """
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while shift < 70 and place < len(data):
+            byte = data[place]
+            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+        raise ValueError("no number where one should be")
+
+    while place < len(data):
+        key = varint()
+        number, kind = key >> 3, key & 7
+        if kind == 2:
+            size = varint()
+            if size > len(data) - place:
+                raise ValueError("a field is longer than what is there")
+            yield number, data[place : place + size]
+        elif kind == 0:
+            size = 0
+            varint()
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        place += size
+
+
 def sound(side: Side) -> bool:
-    """Whether specials and bytes have their ids, and are nothing special as text; and whether scores are numbers.
+    """Whether specials and bytes have their ids, and are nothing special as text.
 
     Raises:
         ValueError: a piece is not UTF-8.
@@ -406,4 +461,4 @@ def sound(side: Side) -> bool:
     [ids] = side.encode([text])
     survives = side.decode(ids) == text if side.bytes_fall_back else len(ids) == len(first)
     pieces = side.pieces(range(side.vocab_size))
-    return pieces[: len(first)] == first and survives and all(map(isfinite, side.scores.values()))
+    return pieces[: len(first)] == first and survives
