@@ -25,7 +25,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.errors import UserError, nearest, told_by_another
+from nmt.errors import UserError, nearest, printable, told_by_another
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
@@ -170,7 +170,7 @@ def explained(schema: type) -> Iterator[None]:
             key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
             path = [*path[: len(key[1]) // 2], key[2]] if key else path
             comment = comments.get(".".join(path)) if key else None
-            print(f"{line:<31} # {comment}" if comment else line)
+            print(printable(f"{line:<31} # {comment}" if comment else line))
 
 
 def trouble(error: OSError) -> str:
@@ -210,7 +210,8 @@ def fail(message: str, own: bool = False) -> None:
     if number and not own:
         told_by_another()
     failures.append(message)
-    print(f"error: {f'process {number}: ' if number else ''}{message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads
+        print(f"error: {f'process {number}: ' if number else ''}{printable(message)}", file=sys.stderr, flush=True)
 
 
 class Failure:
@@ -240,6 +241,28 @@ def come_again(number: int) -> None:
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
+
+
+def open_streams() -> None:
+    """Open the null device for standard streams that were closed when Python started, as by `2>&-`. Otherwise the next
+    file would get such a number, and what libraries report would be written into it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the end
+
+
+def flush_streams(code: Any) -> Any:
+    """Write out what was printed. Returns the exit code, 1 where that cannot be done."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python complains once more
+            if stream is sys.stdout:
+                code = code or 1
+                if not isinstance(error, BrokenPipeError):
+                    fail(f"standard output: {error.strerror}")
+    return code
 
 
 def remove_empty(folder: Path) -> None:
@@ -297,15 +320,15 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             return score
 
         def run() -> None:
+            open_streams()
             try:
                 work()
                 code: Any = 0
             except SystemExit as error:
                 code = error.code
+            code = flush_streams(code)
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 # Where processes were joined, threads of gloo now and then abort one that ends as usual, with all done.
-                sys.stdout.flush()
-                sys.stderr.flush()
                 os._exit(code or 0)
             if code:
                 sys.exit(code)
@@ -332,7 +355,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                     sys.exit(128 + ended[0])
                 if inside or hasattr(error, "__notes__"):
                     raise
-                fail(str(error) if isinstance(error, UserError) else explain(error))
+                if isinstance(error, OSError):
+                    error.filename = error.filename or "standard output"
+                    fail(trouble(error))
+                else:
+                    fail(str(error) if isinstance(error, UserError) else explain(error))
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be cleared away
                 sys.unraisablehook = sys.__unraisablehook__

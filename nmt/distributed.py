@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from nmt.errors import UserError, named, told_by_another
+from nmt.errors import UserError, named, printable, told_by_another
+from nmt.files import regular
 from nmt.memory import keep_memory
 
 T = TypeVar("T")
@@ -292,11 +293,17 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more: that ends no training
-            tqdm.write(self.format(record), file=sys.stderr)
+            tqdm.write(printable(self.format(record)), file=sys.stderr)
 
 
 class _File(logging.FileHandler):
     """Lines to a file that must not be lost: a full disk is an error, and not the complaint that logging prints."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=regular)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  its name in the library
         with named(self.baseFilename):

@@ -10,6 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROLS}
+
+
+def printable(text: str) -> str:
+    """Text for a terminal or a log: control characters, which move the cursor or turn the direction of the text, are
+    escaped, but for line breaks and tabs."""
+    return text.translate(ESCAPED)
+
 
 class UserError(Exception):
     """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone. The

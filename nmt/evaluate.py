@@ -23,12 +23,12 @@ from nmt.data.corpus import column, load_pairs
 from nmt.data.processed import warn_of_evaluation
 from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
 from nmt.errors import UserError
-from nmt.files import finite, replacing_files, write_atomically
+from nmt.files import echo, finite, replacing_files, write_atomically
 from nmt.metrics import scores
 from nmt.model.replay import fastest
 from nmt.plot import heat_map
 from nmt.report import page
-from nmt.translator import Translation, Translator, warn_of_cuts
+from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
@@ -86,13 +86,13 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
         systems = {path: measured.translations for path, measured in zip(command.compare, found, strict=True)}
         trained = replace(load_config(first.run).data, cache=command.data.cache)
         comparison = compare(systems, first.sources, first.references, trained)
-        print(show(comparison))
-        print("\n± 95% confidence; p: how likely chance makes as large a difference in this direction; * below 0.05\n")
+        echo(show(comparison))
+        echo("\n± 95% confidence; p: how likely chance makes as large a difference in this direction; * below 0.05\n")
         for name, signature in comparison.signatures.items():
-            print(f"{name:<22}{signature}")
+            echo(f"{name:<22}{signature}")
         settings = [{name: measured.scores[name] for name in SETTINGS} for measured in found]
         for written in write(comparison, dict(zip(command.compare, settings, strict=True)), first.results):
-            print(f"{'results':<22}{written}")
+            echo(f"{'results':<22}{written}")
     return found[-1].scores["bleu"]
 
 
@@ -137,6 +137,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     translator = Translator(fastest(model, device), tokenizer, search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
+    check_scores(found, 1)
     warn_of_cuts(found, search, 1)
     warn_of_evaluation(data, pairs, [translation.text for translation in found])
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
@@ -181,16 +182,16 @@ def report(found: Measured) -> None:
     """What a user wants to see first, on standard output."""
     lines = zip(found.sources, found.references, found.translations, strict=True)
     for source, reference, translation in islice(lines, EXAMPLES):
-        print(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
+        echo(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
     names = ("loss", "ppl", "accuracy", "aer", "entropy", "bleu", "chrf", "ter", "sentences_per_second")
     for name in names:
         value = found.scores[name]
-        print(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"))
+        echo(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"))
     for name, signature in found.scores["signatures"].items():
-        print(f"{name:<22}{signature}")
+        echo(f"{name:<22}{signature}")
     if found.pictures:
-        print(f"{'alignment picture':<22}{found.pictures[0]}")
-    print(f"{'results':<22}{found.results.parent}\n{'run':<22}{found.run}\n{'page':<22}{found.results / 'report.html'}")
+        echo(f"{'alignment picture':<22}{found.pictures[0]}")
+    echo(f"{'results':<22}{found.results.parent}\n{'run':<22}{found.run}\n{'page':<22}{found.results / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pyarrow as pa
 from safetensors import SafetensorError
 
 from nmt.data.lines import PACKED, opened, read_lines
-from nmt.errors import UserError, named
+from nmt.errors import UserError, named, printable
 
 T = TypeVar("T")
 log = logging.getLogger("nmt")
@@ -251,6 +251,8 @@ def read_text(path: str | None) -> Iterator[str]:
         UserError: a packed file is damaged.
     """
     if path is None:
+        if sys.__stdin__ is None:
+            raise UserError("standard input is closed; write input=FILE")
         yield from read_lines(sys.stdin.buffer, "standard input", "replace")
     else:
         with opened(Path(path)) as file:
@@ -294,15 +296,31 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     return found
 
 
+class Terminal:
+    """Standard output where somebody looks at it: control characters are escaped."""
+
+    def write(self, data: bytes) -> int:
+        return sys.stdout.buffer.write(printable(data.decode("utf-8", "replace")).encode())
+
+    def flush(self) -> None:
+        sys.stdout.buffer.flush()
+
+
 @contextmanager
 def output(path: str | None) -> Iterator[BinaryIO]:
     """A file to write to that appears only when it is whole, packed if its name says so; or standard output."""
     if path is None:
-        yield sys.stdout.buffer
+        if sys.__stdout__ is None:
+            raise UserError("standard output is closed; write output=FILE")
+        yield cast(BinaryIO, Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         return
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
-        with open(path, "wb") as file:
-            yield file
+        try:
+            with open(path, "wb") as file:
+                yield file
+        except OSError as error:
+            error.filename = error.filename or path
+            raise
         return
     packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
     path, new = os.path.realpath(path), None
@@ -328,3 +346,12 @@ def write(file: BinaryIO, text: str) -> None:
         file.flush()
     except BrokenPipeError:
         nobody_reads()
+    except OSError as error:
+        if file is sys.stdout.buffer:
+            error.filename = "standard output"
+        raise
+
+
+def echo(text: str) -> None:
+    """Print results, in which text of somebody else's may be."""
+    write(sys.stdout.buffer, printable(text) + "\n")

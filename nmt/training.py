@@ -21,7 +21,7 @@ from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.sampling import redrawn
 from nmt.distributed import agreed, deferred_signals, log, rank
 from nmt.errors import UserError, named
-from nmt.files import finite, write_atomically
+from nmt.files import finite, regular, write_atomically
 from nmt.memory import peak_device_memory, release_memory
 from nmt.metrics import bleu
 from nmt.model.replay import within_memory
@@ -322,7 +322,7 @@ def write_event(state: TrainState, event: dict[str, Any]) -> None:
     if rank():
         return
     path = state.folder / "metrics.jsonl"
-    with named(path), open(path, "a", encoding="utf-8") as file:
+    with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
         file.write(json.dumps(finite(event)) + "\n")
     if state.board is not None:
         for key, value in finite(event).items():

@@ -17,7 +17,7 @@ from nmt.config import TranslateRun, main
 from nmt.distributed import in_turn, joined, log_to_stderr, mine, ranks
 from nmt.errors import UserError
 from nmt.files import check_readable, chunks, finite, output, read_text, typed, write
-from nmt.translator import Translation, Translator, warn_of_cuts
+from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
 
 CHUNK = 4096  # lines in memory at a time
 
@@ -89,7 +89,9 @@ def translate_lines(command: TranslateRun, translator: Translator, lines: Iterab
         for pairs in chunks(with_beginnings(command, lines), 1 if interactive else CHUNK):
             chunk, beginnings = zip(*pairs, strict=True)
             found = translator.translate(chunk, want_links, done + 1, command.output is not None, beginnings)
-            warn_of_cuts([options[0] for options in found], command.search, done + 1)
+            best = [options[0] for options in found]
+            check_scores(best, done + 1)
+            warn_of_cuts(best, command.search, done + 1)
             as_wanted, both = FORMATS[command.format], zip(chunk, found, strict=True)
             write(text_file, "".join(as_wanted(line, options, command) for line, options in both))
             if align is not None:
@@ -109,6 +111,7 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
         for start in range(0, len(sources), CHUNK):
             part = slice(start, start + CHUNK)
             scored = translator.score(sources[part], targets[part], progress=command.output is not None)
+            check_scores(scored, start + 1)
             write(file, "".join(f"{one.score:.6f}\n" for one in scored))
 
 

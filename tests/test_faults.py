@@ -1,6 +1,8 @@
 """What docs/reliability.md promises: trainings that are ended, disks that are full, files that are damaged or made to
 deceive. The trials of scripts/faults.py are run as a user would run them."""
 
+import errno
+import fcntl
 import io
 import json
 import math
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import yaml
 from conftest import ROOT, TINY, environment, peak, refused, works
@@ -33,10 +36,12 @@ import nmt
 from nmt.checkpoint import OPTIMISER, STATE, find_checkpoint, last_checkpoint, last_whole, load_model, save_config
 from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
-from nmt.distributed import _Lines, deferred_signals, log, log_to_file
-from nmt.errors import UserError
-from nmt.files import replacing_files, sha256_of, write_atomically
-from nmt.folder import check_folder, check_same, clear
+from nmt.data.cache import made
+from nmt.data.tokenizer import SPECIALS
+from nmt.distributed import _Lines, deferred_signals, log, log_to_file, log_to_stderr
+from nmt.errors import UserError, printable
+from nmt.files import echo, output, replacing_files, sha256_of, unfinished, warn_once, write, write_atomically
+from nmt.folder import check_folder, check_same, clear, lock
 from nmt.state import Validated, read_progress, resume, save
 from nmt.training import fit, write_event
 from scripts.faults import count_changes
@@ -465,6 +470,115 @@ def test_a_disk_that_cannot_be_written_is_named(home: Path, corpus: Path, tmp_pa
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.parametrize("target", ["link", "checkpoints", "file", "nothing"])
+def test_links_among_the_checkpoints_end_no_save(target: str, text: Path, tmp_path: Path) -> None:
+    """What they lead to stays."""
+    settings = {"validate_every": 2, "monitor": "loss"}
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    fit(state_of(text, run, max_steps=4, **settings))
+    checkpoints = run / "checkpoints"
+    if target == "checkpoints":
+        checkpoints.rename(elsewhere)
+        checkpoints.symlink_to(elsewhere)
+    elif target == "link":
+        elsewhere.mkdir()
+        for step in checkpoints.glob("step_*"):
+            step.symlink_to(step.rename(elsewhere / step.name))
+    elif target == "file":
+        (checkpoints / "step_000001").write_text("no folder")
+    else:
+        (checkpoints / "step_000001").symlink_to(elsewhere)
+    state = state_of(text, run, max_steps=8, **settings)
+    save(state)  # in the place of one that is there
+    fit(state)
+    assert folders(run) == {"step_000006", "step_000008"}
+    if target == "link":
+        assert {path.name for path in elsewhere.iterdir()} == {"step_000002", "step_000004"}
+    clear(run)
+    assert not checkpoints.exists() and (target != "checkpoints" or (elsewhere / "last").exists())
+
+
+REFUSED = [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS]
+
+
+@pytest.mark.parametrize("number", REFUSED)
+def test_a_file_system_without_fsync_and_locks_is_named_once(
+    number: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    warn_once.cache_clear()
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "run").mkdir()
+    with lock(tmp_path / "run"):
+        assert "has no locks" in caplog.text
+    fit(state_of(text, tmp_path / "run", max_steps=4, validate_every=2))
+    made(tmp_path / "cache" / "thing", lambda part: (part / "x").touch())
+    assert last_whole(tmp_path / "run").name == "step_000004"
+    assert caplog.text.count("does not force files to the disk") == 1
+    assert caplog.text.count("several processes may prepare") == 1
+    litter = tmp_path / ".out.12ab.new"
+    litter.touch()
+    write_atomically(tmp_path / "out", ["text"])
+    assert litter.exists()  # nobody can tell whose it is
+
+
+def test_a_disk_that_fails_is_not_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output") as caught:
+        write_atomically(tmp_path / "out", ["text"])
+    assert trouble(caught.value) == f"{tmp_path}/out: Input/output error" and not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path) -> None:
+    """Not what a living one writes to the same file."""
+    path = tmp_path / ("[long] *" + "x" * 240)
+
+    def work() -> None:
+        with unfinished(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with unfinished(path) as alive:
+        assert dies_at(1000, work)
+        assert len(list(tmp_path.iterdir())) == 2
+        write_atomically(path, ["text"])
+        assert {*tmp_path.iterdir()} == {alive, path}
+    assert path.read_text() == "text"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("translate checkpoint=runs/mine <&-", "standard input is closed; write input=FILE"),
+        ("translate checkpoint=runs/mine >&-", "standard output is closed; write output=FILE"),
+        ("translate checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
+        ("translate checkpoint=runs/mine output=/dev/full", "/dev/full: No space left on device"),
+        ("align checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
+        ("evaluate checkpoint=runs/mine pictures=0 >/dev/full", "standard output: No space left on device"),
+        ("train --help >/dev/full", "standard output: No space left on device"),
+        ("evaluate checkpoint=runs/mine pictures=0 <&- >&- 2>&-", None),
+        ("translate checkpoint=runs/mine output=out 2>&-", None),
+        ("train --help <&- 2>&-", None),
+    ],
+)
+def test_closed_and_full_streams(command: str, message: str | None, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
+    line = f"{sys.executable} -m nmt.{command}"
+    shell = {"shell": True, "cwd": tmp_path, "env": environment(tmp_path), "capture_output": True, "text": True}
+    done = subprocess.run(line, input="Hallo .\n", timeout=120, **shell)  # type: ignore[call-overload]
+    if message is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"error: {message}", done.stderr
+
+
 # ------------------------------------------------------------------------------------------------------ crafted files
 def remade(run: Path, change: Callable[[Path, dict[str, Any]], Any]) -> None:
     """Change all checkpoints of a run and their manifests."""
@@ -560,6 +674,11 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "a model beyond memory": (with_settings(embed=10**18), "out of memory for a model"),
     "a model beyond numbers": (with_settings(embed=10**30), "model.embed=10+ must be a number of at least 1 and below"),
     "layers without end": (with_settings(encoder_layers=10**9), "must be from 1 to 100"),
+    "not a number": (
+        tensors(lambda t: t["output.bias"].fill_(math.nan)),
+        "model.safetensors: output.bias: not all numbers are finite",
+    ),
+    "infinity": (tensors(lambda t: t["output.bias"][3:4].fill_(-math.inf)), "output.bias: not all numbers are finite"),
     "other settings": (exchanged("bridge: bridge", "bridge: zero"), r"config.yaml \(model.bridge\) is not what"),
     "_target_": (appended("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
     "a target deep within": (exchanged("  style:", "  _target_: os.system\n  style:"), "_target_"),
@@ -582,6 +701,112 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "a pointer up": (pointed(b".."), "state.json is missing or damaged .*best names none"),
     "a pointer with a zero": (pointed(b"step\0"), "state.json is missing or damaged .*best names none"),
 }
+
+
+FILES = ("config.yaml", "tokenizer.model", "checkpoints/last", "checkpoints/best")
+FILES += tuple(f"checkpoints/step_*/{name}" for name in ("model.safetensors", "state.json", "manifest.json"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_waits_for_what_is_no_file(name: str, kind: str, home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
+    for path in run.glob(name):
+        path.unlink()
+        {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+    signal.alarm(20)
+    try:
+        nmt.load(str(run))
+    except UserError:
+        pass
+    else:
+        assert name in ("checkpoints/last", "checkpoints/best", "checkpoints/step_*/state.json")
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["train.log", "metrics.jsonl"])
+def test_nothing_is_written_through_links_and_pipes_of_a_run(name: str, text: Path, tmp_path: Path) -> None:
+    state = state_of(text, tmp_path / "run", max_steps=2)
+    victim, path = tmp_path / "victim", tmp_path / "run" / name
+    victim.write_text("precious")
+
+    def write() -> None:
+        if name == "train.log":
+            with log_to_file(path):
+                pass
+        else:
+            write_event(state, {"event": "train", "step": 1})
+
+    for make, complaint in ((lambda: path.symlink_to(victim), "symbolic link"), (lambda: os.mkfifo(path), "pipe")):
+        path.unlink(missing_ok=True)
+        make()
+        with pytest.raises(OSError, match=complaint) as caught:
+            write()
+        assert str(path) in trouble(caught.value) and victim.read_text() == "precious"
+
+
+def test_results_are_not_written_through_links(home: Path, tmp_path: Path) -> None:
+    run, victim = tmp_path / "mine", tmp_path / "victim"
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
+    victim.mkdir()
+    (victim / "metrics.json").write_text("precious")
+    (run / "eval").mkdir()
+    (run / "eval" / "test").symlink_to(victim)
+    command = ("evaluate", f"checkpoint={run}", "pictures=2", "search.beam=1")
+    assert "eval/test is a symbolic link" in refused(*command, folder=tmp_path)
+    (run / "eval" / "test").unlink()
+    (run / "eval" / "test").mkdir()
+    for name in ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_1.png"):
+        (run / "eval" / "test" / name).symlink_to(victim / "metrics.json")
+    works(*command, folder=tmp_path)
+    assert (victim / "metrics.json").read_text() == "precious"
+    assert not any(path.is_symlink() for path in (run / "eval" / "test").iterdir())
+
+
+def test_control_characters_reach_no_terminal(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In errors, the log, and what evaluate shows; a file of translations has what was said."""
+    evil = "\x1b]0;title\x07 \x9b31m \r \u202e"
+    log_to_stderr()
+    with log_to_file(tmp_path / "train.log"):
+        log.warning(f"{evil}\tä\u200d")
+    shown = "\\x1b]0;title\\x07 \\x9b31m \\x0d \\u202e\tä\u200d\n"
+    assert capsys.readouterr().err == shown and (tmp_path / "train.log").read_text(encoding="utf-8").endswith(shown)
+    echo(f"source {evil}")
+    assert capsys.readouterr().out == f"source {printable(evil)}\n"
+    with output(str(tmp_path / "out")) as file:
+        write(file, evil)
+    assert (tmp_path / "out").read_bytes() == evil.encode()
+    done = refused("translate", "checkpoint=nowhere\x1b[31m", folder=tmp_path)
+    assert "\x1b" not in done and "nowhere\\x1b" in done
+
+
+def test_scores_that_are_no_numbers_are_refused(home: Path, tmp_path: Path) -> None:
+    """Of a model whose weights are finite, but so large that nothing can be computed with them."""
+    run = tmp_path / "mine"
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
+    tensors(lambda t: [tensor.fill_(3e38) for name, tensor in t.items() if name.startswith("output")])(run)
+    model = nmt.load(str(run), beam=1)
+    with pytest.raises(UserError, match="line 1: the model's score is not a number"):
+        model.score(["ein Hund ."], ["a dog ."])
+    with pytest.raises(UserError, match="line 1: the model's score is not a number"):
+        model.translate(["ein Hund ."])
+
+
+def test_a_normalization_that_makes_much_of_little_is_refused(home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
+    (tmp_path / "rules.tsv").write_text("61\t" + "62 " * 100_000 + "\n")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["der Hund", "die Katze"]), model_writer=model, vocab_size=300, model_type="bpe",
+        byte_fallback=True, normalization_rule_tsv=str(tmp_path / "rules.tsv"), minloglevel=2,
+        pad_id=0, unk_id=1, bos_id=2, eos_id=3, unk_piece=SPECIALS[1], hard_vocab_limit=False,
+    )  # fmt: skip
+    (run / "tokenizer.model").write_bytes(model.getvalue())
+    with pytest.raises(UserError, match="would make 100,000 bytes of one character"):
+        nmt.load(str(run))
 
 
 @pytest.mark.parametrize("name", CRAFTED)

@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "data.config": {"errors"},
     "model.config": {"errors"},
     "memory": set(),
-    "distributed": {"memory"},
+    "distributed": {"files", "memory"},
     "data.__init__": set(),
     "data.lexicon": set(),
     "data.grammar": {"data.lexicon"},

@@ -4,6 +4,7 @@ Each folder has digests of its files, which are compared before they are used. T
 quick ones: a corpus may have gigabytes.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.files import UNFINISHED, locked, remove_abandoned, write_atomically
+from nmt.files import UNFINISHED, UNSUPPORTED, locked, remove_abandoned, warn_once, write_atomically
 
 log = logging.getLogger("nmt")
 DIGESTS = "digests.json"
@@ -101,7 +102,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Wait until no other process of this machine makes the folder; a process that dies lets others go on. Where there
     are no locks, as on some network drives, several may make it, and the first to end is taken."""
     path = folder.with_name(f"{folder.name}.lock")
-    lock = FileLock(path)
+    lock = FileLock(path, fallback_to_soft=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -109,8 +110,9 @@ def alone(folder: Path) -> Iterator[None]:
         except Timeout:
             log.info(f"waiting for another process that prepares {folder}")
             lock.acquire()
-    except (OSError, NotImplementedError):  # if nothing can be written, who makes the folder says so
-        pass
+    except (OSError, NotImplementedError) as error:  # if nothing can be written, who makes the folder says so
+        if getattr(error, "errno", errno.ENOSYS) in UNSUPPORTED:
+            warn_once("this file system has no locks: several processes may prepare the same text at a time")
     try:
         yield
     finally:
