@@ -129,7 +129,8 @@ def open_translator(
             raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
         place(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    return Translator(fastest(model, device), tokenizer, search.after(*trained), device)
+    key = " ".join(other.key for other in loaded)
+    return Translator(fastest(model, device), tokenizer, search.after(*trained), device, key)
 
 
 def texts(*sides: Iterable[str]) -> list[list[str]]:

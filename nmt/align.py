@@ -5,6 +5,7 @@ python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           the test
 python -m nmt.align --help
 """
 
+import hashlib
 import sys
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,18 @@ from nmt.data.config import opposite
 from nmt.data.corpus import column, load_pairs
 from nmt.data.gold import Sentences, read_gold
 from nmt.data.lines import between_spaces
-from nmt.distributed import choose_precision, in_turn, joined, log_to_stderr, mine, place, rank
+from nmt.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    choose_precision,
+    in_turn,
+    joined,
+    log_to_stderr,
+    mine,
+    place,
+    rank,
+    same,
+)
 from nmt.errors import UserError
 from nmt.files import check_readable, nobody_reads, output, read_text
 from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
@@ -61,11 +73,11 @@ def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator
     Raises:
         UserError: it has no attention.
     """
-    model, tokenizer, run, *_ = load_model(path)
+    model, tokenizer, run, *_, key = load_model(path)
     if run.model.attention.score == "none":
         raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
     place(model, choose_precision(command.precision, device), device)
-    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device), run
+    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key), run
 
 
 def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
@@ -128,14 +140,18 @@ def align(command: AlignRun) -> float | None:
     """Returns the alignment error rate, None where there are no gold links."""
     log_to_stderr()
     assert command.checkpoint is not None
-    check_readable({"source": command.source, "target": command.target, "gold": command.gold})
     with joined(command.device) as device:
+        files = {"source": command.source, "target": command.target, "gold": command.gold}
+        in_turn(lambda: check_readable(files))
         forward, run = in_turn(partial(load, command.checkpoint, command, device))
         backward = None
         if command.reverse_checkpoint is not None:
             backward, reverse_run = in_turn(partial(load, command.reverse_checkpoint, command, device))
             check_direction(command, run, reverse_run)
+        models = [forward, backward] if backward else [forward]
+        same(lambda: " ".join(model.key for model in models), OTHER_MODEL)
         sources, targets, gold = in_turn(lambda: read_pairs(command, run))
+        same(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), OTHER_TEXT)
         try:
             measures = align_pairs(command, forward, backward, sources, targets, gold)
         except BrokenPipeError:

@@ -374,6 +374,7 @@ class Loaded(NamedTuple):
     config: TrainRun
     run: Path
     steps: list[Path]  # the checkpoints whose mean the model is
+    key: str  # digest of their manifests, which have the digests of all that belongs to them
 
 
 def load_model(path: str, average: int = 1) -> Loaded:
@@ -395,4 +396,5 @@ def load_model(path: str, average: int = 1) -> Loaded:
         config, tokenizer = verified(run, folder)
     model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     load_weights(model, *steps)
-    return Loaded(model.eval(), tokenizer, config, run, steps)
+    key = " ".join(sha256_of(folder / MANIFEST) for folder in steps)
+    return Loaded(model.eval(), tokenizer, config, run, steps, key)

@@ -31,6 +31,11 @@ LAUNCHED = {  # by torchrun: processes of the job, and of this machine; the numb
     name: int(os.environ.get(name, default)) for name, default in ALONE.items()
 }
 STDERR = 2  # its file descriptor
+OTHER_MODEL = (
+    "the processes of this job have different models; see that the checkpoints (and search.dictionary) are the same on "
+    "all machines"
+)
+OTHER_TEXT = "the processes of this job have different text; see that files have the same content on all machines"
 PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
 DTYPES = {
     **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
@@ -268,6 +273,16 @@ def in_turn(work: Callable[[], T]) -> T:
     first = LAUNCHED["LOCAL_RANK"] == 0
     found, after = tried(work, first), tried(work, not first)
     return found if first else after  # type: ignore[return-value]
+
+
+def same(what: Callable[[], object], complaint: str) -> None:
+    """Compare what each process has.
+
+    Raises:
+        UserError: the complaint, where they have different things.
+    """
+    if ranks() > 1 and len(set(gathered(what()))) > 1:
+        raise UserError(complaint)
 
 
 def tried(work: Callable[[], T], mine: bool) -> T | None:

@@ -20,8 +20,21 @@ from nmt.checkpoint import find_checkpoint, load_config, load_model
 from nmt.comparison import MANY, compare, show, write
 from nmt.config import EvaluateRun, main
 from nmt.data.corpus import column, load_pairs
+from nmt.data.encoding import content_key, gold_key
 from nmt.data.processed import warn_of_evaluation
-from nmt.distributed import choose_precision, in_turn, joined, log, log_to_stderr, place, rank, told
+from nmt.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    choose_precision,
+    in_turn,
+    joined,
+    log,
+    log_to_stderr,
+    place,
+    rank,
+    same,
+    told,
+)
 from nmt.errors import UserError
 from nmt.files import echo, finite, replacing_files, write_atomically
 from nmt.metrics import scores
@@ -123,11 +136,13 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     """Measure a run and write the results into it."""
     assert command.checkpoint is not None
     checkpoint = command.checkpoint
-    model, tokenizer, run, folder, steps = in_turn(lambda: load_model(checkpoint, command.average))
+    model, tokenizer, run, folder, steps, key = in_turn(lambda: load_model(checkpoint, command.average))
+    same(lambda: key, OTHER_MODEL)
     precision = choose_precision(command.precision, device)
     place(model, precision, device)
     data = command.data.over(run.data)
     pairs = in_turn(lambda: load_pairs(data, data.split))
+    same(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), OTHER_TEXT)
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
 
     results = folder / "eval" / data.split

@@ -27,7 +27,7 @@ from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.processed import warn_of_training_text
 from nmt.data.stream import counts_of, nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import gathered, in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, told
+from nmt.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, same, told
 from nmt.errors import UserError
 from nmt.folder import find_start, open_folder
 from nmt.memory import peak_device_memory, peak_memory
@@ -99,11 +99,11 @@ def train(run: TrainRun) -> float:
         for setting in run.model.idle:
             log.warning(f"{setting} means nothing to this model")
         encoded, valid, key = in_turn(lambda: read_corpus(run, start.tokenizer))
-        if len(set(gathered(key))) > 1:
-            raise UserError(
-                "the processes of this job have different text, or made different tokenizers of it; see that "
-                f"data.path={run.data.path} has the same files on all machines"
-            )
+        same(
+            lambda: key,
+            "the processes of this job have different text, or made different tokenizers of it; see that "
+            f"data.path={run.data.path} has the same files on all machines",
+        )
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
         place(model, run.precision, device, training=True)

@@ -7,16 +7,18 @@ python -m nmt.translate --help
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 from nmt import open_translator
 from nmt.alignment import as_written, writer
 from nmt.config import TranslateRun, main
-from nmt.distributed import in_turn, joined, log_to_stderr, mine, ranks
+from nmt.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, log_to_stderr, mine, ranks, same
 from nmt.errors import UserError
-from nmt.files import check_readable, chunks, finite, output, read_text, typed, write
+from nmt.files import check_readable, chunks, finite, output, read_text, sha256_of, typed, write
 from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
 
 CHUNK = 4096  # lines in memory at a time
@@ -115,15 +117,33 @@ def score_pairs(command: TranslateRun, translator: Translator) -> None:
             write(file, "".join(f"{one.score:.6f}\n" for one in scored))
 
 
+def digests_of(paths: dict[str, str | None]) -> tuple[str, ...]:
+    """What is in the files that all processes of a job read.
+
+    Raises:
+        UserError: one is a pipe.
+    """
+    given = {key: path for key, path in paths.items() if path is not None}
+    for key, path in given.items():
+        if not os.path.isfile(path):
+            raise UserError(f"{ranks()} processes cannot share {key}={path}, which is no regular file; write a file")
+    return tuple(sha256_of(Path(path)) for path in given.values())
+
+
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
-    check_readable({"input": command.input, "target": command.target, "prefix": command.prefix})
+    files = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with joined(command.device) as device:
+        in_turn(lambda: check_readable(files))
         if command.input is None and ranks() > 1:
             raise UserError(f"{ranks()} processes cannot share standard input; write input=FILE")
         settings = command.precision, command.average, command.search
         translator = in_turn(lambda: open_translator(command.checkpoint, device, *settings))
+        same(lambda: (translator.key, tuple(translator.dictionary.items())), OTHER_MODEL)
+        if ranks() > 1:
+            digests = in_turn(lambda: digests_of(files))
+            same(lambda: digests, OTHER_TEXT)
         shows = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
         if (command.alignments or command.format == "links") and not translator.model.attends:
             raise UserError(f"{shows} shows where attention was, and the model has none; leave it out")

@@ -128,6 +128,7 @@ class Translator:
     config: SearchConfig
     device: torch.device
     dictionary: dict[str, str] = field(init=False)  # target words by unknown source words
+    key: str = ""  # digest of the model's checkpoints, by which processes compare what they have loaded
 
     def __post_init__(self) -> None:
         self.dictionary = read_dictionary(self.config.dictionary)

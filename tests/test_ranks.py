@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.checkpoint import last_whole
+from nmt.checkpoint import find_checkpoint, last_whole
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import Batch, Indices, assemble, epoch_batches
 from nmt.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
@@ -246,18 +246,12 @@ def test_what_is_kept_of_an_update_keeps_no_gradient(text: tuple[str, ...], tmp_
     assert code == 0, said
 
 
-def train_apart(folder: Path, *arguments: str) -> None:
-    """As on machines that have each a disk of its own."""
-    os.chdir(folder / str(LAUNCHED["RANK"]))
-    program("train", *arguments)
-
-
 def test_processes_with_different_text_are_refused(text: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(2):
         shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
     path = tmp_path / "1" / "text" / "train.en"
     path.write_text(path.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
-    code, said = together(2, tmp_path, train_apart, tmp_path, "data=text", "data.path=text", *EXACT)
+    code, said = together(2, tmp_path, run_apart, tmp_path, "train", "data=text", "data.path=text", *EXACT)
     assert code == 1 and said.count("error: the processes of this job have different text, or made different") == 1
 
 
@@ -387,6 +381,41 @@ def test_translate_says_once_what_is_wrong(argument: str, message: str, home: Pa
     (tmp_path / "more").write_text("A dog\n\n")
     model = f"checkpoint={home / 'runs' / 'mine'}"
     assert refused(2, tmp_path, "translate", model, *argument.split()).startswith(message)
+
+
+def run_apart(folder: Path, name: str, *arguments: str) -> None:
+    """As on machines that have each a disk of its own."""
+    os.chdir(folder / str(LAUNCHED["RANK"]))
+    program(name, *arguments)
+
+
+APART = {
+    "translate": ("input=test.de", "output=out"),
+    "score": ("input=test.de", "target=test.en", "mode=score", "output=out"),
+    "evaluate": ("data.path=.", "pictures=0"),
+    "align": ("source=test.de", "target=test.en", "output=out"),
+}
+
+
+@pytest.mark.parametrize("differs", ["model", "text", "nothing"])
+@pytest.mark.parametrize("way", APART)
+def test_processes_with_other_models_or_text_are_refused(
+    way: str, differs: str, home: Path, corpus: Path, tmp_path: Path
+) -> None:
+    for number in range(2):
+        shutil.copytree(corpus, tmp_path / str(number), ignore=lambda *_: ["cache"])
+        shutil.copytree(home / "runs" / "mine", tmp_path / str(number) / "mine", ignore=lambda *_: ["eval"])
+    other = tmp_path / "1" / "test.de"
+    if differs == "text":
+        more = "zu viel\n" * (way == "translate")
+        other.write_text("Noch " + other.read_text(encoding="utf-8") + more, encoding="utf-8")
+    elif differs == "model":
+        (tmp_path / "1" / "mine" / "checkpoints" / "last").write_text("step_000060\n")
+        assert find_checkpoint(str(tmp_path / "1" / "mine"))[1] != find_checkpoint(str(tmp_path / "0" / "mine"))[1]
+    name = way if way != "score" else "translate"
+    code, said = together(2, tmp_path, run_apart, tmp_path, name, "checkpoint=mine", "device=cpu", *APART[way])
+    assert code == (differs != "nothing"), said
+    assert said.count(f"error: the processes of this job have different {differs}") == code, said
 
 
 # -------------------------------------------------------------------------------------------------------------- trouble
