@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -36,6 +37,75 @@ FLAGS = (
 UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")  # left out of a sweep's names
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
 TEXTS = (str, str | None, Any)  # types of keys whose values may be texts that look like numbers
+SYNONYMS = {  # last parts of keys of other toolkits, and what is meant here, in the order of what a command may have
+    **dict.fromkeys(("learning_rate", "base_lr", "init_lr"), ("optim.lr",)),
+    **dict.fromkeys(("optimizer", "optimiser", "optim_name"), ("optim.name",)),
+    **dict.fromkeys(("lr_scheduler", "lr_schedule", "scheduler", "decay_method"), ("optim.schedule",)),
+    **dict.fromkeys(("warmup_steps", "warmup_updates", "warmup_ratio"), ("optim.warmup",)),
+    **dict.fromkeys(("clip_norm", "max_grad_norm", "grad_clip", "clip_grad_norm"), ("optim.clip",)),
+    **dict.fromkeys(("smoothing", "label_smooth"), ("optim.label_smoothing",)),
+    **dict.fromkeys(("batch_size", "minibatch_size"), ("train.batch_sentences", "search.batch_sentences")),
+    **dict.fromkeys(("max_tokens", "batch_token", "tokens_per_batch"), ("train.batch_tokens", "search.batch_tokens")),
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epoch"), ("train.max_epochs",)),
+    **dict.fromkeys(("steps", "num_steps", "train_steps", "max_update", "max_updates"), ("train.max_steps",)),
+    **dict.fromkeys(("accum_count", "update_freq", "gradient_accumulation_steps", "grad_accum"), ("train.accumulate",)),
+    **dict.fromkeys(("valid_steps", "eval_steps", "valid_freq", "eval_every", "val_every"), ("train.validate_every",)),
+    **dict.fromkeys(("save_steps", "save_freq", "save_interval", "save_checkpoint_steps"), ("train.save_every",)),
+    **dict.fromkeys(("log_interval", "report_every", "logging_steps", "disp_freq"), ("train.log_every",)),
+    **dict.fromkeys(("early_stopping", "early_stop", "early_stopping_patience"), ("train.patience",)),
+    **dict.fromkeys(("metric", "eval_metric", "early_stopping_metric", "bleu"), ("train.monitor",)),
+    **dict.fromkeys(("keep_checkpoint", "keep_last", "save_total_limit"), ("train.keep",)),
+    **dict.fromkeys(("hidden_size", "hidden_dim", "rnn_size", "hid_dim", "dim", "d_model"), ("model.hidden",)),
+    **dict.fromkeys(
+        ("emb_dim", "emb_size", "embed_dim", "embedding_dim", "embedding_size", "word_vec_size"), ("model.embed",)
+    ),
+    **dict.fromkeys(("n_layers", "num_layers", "layers", "enc_layers", "n_enc_layers"), ("model.encoder_layers",)),
+    **dict.fromkeys(("dec_layers", "n_dec_layers", "num_decoder_layers"), ("model.decoder_layers",)),
+    **dict.fromkeys(("dropout_rate", "dropout_prob", "drop_prob", "p_dropout"), ("model.dropout",)),
+    **dict.fromkeys(("rnn_type", "cell_type", "rnn"), ("model.cell",)),
+    **dict.fromkeys(("tie_embeddings", "tied_embeddings", "share_embeddings", "share_all_embeddings"), ("model.tie",)),
+    **dict.fromkeys(("attention_type", "global_attention", "attn", "attn_type"), ("model.attention.score",)),
+    **dict.fromkeys(("n_heads", "num_heads"), ("model.attention.heads",)),
+    **dict.fromkeys(("beam_size", "num_beams", "beam_width"), ("search.beam",)),
+    **dict.fromkeys(("nbest", "num_return_sequences"), ("search.n_best",)),
+    **dict.fromkeys(("alpha", "lenpen", "len_pen"), ("search.length_penalty",)),
+    **dict.fromkeys(("vocab", "n_vocab", "src_vocab_size", "num_merges", "bpe_size"), ("tokenizer.vocab_size",)),
+    **dict.fromkeys(("share_vocab", "joined_dictionary", "joint_vocab"), ("tokenizer.joint",)),
+    **dict.fromkeys(("bpe_dropout", "subword_sampling"), ("tokenizer.sampling",)),
+    **dict.fromkeys(("src", "src_lang", "source_lang", "train_src"), ("data.source", "input", "source")),
+    **dict.fromkeys(("tgt", "trg", "tgt_lang", "target_lang", "train_tgt", "ref"), ("data.target", "target")),
+    **dict.fromkeys(("data_dir", "dataset", "train_file", "train_set", "corpus"), ("data.path", "input")),
+    **dict.fromkeys(
+        ("max_len", "max_seq_len", "max_length", "max_sent_length"), ("data.max_length", "search.max_length")
+    ),
+    **dict.fromkeys(("workers", "num_workers", "n_jobs"), ("data.num_proc",)),
+    **dict.fromkeys(("save_dir", "output_dir", "model_dir", "run_name", "exp_name", "save_model"), ("name", "output")),
+    **dict.fromkeys(("model_path", "ckpt", "load", "load_model", "restore"), ("checkpoint", "init_from")),
+    **dict.fromkeys(("pretrained", "finetune", "train_from", "from_pretrained"), ("init_from", "checkpoint")),
+    **dict.fromkeys(("gpu", "gpus", "cuda", "use_cuda", "gpu_id", "devices"), ("device",)),
+    **dict.fromkeys(("fp16", "bf16", "amp", "half", "mixed_precision", "dtype"), ("precision",)),
+    **dict.fromkeys(("random_seed", "rng_seed", "manual_seed"), ("seed",)),
+}
+EXAMPLES = {  # of keys whose values are lists or tables
+    "data.corpora": "'data.corpora=[{path:FOLDER}]'",
+    "compare": "'compare=[runs/A,runs/B]'",
+    "by_pairs": "'by_pairs={optim.lr: {0: 0.001, 60000: 0.002}}'",
+}
+SHAPES = (  # what OmegaConf says of a value of the wrong shape, and what is needed
+    (r"is not a ListConfig", "a list is needed here"),
+    (r"Cannot merge \w+ with \w+", "keys with values are given where a list is needed, or a list where keys are"),
+    (r"is not a subclass of CorpusConfig", "a corpus is needed here, with its path"),
+    (
+        r"is not a subclass of \w+Config|Cannot merge ListConfig with DictConfig",
+        "keys with their values are needed here",
+    ),
+    (
+        r"Cannot assign \w+ to Dict|is incompatible with",
+        "keys are needed here, each with its values by numbers of pairs",
+    ),
+    (r"Cannot convert '(?:list|ListConfig)' to string", "one value is needed here, not a list"),
+    (r"Cannot convert '(?:dict|DictConfig)' to string", "one value is needed here, not several by name"),
+)
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
 
 
@@ -62,11 +132,11 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
                 continue
             if key in known:
                 raise UserError(f"{argument}: settings are written without dashes: {key}={value or 'VALUE'}")
-            raise UserError(f"there is no option {name}; write key=value{nearest(key, known)}")
+            raise UserError(f"there is no option {name}; write key=value{meant(key, known)}")
         if not equals or key.startswith(("hydra.", "hydra/")):
             continue
         if key not in known:
-            raise UserError(f"there is no key '{key}'{nearest(key, known)}; --help lists them all")
+            raise UserError(f"there is no key '{key}'{meant(key, known)}; --help lists them all")
         if argument.startswith("+"):
             raise UserError(f"{argument}: every key exists already, so no + is needed: {key}={value}")
         if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and several(argument):
@@ -78,7 +148,23 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
         if not value and key not in groups:  # an unset variable of the shell
             raise UserError(f"{argument}: a value is needed; leave {key} out, or write {key}=VALUE")
         if keys.get(key) in TEXTS and (taken := as_number(argument)) not in (None, value):
-            raise UserError(f"""{argument} would be taken for {taken}; quote it: '{key}="{value}"'""")
+            raise UserError(f"""{argument} would be taken for {taken}; quote it: {quoted(key, value)}""")
+
+
+def meant(key: str, known: list[str]) -> str:
+    """`"; did you mean 'x'?"` for what another toolkit calls so, or for the key that is spelled most like it."""
+    leaf = key.rpartition(".")[2].replace("-", "_").lower()
+    names = SYNONYMS.get(leaf, ())
+    if not names or any(name.rpartition(".")[2] == leaf for name in known):
+        return nearest(key, known)
+    there = [name for name in names if name in known]
+    return f"; did you mean '{there[0]}'?" if there else f"; other commands have '{names[0]}'"
+
+
+def quoted(key: str, value: str) -> str:
+    """A setting as a shell takes it, whose value Hydra takes as it stands."""
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    return shlex.quote(f'{key}="{escaped}"')
 
 
 def as_number(argument: str) -> str | None:
@@ -110,7 +196,7 @@ def explain(error: Exception) -> str:
         key, equals, value = error.override.partition("=")
         if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
             return f"{error.override} cannot be read: the shell left ~ as it is; write {key}={path}"
-        remedy = f"""quote a value that has signs in it: '{key}="{value}"'""" if equals else "write key=value"
+        remedy = f"quote a value that has signs in it: {quoted(key, value)}" if equals else "write key=value"
         if value.startswith("[") and value.endswith(","):  # the shell has divided it
             remedy = f"a list has no spaces, or is quoted as a whole: '{key}=[A, B]'"
         elif value.startswith("[") and value.endswith("]"):
@@ -119,14 +205,26 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
     complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
-    if complaint.startswith("Ambiguous value"):
-        return f"{complaint}; a list is written KEY=[A,B], and a run for each value wants -m"
-    if complaint.startswith("Cannot convert 'list' to string"):
-        complaint = "one value is needed here, not a list"
+    if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", complaint):
+        key, value = ambiguous.groups()
+        return (
+            f"{key}={value} has a comma: one value with a comma in it is written {quoted(key, value)}, a list "
+            f"{key}=[A,B], and a run for each value wants -m"
+        )
+    needed = next((needed for pattern, needed in SHAPES if re.search(pattern, complaint)), None)
+    complaint = needed or complaint
+    if (unknown := re.match(r"Key '(.*)' not in '\w+'", complaint)) and dataclasses.is_dataclass(
+        kind := getattr(cause, "object_type", None)
+    ):
+        names = [item.name for item in dataclasses.fields(kind)]
+        complaint = f"there is no key '{unknown[1]}' but {', '.join(names)}{meant(unknown[1], names)}"
     if "INTERVAL_SWEEP" in complaint:
         return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
     override = str(error).partition("Error merging override ")[2]
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    name = re.split(r"[=\[]", override or key)[0]
+    if needed and (example := next((EXAMPLES[key] for key in EXAMPLES if f"{name}.".startswith(f"{key}.")), "")):
+        complaint += f"; write it as {example}"
     return f"{override or key}: {complaint}" if override or key else complaint
 
 
