@@ -37,7 +37,7 @@ from nmt.distributed import (
 )
 from nmt.errors import UserError
 from nmt.files import echo, finite, replacing_files, write_atomically
-from nmt.metrics import scores
+from nmt.metrics import in_short, scores
 from nmt.model.replay import fastest
 from nmt.plot import heat_map
 from nmt.report import page
@@ -201,7 +201,8 @@ def report(found: Measured) -> None:
     names = ("loss", "ppl", "accuracy", "aer", "entropy", "bleu", "chrf", "ter", "sentences_per_second")
     for name in names:
         value = found.scores[name]
-        echo(f"{name:<22}" + ("-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"))
+        shown = "-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"
+        echo(f"{name:<22}" + (in_short(value) if name == "ppl" and value >= 1e6 else shown))
     for name, signature in found.scores["signatures"].items():
         echo(f"{name:<22}{signature}")
     if found.pictures:

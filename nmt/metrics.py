@@ -41,6 +41,11 @@ def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence
     return score if math.isfinite(score) else None
 
 
+def in_short(perplexity: float) -> str:
+    """As people read it, also of a model that has gone astray."""
+    return f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}"
+
+
 def forget() -> None:
     for tokenizer in REMEMBERING:
         tokenizer.__call__.cache_clear()

@@ -23,7 +23,7 @@ from nmt.distributed import agreed, deferred_signals, log, rank
 from nmt.errors import UserError, named
 from nmt.files import finite, regular, write_atomically
 from nmt.memory import peak_device_memory, release_memory
-from nmt.metrics import bleu
+from nmt.metrics import bleu, in_short
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objective import GraphedGradient
@@ -50,6 +50,11 @@ def fit(state: TrainState) -> float:
     last_step = horizon(state, batches)
     what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
     log.info(f"{len(batches)} updates in {what}, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
+    if run.train.max_steps is not None and last_step < run.train.max_steps:
+        log.warning(
+            f"train.max_epochs={run.train.max_epochs} ends training at step {last_step}, before "
+            f"train.max_steps={run.train.max_steps}; train.max_epochs=null leaves the end to the steps"
+        )
     if state.model.reach is not None:
         warn_of_reach(state.model, state.train.source_lengths, "training pairs")
     if finished(state, last_step) and progress.judged == progress.step:
@@ -99,6 +104,10 @@ def fit(state: TrainState) -> float:
     if progress.judged != progress.step:
         judge(state, validate(state))
     best = progress.best[0]
+    if progress.step >= last_step:
+        by_steps = last_step == run.train.max_steps
+        limit = f"max_steps={last_step}" if by_steps else f"max_epochs={run.train.max_epochs}"
+        log.info(f"train.{limit} is reached")
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best.score:.4g} at step {best.step}")
     if isinstance(state.differentiate, GraphedGradient):
         log.info(state.differentiate.graphs.summary("gradients"))
@@ -185,7 +194,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     progress = state.progress
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
-        f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {scores['ppl']:.2f}, "
+        f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {in_short(scores['ppl'])}, "
         f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
         + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
         + f" ({time.perf_counter() - started:.0f} s)"

@@ -184,6 +184,21 @@ def test_what_is_left_out_has_the_numbers_of_its_lines(
         assert message.format(tmp_path) in caplog.text
 
 
+def test_carriage_returns_are_named_where_they_make_a_line_too_long(
+    run: Run, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A file of old Macs behind another one; a line that is long by itself is only counted."""
+    caplog.set_level(logging.INFO)
+    for side in ("de", "en"):
+        lines = [*["ab"] * 3, "ab " * 200, "\r".join(["ab ab ab"] * 90)]
+        (tmp_path / f"train.{side}").write_text("\n".join(lines), newline="")
+    config = run(format="text", path=str(tmp_path))
+    encode_corpus(load_pairs(config.data, "train"), tokenizer, config)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.split(":")[0] for message in warned] == [f"{tmp_path}/train.{side}" for side in ("de", "en")]
+    assert all("(CR, \\r) within these (first: 5); if lines end there" in message for message in warned)
+
+
 def test_the_cache_goes_by_content(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
     def folders() -> int:
         return len(list((tmp_path / "ids").iterdir()))

@@ -1,7 +1,6 @@
 """What a user may type, and what a slip is answered with."""
 
 import math
-import os
 import re
 import shlex
 import subprocess

@@ -702,9 +702,17 @@ def test_a_dotted_key_is_taken_as_it_stands(read: Read) -> None:
     "line, message",
     [
         ({"de": "a"}, "train.jsonl:2: no text under 'en' but None; the line has de; mend"),
+        (
+            [{"de": "a", "en": "b"}],
+            r"train.jsonl:2: a JSON array, \[\{.*, and no object with 'de' and 'en'; .*: jq -c '.\[\]' FILE; mend",
+        ),
+        (5, "train.jsonl:2: a JSON value, 5, and no object with 'de' and 'en'; mend"),
+        ("null", "train.jsonl:2: a JSON value, None, and no object"),
+        ("[", r"not JSON \(.*\); each line holds one object: jq -c '.\[\]' FILE"),
+        ("{", r"not JSON \(.*\); each line holds one object: jq -c . FILE"),
         ({"de": 1, "en": "b"}, "train.jsonl:2: no text under 'de' but 1;"),
         ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: no text under 'de' but {'x': 'y'};"),
-        (["a", "b"], "train.jsonl:2: no text under 'de' but None; the line has list"),
+        (["a", "b"], r"train.jsonl:2: a JSON array, \['a', 'b'\], and no object with 'de' and 'en'; mend"),
         ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value at position 8\)"),
         (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
     ],
@@ -714,6 +722,22 @@ def test_bad_jsonl_is_refused_or_dropped(read: Read, line: Any, message: str) ->
     with pytest.raises(UserError, match=message):
         read(files, format="jsonl")
     assert read(files, format="jsonl", invalid="drop") == (["a"], ["b"])
+
+
+@pytest.mark.parametrize("end", [b"", b"\r", b"\n", b"\r\n"])
+@pytest.mark.parametrize("form, names", [("text", ("de", "en")), ("tsv", ("1", "2")), ("jsonl", ("de", "en"))])
+@pytest.mark.parametrize("invalid", ["refuse", "drop"])
+def test_lines_that_end_in_carriage_returns_are_refused(
+    read: Read, form: str, names: tuple[str, str], end: bytes, invalid: str
+) -> None:
+    """Of one side or of both, also where the last line ends as it should."""
+    lines = {"text": [b"a", b"b", b"c"], "tsv": [b"a\tb"] * 3, "jsonl": [b'{"de": "a", "en": "b"}'] * 3}[form]
+    old, new = b"\r".join(lines) + end, b"\n".join(lines)
+    source, target = names
+    given = {"format": form, "source": source, "target": target, "invalid": invalid}
+    for files in [{"de": old, "en": old}, {"de": new, "en": old}] if form == "text" else [{form: old}]:
+        with pytest.raises(UserError, match=r"train\.\w+: lines end in a carriage return \(CR.* tr '.r' '.n' < FILE"):
+            read({f"train.{ending}": text for ending, text in files.items()}, **given)
 
 
 # ---------------------------------------------------------------------------------------------------- parquet and hub

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, paired_bootstrap, scores, sentence_chrf
+from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, in_short, paired_bootstrap, scores, sentence_chrf
 
 CAT = "the cat sat on the mat"
 
@@ -82,6 +82,12 @@ def test_signatures_say_how_it_was_computed():
 def test_no_sentences_have_no_score():
     assert scores([], []) == {"bleu": None, "chrf": None, "ter": None, "signatures": {}}
     assert bleu([], []) is None
+
+
+def test_a_perplexity_is_short_enough_to_be_read():
+    assert [in_short(value) for value in (1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan)] == [
+        *("1.00", "12.35", "999999.00", "1.01e+304", "inf", "nan")
+    ]
 
 
 def test_scoring_does_not_warn_by_itself(caplog):

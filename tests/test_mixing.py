@@ -20,13 +20,14 @@ from test_batching import with_lengths
 from test_ranks import SIZES, events, together, weights, works
 from test_stream import Pair, first_windows, random_pairs, run_of, stopped, texts_of, write
 
-from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig
+from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import mixing
 from nmt.data.batching import copies, epoch_batches, padding_waste
 from nmt.data.config import CorpusConfig, DataOverride
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
 from nmt.data.mixing import Part, check_tags, corpora_of, load_mixture
+from nmt.data.stream import sample
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -394,3 +395,26 @@ def test_other_text_can_be_measured(corpora: Path) -> None:
         assert (found.streaming, found.corpora, found.path) == (False, [], run.path)
         assert DataOverride(format="toy").over(run).format == "toy"
         assert DataOverride(split="valid").over(run).split == "valid"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_corpus_that_is_missing_is_named_by_its_own_key(tmp_path: Path, streaming: bool) -> None:
+    for split in ("train", "valid"):
+        for side in ("de", "en"):
+            (tmp_path / f"{split}.{side}").write_text("a b c\nd e f\n")
+    corpora = [CorpusConfig(path=str(tmp_path)), CorpusConfig(path="nowhere")]
+    data = DataConfig(
+        format="text", path=str(tmp_path), cache=str(tmp_path / "cache"), corpora=corpora, streaming=streaming
+    )
+    ends = TrainConfig(max_steps=1, validate_every=1)
+
+    def read(data: DataConfig) -> None:
+        if streaming:
+            sample(TrainRun(data=data, train=ends))
+        else:
+            load_mixture(data)
+
+    with pytest.raises(UserError, match=r"^data\.corpora\[1\]\.path=nowhere is not a folder"):
+        read(data)
+    with pytest.raises(UserError, match="^data.path=nowhere is not a folder"):
+        read(dataclasses.replace(data, path="nowhere", corpora=corpora[:1]))

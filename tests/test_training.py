@@ -299,6 +299,28 @@ def test_processes_draw_apart(corpus: Path, tmp_path: Path, monkeypatch: pytest.
     assert len(set(drawn)) == len(drawn) == 3 * 2 * 2
 
 
+@pytest.mark.parametrize(
+    ("ends", "limit"),
+    [
+        ({"max_steps": 2}, "max_steps=2"),
+        ({"max_epochs": 1}, "max_epochs=1"),
+        ({"max_epochs": 1, "max_steps": 900}, None),
+    ],
+)
+def test_what_ends_training_is_said(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ends: dict[str, int], limit: str | None,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "nmt")
+    state = state_of(corpus, tmp_path, **ends)
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    fit(state)
+    step = state.progress.step
+    early = f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null leaves"
+    assert any(early in message for message in caplog.messages) == (limit is None)
+    assert f"train.{limit or 'max_epochs=1'} is reached" in caplog.messages
+
+
 def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: Path) -> None:
     """With other pieces in each epoch."""
     found = []

@@ -143,10 +143,10 @@ def encode_corpus(
     folder = made(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
     report = json.loads((folder / REPORT).read_bytes())
     tell_dropped(len(pairs), report["kept"], report["empty"], limit)
+    for trouble, number, count, first in report["left out"]:
+        tell(origins(run.data, "train")[number], SIDES[number], trouble, count, first, pairs)
     if not report["kept"]:
         raise none_left(limit)
-    for trouble, number, count, first in report["left out"]:
-        tell(origins(run.data, "train")[number], trouble, count, first, pairs)
     source, target = (
         EncodedSide(mapped(folder / f"{name}.ids", kind_of(side)), mapped(folder / f"{name}.offsets", np.int64))
         for name, side in sides.items()
@@ -248,11 +248,17 @@ def none_left(limit: int) -> UserError:
     )
 
 
-def tell(where: str, trouble: str, count: int, first: list[int], pairs: Dataset) -> None:
+def tell(where: str, side: str, trouble: str, count: int, first: list[int], pairs: Dataset) -> None:
     """Which lines of a side are left out, in the log; of what is not read from lines, which pairs."""
     lines = "line" in pairs.column_names
     numbers = pairs[first]["line"] if lines else [row + 1 for row in first]
     log.info(f"left out {counted(count, 'line' if lines else 'pair')} of {where}: {trouble} ({first_of(numbers)})")
+    returns = [number for number, row in zip(numbers, pairs[first][side], strict=True) if row.count("\r") > 1]
+    if returns:
+        log.warning(
+            f"{where}: there are carriage returns (CR, \\r) within these ({first_of(returns)}); if lines end "
+            "there, make line ends of them: tr '\\r' '\\n' < FILE"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer

@@ -18,6 +18,7 @@ BOM = b"\xef\xbb\xbf"
 NOT_TEXT = "not UTF-8"
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
 FIRST = 5  # lines in a message
+HEAD = 8_192  # bytes of a file by which its line ends are judged
 
 
 def between_spaces(line: str) -> list[str]:
@@ -49,6 +50,19 @@ def check_encoding(file: io.BufferedReader, path: Path) -> None:
     """Refuse what would pass for UTF-8, each character with a NUL beside it, but for its first line."""
     if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise UserError(f"{path} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8")
+
+
+def check_line_ends(file: BinaryIO, path: Path) -> None:
+    """Refuse a file whose lines end as those of old Macs, in a carriage return alone: it would be one line.
+
+    Its beginning decides. A single carriage return in a line may be meant.
+    """
+    begin = cast(io.BufferedReader, file).peek(HEAD)[:HEAD].removesuffix(b"\n").removesuffix(b"\r")
+    if b"\n" not in begin and begin.count(b"\r") > 1:
+        raise UserError(
+            f"{path}: lines end in a carriage return (CR, \\r) alone, so this is one line; make line ends of them: "
+            "tr '\\r' '\\n' < FILE"
+        )
 
 
 def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:

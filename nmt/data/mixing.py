@@ -2,6 +2,9 @@
 
 import dataclasses
 import itertools
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,9 +65,25 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
     parts = corpora_of(data)
     if len(parts) == 1:
         return load_pairs(data, "train"), []
-    loaded = [tagged(load_pairs(part.data, "train"), part.tag, data) for part in parts]
+    loaded = []
+    for number, part in enumerate(parts):
+        with named_corpus(number):
+            loaded.append(tagged(load_pairs(part.data, "train"), part.tag, data))
     ends = itertools.accumulate(map(len, loaded))
     return datasets.concatenate_datasets(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
+
+
+@contextmanager
+def named_corpus(number: int) -> Iterator[None]:
+    """Say of what is wrong with a corpus of `corpora_of` which key names it: only the first is that of `data.path`."""
+    try:
+        yield
+    except UserError as error:
+        if not number:
+            raise
+        key = rf"data.corpora[{number - 1}].\1="
+        message = re.sub(r"\bdata\.(path|format|subset|revision|source|target)=", key, str(error))
+        raise UserError(message, error.own) from None
 
 
 def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nmt.data.lines import BOM, NOT_TEXT, counted, opened, raw_lines, undecodable
+from nmt.data.lines import BOM, NOT_TEXT, check_line_ends, counted, opened, raw_lines, undecodable
 from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, nearest
 
 SHOWN = 20  # names in a message
 CLIPPED = 100  # characters of a name or a value in one
+ONE_A_LINE = "each line holds one object"
 BLOCK = 2**20  # bytes of a side in memory at a time; one line may have more
 BATCH = 10_000  # pairs at most that are parsed one by one before they are written
 TEXTS = pa.schema({"source": pa.string(), "target": pa.string()})
@@ -74,6 +75,7 @@ def line_blocks(path: Path) -> Iterator[pa.StringArray]:
     """
     rest: list[bytes] = []
     with opened(path) as file:
+        check_line_ends(file, path)
         block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
         while block:
             end = block.rfind(b"\n") + 1
@@ -173,6 +175,7 @@ def batch_of(pairs: Sequence[Line]) -> pa.RecordBatch:
 def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0) -> Iterator[Line | BadLine]:
     """The pairs that `parse` finds in the lines of a file after the first `skip`; it may raise `NoPair`."""
     with opened(path) as file:
+        check_line_ends(file, path)
         for number, line in enumerate(raw_lines(file), 1):
             if number <= skip:
                 continue
@@ -192,6 +195,7 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
     of more than the first is none: a tab within a text would make another column of its end."""
     header = not (source.isdecimal() and target.isdecimal())
     with opened(path) as file:
+        check_line_ends(file, path)
         first = next(raw_lines(file), b"").decode(errors="replace").split("\t")
     if header:
         for name in (source, target):
@@ -228,14 +232,21 @@ def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise NoPair("not JSON", f"not JSON ({error.msg} at position {error.pos + 1})") from None
+            chosen = "'.[]'" if "[" in line else "."
+            spread = line.strip() in ("[", "{")  # the beginning of a value that goes on in the next line
+            remedy = f"; {ONE_A_LINE}: jq -c {chosen} FILE" if spread else ""
+            raise NoPair("not JSON", f"not JSON ({error.msg} at position {error.pos + 1}){remedy}") from None
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
             raise NoPair("not JSON", f"not JSON ({error})") from None
+        if not isinstance(record, dict):
+            array = isinstance(record, list)
+            remedy = f"; {ONE_A_LINE}: jq -c '.[]' FILE" if array and any(isinstance(x, dict) for x in record) else ""
+            what = f"a JSON {'array' if array else 'value'}, {clipped(record)}"
+            raise NoPair("no JSON object", f"{what}, and no object with '{source}' and '{target}'{remedy}")
         texts = dig(record, source), dig(record, target)
         for key, text in zip((source, target), texts, strict=True):
             if not isinstance(text, str):
-                held = listed(list(record)) if isinstance(record, dict) else type(record).__name__
-                reason = f"no text under '{key}' but {clipped(text)}; the line has {held}"
+                reason = f"no text under '{key}' but {clipped(text)}; the line has {listed(list(record))}"
                 raise NoPair(f"without a text under '{key}'", reason)
             try:
                 text.encode()

@@ -32,7 +32,7 @@ from nmt.data.encoding import (
     none_left,
     tell_dropped,
 )
-from nmt.data.mixing import Part, corpora_of, with_tag
+from nmt.data.mixing import Part, corpora_of, named_corpus, with_tag
 from nmt.data.pieces import as_list, encode_texts
 from nmt.data.readers import LINE_READERS, TEXTS, BadLine
 from nmt.data.sampling import draw, own_share, together
@@ -84,7 +84,8 @@ def raw_windows(
 ) -> Iterator[tuple[list[Place], pa.Table, Encoded]]:
     """Where a window begins, its texts, and this process's share of its pieces."""
     parts, size = corpora_of(run.data), run.data.buffer
-    readers = [Reader(*given, run.seed) for given in zip(parts, places or [[0, 0]] * len(parts), strict=True)]
+    starts = places or [[0, 0]] * len(parts)
+    readers = [Reader(part, starts[number], run.seed, number) for number, part in enumerate(parts)]
     counts = counts_of(run.data, size)
     if not all(counts):
         raise UserError(
@@ -147,8 +148,9 @@ def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
 class Reader:
     """One corpus, over and over; its place is that of the next pair."""
 
-    def __init__(self, part: Part, place: Place, seed: int) -> None:
+    def __init__(self, part: Part, place: Place, seed: int, number: int) -> None:
         self.turn, self.row = place
+        self.number = number  # of the corpus
         self.tables = endless(part, seed, *place)
         self.rest = TEXTS.empty_table()
 
@@ -157,7 +159,8 @@ class Reader:
         taken = []
         while count:
             if not len(self.rest):
-                turn, self.rest = next(self.tables)
+                with named_corpus(self.number):
+                    turn, self.rest = next(self.tables)
                 self.row = self.row if turn == self.turn else 0
                 self.turn = turn
             taken.append(self.rest[:count])
@@ -208,12 +211,13 @@ def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
 def sample(run: TrainRun) -> Dataset:
     """The first pairs, for the tokenizer to be trained on: of each corpus its share of a million, or all it has."""
     tables = []
-    for part, count in zip(corpora_of(run.data), counts_of(run.data, SAMPLE), strict=True):
-        for turn, table in endless(part, run.seed, 0, 0):
-            if turn or not count:
-                break
-            tables.append(table[:count])
-            count -= len(tables[-1])
+    for number, (part, count) in enumerate(zip(corpora_of(run.data), counts_of(run.data, SAMPLE), strict=True)):
+        with named_corpus(number):
+            for turn, table in endless(part, run.seed, 0, 0):
+                if turn or not count:
+                    break
+                tables.append(table[:count])
+                count -= len(tables[-1])
     return Dataset(InMemoryTable(pa.concat_tables(tables)))
 
 
@@ -221,8 +225,9 @@ def stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
     """A key made of what a stream is read from: of its files the names and sizes, and of the tokenizer. Of what is on
     the hub only `data.revision` can tell."""
     sources: list[Any] = [tokenizer.fingerprint]
-    for part in corpora_of(data):
-        found = files_of(part.data, "train")
+    for number, part in enumerate(corpora_of(data)):
+        with named_corpus(number):
+            found = files_of(part.data, "train")
         files = [file for shard in found[1] for file in shard] if found else []
         if part.data.format == "parquet":
             files = list(map(Path, parquet_files(part.data, "train")))
