@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -30,12 +29,12 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.files import read_small, regular, remove, replacing, sha256_of, sync, write_atomically
 from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.quoting import from_yaml, literal, to_yaml
 
 log = logging.getLogger("nmt")
 MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 CONFIG = "config.yaml"
 STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}(\.old|(\.\w+)?\.new)")  # whole; on its way out, half written
-DEEP, EVENTS, LONG = 9, 20_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
 CLIP = 200  # characters of somebody else's complaint
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
 
@@ -265,25 +264,6 @@ def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
     return config, tokenizer
 
 
-def check_simple(text: str) -> None:
-    """Refuse YAML that would unfold to much more than it is, take long to read, or look elsewhere.
-
-    Raises:
-        UserError: it is nothing that this program writes.
-    """
-    depth = 0
-    for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        value = getattr(event, "value", "")
-        if isinstance(event, yaml.AliasEvent) or depth > DEEP or number > EVENTS or len(value) > LONG:
-            raise UserError(
-                f"a run's settings hold no aliases (*name), no more than {DEEP} levels and {EVENTS:,} items, and "
-                f"nothing of more than {LONG} characters"
-            )
-        if "${" in value:
-            raise UserError("a run's settings hold no interpolations (${...})")
-
-
 def load_config(folder: Path) -> TrainRun:
     """The settings that a model was trained with.
 
@@ -292,9 +272,8 @@ def load_config(folder: Path) -> TrainRun:
     """
     path = folder / CONFIG
     try:
-        text = read_small(path)
-        check_simple(text)
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), OmegaConf.create(text)))  # type: ignore[return-value]
+        given = literal(from_yaml(read_small(path)) or {})
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), given))  # type: ignore[return-value]
     except FileNotFoundError:
         raise UserError(f"{path} is not there, so {folder} is not a run; give one, as runs/NAME") from None
     except UserError as error:
@@ -305,7 +284,7 @@ def load_config(folder: Path) -> TrainRun:
 
 
 def save_config(folder: Path, config: TrainRun) -> None:
-    write_atomically(folder / CONFIG, [OmegaConf.to_yaml(OmegaConf.create(asdict(config)))])
+    write_atomically(folder / CONFIG, [to_yaml(asdict(config))])
 
 
 def compare(path: Path, wanted: dict[str, Tensor], what: str) -> None:

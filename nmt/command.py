@@ -2,18 +2,18 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import inspect
 import io
 import logging
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from nmt.errors import UserError, nearest, printable, told_by_another
+from nmt.quoting import from_yaml, literal, pasted, quoted, setting
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
@@ -106,7 +107,13 @@ SHAPES = (  # what OmegaConf says of a value of the wrong shape, and what is nee
     (r"Cannot convert '(?:list|ListConfig)' to string", "one value is needed here, not a list"),
     (r"Cannot convert '(?:dict|DictConfig)' to string", "one value is needed here, not several by name"),
 )
+FOLDERS = ("name", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")  # what Hydra makes a run's folder of
+OWN = ("resume", "overwrite")  # of a command, and not of the settings that a file has
+NAME_BYTES = 150  # of a run's name in a sweep; file systems allow 255
+UNNAMED_KEY = "hydra.job.config.override_dirname.exclude_keys"
+LARGEST = 2**22  # bytes of a file of settings
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
+given: set[str] = set()  # dotted keys that the present job has been given, on the command line or in a file
 
 
 def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[str]) -> None:
@@ -122,7 +129,11 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
     """
     known = [*keys, *groups]
     settings = ["=" in argument and not argument.startswith("-") for argument in arguments]
+    if "${" in os.getcwd():
+        raise UserError(f"{os.getcwd()} is taken for an interpolation because of its ${{: run this in another folder")
     for place, argument in enumerate(arguments):
+        if not encodable(argument):
+            raise UserError(f"{argument!a} is not UTF-8: rename what it names, or make a link to it")
         name, equals, value = argument.partition("=")
         key = name.lstrip("-+~")
         if argument.startswith("-"):
@@ -131,14 +142,19 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
                     raise UserError(f"{argument} stands between settings; write it before them")
                 continue
             if key in known:
-                raise UserError(f"{argument}: settings are written without dashes: {key}={value or 'VALUE'}")
+                word = "VALUE"
+                raise UserError(f"{argument}: settings are written without dashes: {pasted(f'{key}={value or word}')}")
             raise UserError(f"there is no option {name}; write key=value{meant(key, known)}")
+        if equals and key in FOLDERS and "\\${" in value:
+            raise UserError(f"{argument}: the name of a run's folder holds no ${{; give another one")
+        if equals and (key in FOLDERS or keys.get(key) in TEXTS or keys.get(key) == list[str]) and key not in OWN:
+            check_read_as_written(argument, key)
         if not equals or key.startswith(("hydra.", "hydra/")):
             continue
         if key not in known:
             raise UserError(f"there is no key '{key}'{meant(key, known)}; --help lists them all")
         if argument.startswith("+"):
-            raise UserError(f"{argument}: every key exists already, so no + is needed: {key}={value}")
+            raise UserError(f"{argument}: every key exists already, so no + is needed: {pasted(f'{key}={value}')}")
         if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and several(argument):
             raise UserError(f"{argument}: runs of a sweep have no names by {key}; give a command and a name= to each")
         if key in groups and "null" in value.split(","):
@@ -147,8 +163,6 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
             raise UserError(f"{argument}: {key} is a section; set the keys in it, as {key}.KEY=VALUE")
         if not value and key not in groups:  # an unset variable of the shell
             raise UserError(f"{argument}: a value is needed; leave {key} out, or write {key}=VALUE")
-        if keys.get(key) in TEXTS and (taken := as_number(argument)) not in (None, value):
-            raise UserError(f"""{argument} would be taken for {taken}; quote it: {quoted(key, value)}""")
 
 
 def meant(key: str, known: list[str]) -> str:
@@ -161,16 +175,32 @@ def meant(key: str, known: list[str]) -> str:
     return f"; did you mean '{there[0]}'?" if there else f"; other commands have '{names[0]}'"
 
 
-def quoted(key: str, value: str) -> str:
-    """A setting as a shell takes it, whose value Hydra takes as it stands."""
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
-    return shlex.quote(f'{key}="{escaped}"')
+def encodable(text: str) -> bool:
+    """Whether it can be written as UTF-8; bytes of a command line that cannot be read so are halves of surrogates."""
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
 
 
-def as_number(argument: str) -> str | None:
-    """What Hydra makes of a value that looks like a number to it, as 20241124 of 2024_11_24; None of others."""
-    value = None if (found := parsed(argument)) is None else found.value()
-    return str(value) if type(value) in (int, float) else None
+def check_read_as_written(argument: str, key: str) -> None:
+    """Refuse a text of which Hydra would make another one because it is not quoted: of 2024_11_24 the number 20241124,
+    of `a ` and `a\\,b` what is without the space and the backslash.
+
+    Raises:
+        UserError: it has to be quoted.
+    """
+    written = argument.partition("=")[2]
+    found = parsed(argument)
+    if found is None or found.is_sweep_override() or written[:1] in ("'", '"'):
+        return
+    value = found.value()
+    if isinstance(value, list) and not re.search("['\"{]", written):
+        taken, texts = [*map(str, value)], [item.strip() for item in written.strip()[1:-1].split(",")]
+        if taken != texts and any(texts):
+            raise UserError(f"{argument} would be taken for [{', '.join(taken)}]; quote it: {setting(key, texts)}")
+    elif isinstance(value, str | bool | int | float) and str(value) != written:
+        raise UserError(f"{argument} would be taken for {value}; quote it: {setting(key, written)}")
 
 
 def several(argument: str) -> bool:
@@ -195,8 +225,10 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
-            return f"{error.override} cannot be read: the shell left ~ as it is; write {key}={path}"
-        remedy = f"quote a value that has signs in it: {quoted(key, value)}" if equals else "write key=value"
+            plain = re.fullmatch(r"[\w./$,\[\]-]+", path, re.ASCII)
+            written = f"{key}={path}" if plain else setting(key, os.path.expanduser(value))
+            return f"{error.override} cannot be read: the shell left ~ as it is; write {written}"
+        remedy = f"quote a value that has signs in it: {setting(key, value)}" if equals else "write key=value"
         if value.startswith("[") and value.endswith(","):  # the shell has divided it
             remedy = f"a list has no spaces, or is quoted as a whole: '{key}=[A, B]'"
         elif value.startswith("[") and value.endswith("]"):
@@ -208,7 +240,7 @@ def explain(error: Exception) -> str:
     if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", complaint):
         key, value = ambiguous.groups()
         return (
-            f"{key}={value} has a comma: one value with a comma in it is written {quoted(key, value)}, a list "
+            f"{key}={value} has a comma: one value with a comma in it is written {setting(key, value)}, a list "
             f"{key}=[A,B], and a run for each value wants -m"
         )
     needed = next((needed for pattern, needed in SHAPES if re.search(pattern, complaint)), None)
@@ -220,6 +252,8 @@ def explain(error: Exception) -> str:
         complaint = f"there is no key '{unknown[1]}' but {', '.join(names)}{meant(unknown[1], names)}"
     if "INTERVAL_SWEEP" in complaint:
         return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
+    if isinstance(cause, InterpolationResolutionError | GrammarParseError):
+        complaint += """; where ${ is meant as it is, write \\${ and quote the value: 'KEY="VALUE"'"""
     override = str(error).partition("Error merging override ")[2]
     key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
     name = re.split(r"[=\[]", override or key)[0]
@@ -294,12 +328,171 @@ def settled(schema: type, given: dict[str, Any]) -> Any:
     Raises:
         UserError: as `checked`.
     """
+    return checked(composed(schema, given))
+
+
+def composed(schema: type, given: dict[str, Any]) -> DictConfig:
+    """The same as a configuration of OmegaConf, in which texts are as they are given, whatever is in them.
+
+    Raises:
+        UserError: there is no such key, or its value is of another type.
+    """
     config = OmegaConf.structured(schema)
     try:
-        config.merge_with(given)
+        config.merge_with(literal(given))
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
-    return checked(config)
+    return config
+
+
+# ------------------------------------------------------------------------------------------------- settings in a file
+def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, dict[str, Any]]:
+    """The path of `config=FILE`, and the settings in the file by dotted key.
+
+    Raises:
+        UserError: there is no such file, it is no YAML, or a key or a value of it is none of this command.
+    """
+    override = parsed(argument)
+    if override is None or override.is_sweep_override() or not isinstance(path := override.value(), str):
+        raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: config='\"FILE\"'")
+    if os.path.isdir(path):
+        raise UserError(
+            f"{argument} is a folder; give the file: {setting('config', os.path.join(path, 'config.yaml'))}"
+        )
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"it has more than {LARGEST:,} bytes")
+        tree = from_yaml(content.decode())
+    except OSError as error:
+        raise UserError(f"config={trouble(error)}") from None
+    except UserError as error:
+        raise UserError(f"config={path}: {error}") from None
+    except Exception as error:  # YAML's own errors and those of types that it makes have no common base
+        reason = " ".join((str(error) or repr(error)).split())
+        raise UserError(f"config={path} is not YAML: {reason[:200]}") from None
+    known = keys(schema)
+    found: dict[str, Any] = {}
+
+    def collect(tree: Any, prefix: str) -> None:
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            if key in groups and not isinstance(value, dict):
+                raise UserError(
+                    f"config={path}: {key}: {value} is a choice for the command line; write the keys of {key}"
+                )
+            if key not in known:
+                raise UserError(f"config={path}: there is no key '{key}'{nearest(key, known)}; --help lists them all")
+            if not dataclasses.is_dataclass(known[key]):
+                found[key] = value
+            elif isinstance(value, dict):
+                collect(value, f"{key}.")
+            elif value is not None:
+                raise UserError(f"config={path}: {key} is a section; write its keys below it")
+
+    if not isinstance(tree, dict):
+        raise UserError(f"config={path} holds no settings: a line for each is KEY: VALUE")
+    collect(tree, "")
+    config = OmegaConf.structured(schema)
+    try:
+        for key, value in found.items():
+            OmegaConf.update(config, key, literal(value), merge=False)
+    except OmegaConfBaseException as error:
+        raise UserError(f"config={path}: {explain(error)}") from None
+    return path, found
+
+
+def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """A command line without `config=FILE`, and the settings of the file; what Hydra has to know of them before a job
+    begins, which is the name of a run and what kind of corpus is the default, in the place of it.
+
+    Raises:
+        UserError: as `read_settings`; or the command line chooses one of the groups, too.
+    """
+    places = [place for place, argument in enumerate(arguments) if argument.startswith("config=")]
+    if not places:
+        return arguments, {}
+    if len(places) > 1:
+        raise UserError(f"{arguments[places[1]]}: config= is there already; give one file")
+    [place] = places
+    path, found = read_settings(arguments[place], schema, groups)
+    written = {argument.partition("=")[0] for argument in arguments}
+    if both := sorted(written & set(groups)):
+        raise UserError(
+            f"{both[0]}= and config={path} both say what many keys are; leave out {both[0]}=, and write single keys, "
+            "which win over those of the file"
+        )
+    for key in OWN:
+        if (value := found.pop(key, None)) not in (None, False, "false"):
+            logging.getLogger("nmt").warning(f"{path}: {key}: {value} is not taken over; write {key}= yourself")
+    early = []
+    if "data" in groups and (CONFIGS / "data" / f"{found.get('data.format')}.yaml").is_file():
+        early.append(f"data={found['data.format']}")
+    if isinstance(found.get("name"), str) and not written & {"name", "hydra.run.dir"}:
+        early.append(f"name={quoted(found['name'])}")
+    return [*arguments[:place], *early, *arguments[place + 1 :]], found
+
+
+def take(settings: dict[str, Any], config: DictConfig, written: set[str]) -> None:
+    """Set what a file has, but for keys that are `written` on the command line."""
+    for key, value in settings.items():
+        if not any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in written):
+            OmegaConf.update(config, key, literal(value), merge=False)
+
+
+# ------------------------------------------------------------------------------------------------------ names of runs
+def run_name(overrides: list[str], unnamed: list[str]) -> str:
+    """The folder of a job of a sweep: `key=value,key=value` of what is swept, in letters that every system allows.
+    Where that is too long, keys go by the least of their ends that tells them apart. Where something is left out or
+    replaced, a digest of all is at the end, so that other settings have other names."""
+    swept = [found for found in map(parsed, sorted(overrides)) if found and found.key_or_group not in unnamed]
+    keys = [found.key_or_group for found in swept]
+    values = [in_name(found.value()) for found in swept]
+    exact = values == [text_of(found.value()) for found in swept if not isinstance(found.value(), list | dict)]
+    name = ",".join(map("=".join, zip(keys, values, strict=True)))
+    if len(name) > NAME_BYTES:
+        name = ",".join(f"{shortest(key, keys)}={value}" for key, value in zip(keys, values, strict=True))
+    if exact and len(name) <= NAME_BYTES:
+        return name
+    digest = hashlib.sha256(",".join(str(found.input_line) for found in swept).encode()).hexdigest()
+    return f"{name[: NAME_BYTES - 9].rstrip(',')}-{digest[:8]}"
+
+
+def text_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "+".join(f"{key}-{text_of(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "+".join(map(text_of, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def in_name(value: Any) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text_of(value), flags=re.ASCII)[:40]
+
+
+def shortest(key: str, others: Iterable[str]) -> str:
+    """The last parts of a dotted key, as many as tell it apart from the others."""
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        end = ".".join(parts[-count:])
+        if sum(f".{other}".endswith(f".{end}") for other in others) == 1:
+            return end
+    return key
+
+
+def named_by_what_varies(arguments: list[str]) -> list[str]:
+    """The command line of a sweep, with what is the same in all its jobs left out of their names; as it is where no
+    setting of it has several values, as in a search."""
+    settings = [place for place, argument in enumerate(arguments) if not argument.startswith("-")]
+    same = [arguments[place].partition("=")[0].lstrip("+~") for place in settings if not several(arguments[place])]
+    if not {"-m", "--multirun"} & set(arguments) or len(same) == len(settings) or UNNAMED_KEY in same:
+        return arguments
+    last = settings[-1] + 1  # settings are one row
+    return [*arguments[:last], f"{UNNAMED_KEY}=[{','.join([*UNNAMED, *same])}]", *arguments[last:]]
+
+
+OmegaConf.register_new_resolver("run_name", run_name, replace=True)
 
 
 def fail(message: str, own: bool = False) -> None:
@@ -382,6 +575,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
         ended: list[int] = []  # signals
         inside = False  # the job, where an unforeseen exception is a bug of ours; outside it is about the command line
         first = 0  # process, of the command; a launcher may run a job in another one, with copies of all this
+        settings: dict[str, Any] = {}  # of config=FILE
 
         def end(number: int, _: object) -> None:
             if isinstance(sys.exception(), UserError):
@@ -401,6 +595,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
         def job(config: DictConfig) -> float | Failure | None:
             nonlocal inside
             inside = True
+            overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+            written = {argument.lstrip("+~").partition("=")[0] for argument in overrides}
+            take(settings, config, written - set(groups(command)))
+            given.clear()
+            given.update(written, settings)
             try:
                 score: float | Failure | None = function(checked(config))
             except Exception as error:
@@ -432,7 +631,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 sys.exit(code)
 
         def work() -> None:
-            nonlocal first
+            nonlocal first, settings
             first = os.getpid()
             failures.clear()  # of an earlier call
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
@@ -442,7 +641,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             signal.signal(signal.SIGTERM, end)
             sys.unraisablehook = lost
             try:
-                check_command_line(sys.argv[1:], keys(schema), groups(command))
+                known, choices = keys(schema) | {"config": str}, groups(command)
+                check_command_line(sys.argv[1:], known, choices)
+                arguments, settings = with_file(sys.argv[1:], schema, choices)
+                check_command_line(arguments, known, choices)
+                sys.argv[1:] = named_by_what_varies(arguments)
                 with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
                     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
             except KeyboardInterrupt:

@@ -224,6 +224,8 @@ class TrainRun:
                 "precision=int8 is for translating with a trained model; train in auto, fp32, tf32, bf16, fp16 or fp64"
             )
         check_at_least(0, "", self, "seed")
+        if "${" in self.name:
+            raise UserError(f"name={self.name!r}: names of runs hold no interpolations (${{...}}); write name=NAME")
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
         self.resume = self.resume.lower()

@@ -27,6 +27,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import begin, begun, choose_precision, log
 from nmt.errors import UserError
 from nmt.files import UNSUPPORTED, remove, remove_abandoned
+from nmt.quoting import setting
 from nmt.sizing import sized
 from nmt.state import TrainState, resume
 
@@ -111,7 +112,8 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     """
     found = [path.name for path in contents(folder)]
     if (folder / MODEL).is_file():
-        raise UserError(f"{folder} is an exported model: init_from={folder} starts from it, name=ANOTHER elsewhere")
+        start = setting("init_from", str(folder))
+        raise UserError(f"{folder} is an exported model: {start} starts from it, name=ANOTHER elsewhere")
     if found:
         try:
             load_config(folder)

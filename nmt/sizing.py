@@ -1,12 +1,12 @@
 """Settings that follow from the size of the corpus: one recipe for small corpora of any size (`by_pairs`)."""
 
+import dataclasses
 from collections.abc import Collection
-from dataclasses import replace
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.command import checked, explain, keys
+from nmt.command import checked, composed, explain, keys
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.distributed import log
@@ -36,13 +36,13 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
     """
     check(run)
     tables = {key: table for key, table in run.by_pairs.items() if table is not None and key not in given}
-    run = replace(run, by_pairs={})  # it has done its work
+    run = dataclasses.replace(run, by_pairs={})  # it has done its work
     if not tables:
         return run
     loaded, shares = load_mixture(run.data)
     ends, weights = zip(*(shares or [(len(loaded), 1.0)]), strict=True)
     pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
-    config = OmegaConf.structured(run)
+    config = composed(TrainRun, dataclasses.asdict(run))
     begun = {key: table for key, table in tables.items() if min(table, default=pairs + 1) <= pairs}
     log.info(f"{pairs:,} training pairs, for which by_pairs has{'' if begun else ' nothing'}")
     for key, table in begun.items():

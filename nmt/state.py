@@ -36,6 +36,7 @@ from nmt.files import read_small, write_atomically
 from nmt.model.seq2seq import Seq2Seq
 from nmt.objective import Differentiate, GraphedGradient, differentiate
 from nmt.optim import LossScale
+from nmt.quoting import setting
 
 TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
 
@@ -152,7 +153,7 @@ def read_progress(path: Path) -> Progress:
             if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
                 raise TypeError(f"places is {repr(found.places)[:40]}")
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        remedy = f"name=ANOTHER init_from={path.parent} starts anew from its weights"
+        remedy = f"name=ANOTHER {setting('init_from', str(path.parent))} starts anew from its weights"
         raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
     return found
 
@@ -171,7 +172,8 @@ def resume(state: TrainState, folder: Path) -> None:
     if state.progress.corpus != corpus:
         raise UserError(
             f"the training or validation text (or its gold links) of data.path={state.run.data.path} is not that of "
-            f"{state.folder}; give the same text, or start anew with name=ANOTHER init_from={state.folder}"
+            f"{state.folder}; give the same text, or start anew with name=ANOTHER "
+            f"{setting('init_from', str(state.folder))}"
         )
     state.scale_loss()
     step = state.progress.step

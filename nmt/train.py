@@ -7,8 +7,6 @@ python -m nmt.train --help
 """
 
 import logging
-import re
-import shlex
 from contextlib import ExitStack
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
 
+from nmt.command import given
 from nmt.config import MONITORS, TrainRun, main
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
@@ -33,6 +32,7 @@ from nmt.folder import find_start, open_folder
 from nmt.memory import peak_device_memory, peak_memory
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
+from nmt.quoting import setting
 from nmt.state import Progress, TrainState, seed_of, share
 from nmt.training import fit, load_window
 
@@ -93,11 +93,10 @@ def train(run: TrainRun) -> float:
     early = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # what is said before the run has a log
     log.addHandler(early)
     with joined(run.device) as device, ExitStack() as held:
-        given = {setting.partition("=")[0] for setting in HydraConfig.get().overrides.task}
         start = told(lambda: find_start(run, folder, device, given))
         run = start.run
-        for setting in run.model.idle:
-            log.warning(f"{setting} means nothing to this model")
+        for idle in run.model.idle:
+            log.warning(f"{idle} means nothing to this model")
         encoded, valid, key = in_turn(lambda: read_corpus(run, start.tokenizer))
         same(
             lambda: key,
@@ -132,9 +131,7 @@ def train(run: TrainRun) -> float:
         on_gpu = peak_device_memory(device)
         gpu = "" if on_gpu is None else f", of the GPU {on_gpu / 1e9:.2f} GB"
         log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")
-        plain = re.fullmatch(r"[\w./-]+", str(folder))  # other signs are to be quoted: from Hydra, and from the shell
-        checkpoint = f"checkpoint={folder}" if plain else shlex.quote(f'checkpoint="{folder}"')
-        log.info(f"evaluate with: python -m nmt.evaluate {checkpoint}")
+        log.info(f"evaluate with: python -m nmt.evaluate {setting('checkpoint', str(folder))}")
     return best
 
 
