@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from nmt import config
-from nmt.command import CONFIGS, UNNAMED
+from nmt.command import CONFIGS, NAME_BYTES, UNNAMED, named_by_what_varies, run_name
 from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
 from nmt.train import check_direction
@@ -42,6 +43,14 @@ def train(run: config.TrainRun) -> float:
 
 train()
 """
+
+MANY = {  # settings of a sweep, more than a name has room for
+    "model.embed": 128, "model.hidden": 256, "model.encoder_layers": 2, "model.decoder_layers": 2, "model.dropout": 0.3,
+    "model.attention.heads": 4, "model.attention.window": "local_p", "model.attention.half_width": 5,
+    "model.cell": "gru", "optim.warmup": 200, "optim.schedule": "cosine", "optim.label_smoothing": 0.1,
+    "optim.clip": 5.0, "train.keep": 3,
+    "train.batch_tokens": 3000, "tokenizer.vocab_size": 8000, "train.max_steps": 7, "train.monitor": "loss",
+}  # fmt: skip
 
 
 def plugin(name: str) -> None:
@@ -114,6 +123,64 @@ def test_what_sweeps_are_written_with(
         config.main("train")(lambda run: None)()
     message = capsys.readouterr().err
     assert answer in message and message.count("\n") == bool(answer)
+
+
+def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
+    many = [f"{key}={value}" for key, value in MANY.items()]
+    lists = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
+    (tmp_path / "program.py").write_text(PROGRAM.replace("Path(f", "0 and Path(f"))
+    command = [sys.executable, "program.py", "-m", *many, *lists, "hydra.sweep.dir=out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.stderr.count("error: tokenizer.type=bpe/../x is not one of") == 6 and done.returncode == 1
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    start = "model.attention.score=dot,optim.lr=0.0001,tokenizer.type="
+    assert len(names) == 3 + 3 and names[0] == f"{start}char"  # those that are refused leave no folder
+    assert not [path for path in (tmp_path / "out").glob("*/*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("count", [1, 5, len(MANY)])
+def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
+    keys = list(MANY)[:count]
+    values = [
+        "1",
+        "a/b",
+        "'a-b'",
+        '"a b"',
+        "[1,2]",
+        "1+2",
+        "null",
+        "x" * 100,
+        "x" * 101,
+        '"é"',
+        "true",
+        "{a:1}",
+        '"a\nb"',
+    ]
+    jobs = [
+        [f"{key}={value if key == keys[-1] else own}" for key, own in MANY.items() if key in keys] for value in values
+    ]
+    names = [run_name(job, ["name"]) for job in jobs]
+    assert len(set(names)) == len(values) and max(map(len, names)) <= NAME_BYTES
+    assert all(re.fullmatch(r"[\w.+=,-]+", name, re.ASCII) for name in names)
+    assert names == [run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # whatever the order
+    assert count > 1 or names[0] == f"{keys[0]}=1"
+    assert all(f"{keys[-1].rpartition('.')[2]}=" in name for name in names) or count > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left_out"),
+    [
+        (["-m", "seed=1,2", "optim.lr=0.1"], "optim.lr"),
+        (["seed=1,2", "~by_pairs", "-m"], "by_pairs"),
+        (["-m", "seed=1"], None),
+        (["-m", "hydra/sweeper=optuna", "sweep=toy"], None),
+        (["seed=1", "optim.lr=0.1"], None),
+    ],
+)
+def test_what_is_the_same_in_all_jobs_is_left_out_of_their_names(arguments: list[str], left_out: str | None) -> None:
+    added = [argument for argument in named_by_what_varies(arguments) if argument not in arguments]
+    wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*UNNAMED, str(left_out)])}]"]
+    assert added == (wanted if left_out else [])
 
 
 def test_keys_without_a_name_are_those_of_the_configuration() -> None:
