@@ -66,11 +66,12 @@ class Model:
         return [one.score for one in scored]
 
     def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
-        """Where the model looks as it reads given pairs; `.links()` are links between words."""
+        """Where the model looks as it reads given pairs; `.links()` are links between words, which are `.source_words`
+        and `.target_words`."""
         if not self.translator.model.attends:
             raise UserError(f"{self.paths[0]} has no attention, so nothing can be aligned by it")
         left, right = ([line.split() for line in side] for side in texts(sources, targets))
-        return self.translator.align(left, right)
+        return self.translator.align(left, right, divide=True)
 
     def export(self, folder: str | Path) -> None:
         """Write the model without what only training needs: a folder that all commands take as `checkpoint=`. It is

@@ -42,7 +42,8 @@ from nmt.translator import Translator
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
     """Sources, targets and, where there are any, gold links. Words are what stands between white space; for the gold
-    links of a corpus, what stands between spaces.
+    links of a corpus, what stands between spaces. (Without gold links the translator divides them further where their
+    script is written without spaces.)
 
     Raises:
         UserError: numbers of lines that differ, or a line of gold that is none.
@@ -121,7 +122,7 @@ def align_pairs(
     with output(mine(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
-            how = command.max_length, start + 1, shown
+            how = command.max_length, start + 1, shown, gold is None
             records = forward.align(pairs[0], pairs[1], *how)
             backs = backward.align(pairs[1], pairs[0], *how) if backward else [None] * len(records)
             for row, (record, back) in enumerate(zip(records, backs, strict=True), start):

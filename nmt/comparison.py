@@ -12,7 +12,7 @@ from nmt.data.mixing import load_mixture
 from nmt.distributed import log
 from nmt.errors import UserError
 from nmt.files import replacing_files, write_atomically
-from nmt.metrics import NAMES, Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, tokens_13a
+from nmt.metrics import NAMES, Compared, Ranges, bleu_by_length, bleu_by_rarity, paired_bootstrap, words_and_marks
 from nmt.plot import curves
 
 FEW, MANY = 100, 20_000  # sentences: the test takes 72 KB of memory for each
@@ -30,18 +30,22 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    systems: Mapping[str, Sequence[str]], sources: Sequence[str], references: Sequence[str], data: DataConfig
-) -> Comparison:
-    """Compare translations of the same sources. Words are rare in `data`, which the first system was trained on."""
-    by_length = {name: bleu_by_length(sources, texts, references) for name, texts in systems.items()}
+    systems: Mapping[str, Sequence[str]], sources: Sequence[str], references: Sequence[str], data: DataConfig,
+    tokenizer: str = "auto",
+) -> Comparison:  # fmt: skip
+    """Compare translations of the same sources. Words are rare in `data`, which the first system was trained on; BLEU
+    is by this tokenizer."""
+    by_length = {name: bleu_by_length(sources, texts, references, tokenizer) for name, texts in systems.items()}
     by_rarity, counts = {}, word_counts(data)
     if counts is not None:
-        by_rarity = {name: bleu_by_rarity(sources, texts, references, counts) for name, texts in systems.items()}
+        by_rarity = {
+            name: bleu_by_rarity(sources, texts, references, counts, tokenizer) for name, texts in systems.items()
+        }
     if len(sources) < FEW:
         log.warning(
             f"{len(sources)} sentences are few: intervals and p-values of less than {FEW} are not to be trusted"
         )
-    return Comparison(*paired_bootstrap(systems, references), by_length, by_rarity)
+    return Comparison(*paired_bootstrap(systems, references, tokenizer), by_length, by_rarity)
 
 
 def word_counts(data: DataConfig) -> Counter[str] | None:
@@ -53,7 +57,7 @@ def word_counts(data: DataConfig) -> Counter[str] | None:
     try:
         pairs = load_mixture(data)[0]
         log.info(f"counting the source words of {len(pairs):,} training pairs")
-        return Counter(word for text in column(pairs, "source") for word in tokens_13a(text))
+        return Counter(word for text in column(pairs, "source") for word in words_and_marks(text))
     except (UserError, OSError) as error:  # a model may have come without it
         log.warning(f"{without}: {error}")
         return None

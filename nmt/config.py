@@ -20,11 +20,15 @@ OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
 FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # below these the log shows 0: a model that has not learned yet
+BLEU_TOKENIZERS = (  # sacreBLEU's
+    *("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"),
+    *("flores200", "flores101", "spm", "spBLEU-1K"),
+)
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
 STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
 LASTING = {  # sections and keys
-    "data", "tokenizer", "model", "init_from", "seed", "precision",
+    "data", "tokenizer", "model", "init_from", "seed", "precision", "bleu_tokenizer",
     "optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor",
 }  # fmt: skip
 FREE = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
@@ -210,6 +214,7 @@ class TrainRun:
     resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
     overwrite: bool = False  # ... or throw it away and start anew, whatever resume=auto would do
     init_from: str | None = None  # start from the weights and the tokenizer of another run
+    bleu_tokenizer: str = "auto"  # sacreBLEU's: 13a, intl, zh, ja-mecab, ko-mecab, char, flores200 ...; auto: by script
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -224,6 +229,7 @@ class TrainRun:
                 "precision=int8 is for translating with a trained model; train in auto, fp32, tf32, bf16, fp16 or fp64"
             )
         check_at_least(0, "", self, "seed")
+        check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
         if "${" in self.name:
             raise UserError(f"name={self.name!r}: names of runs hold no interpolations (${{...}}); write name=NAME")
         if not self.name.strip("./ "):
@@ -270,6 +276,7 @@ class EvaluateRun:
     precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
     pictures: int = 4  # heat maps of the first sentences
+    bleu_tokenizer: str | None = None  # sacreBLEU's, as in training; auto: by the references' script; null: the run's
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -281,6 +288,8 @@ class EvaluateRun:
                 "compare= takes two runs or more, each once, in place of checkpoint=: 'compare=[runs/A,runs/B]'"
             )
         check_at_least(0, "", self, "pictures")
+        if self.bleu_tokenizer is not None:
+            check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
         check_at_least(1, "", self, "average")
 
 

@@ -37,7 +37,7 @@ from nmt.distributed import (
 )
 from nmt.errors import UserError
 from nmt.files import echo, finite, replacing_files, write_atomically
-from nmt.metrics import in_short, scores
+from nmt.metrics import choose_tokenizer, in_short, scores, settle_tokenizer
 from nmt.model.replay import fastest
 from nmt.plot import heat_map
 from nmt.report import page
@@ -46,7 +46,7 @@ from nmt.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
 RESULTS = ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_*.png")  # in eval/<split>
-SETTINGS = ("checkpoint", "precision", "data", "search")  # what metrics depend on
+SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # what metrics depend on
 
 
 def draw(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
@@ -92,13 +92,14 @@ class Measured(NamedTuple):
 
 def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one."""
-    in_turn(lambda: check_text(command))
+    bleu_tokenizer = in_turn(lambda: check_text(command))
+    command = replace(command, bleu_tokenizer=bleu_tokenizer)
     found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
     first = found[0]
     if not rank():
         systems = {path: measured.translations for path, measured in zip(command.compare, found, strict=True)}
         trained = replace(load_config(first.run).data, cache=command.data.cache)
-        comparison = compare(systems, first.sources, first.references, trained)
+        comparison = compare(systems, first.sources, first.references, trained, bleu_tokenizer)
         echo(show(comparison))
         echo("\n± 95% confidence; p: how likely chance makes as large a difference in this direction; * below 0.05\n")
         for name, signature in comparison.signatures.items():
@@ -109,18 +110,20 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     return found[-1].scores["bleu"]
 
 
-def check_text(command: EvaluateRun) -> None:
-    """See that runs can be compared, before they are measured.
+def check_text(command: EvaluateRun) -> str:
+    """See that runs can be compared, before they are measured. Returns BLEU's tokenizer for all of them.
 
     Raises:
-        UserError: two are one, or their sentences differ, or are too many.
+        UserError: two are one, or their sentences differ, or are too many; or no tokenizer of BLEU is that of all.
     """
+    tokenizers: dict[str, str] = {}
     texts: dict[Path, tuple[list[str], list[str]]] = {}
     for path in command.compare:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
             raise UserError(f"compare=: {path} is of a run that was named before, whose eval/ has room for one of them")
-        data = command.data.over(load_config(folder).data)
+        run = load_config(folder)
+        data = command.data.over(run.data)
         pairs = load_pairs(data, data.split)
         texts[folder] = list(column(pairs, "source")), list(column(pairs, "target"))
         if texts[folder] != next(iter(texts.values())):
@@ -130,6 +133,11 @@ def check_text(command: EvaluateRun) -> None:
             )
         if len(pairs) > MANY:
             raise UserError(f"compare= is for up to {MANY:,} sentences, and data.split={data.split} has {len(pairs):,}")
+        tokenizers[path] = choose_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
+    if len(set(tokenizers.values())) > 1:
+        found = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
+        raise UserError(f"compare=: the runs have BLEU by different tokenizers ({found}); write bleu_tokenizer=NAME")
+    return next(iter(tokenizers.values()))
 
 
 def measure(command: EvaluateRun, device: torch.device) -> Measured:
@@ -145,6 +153,7 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     same(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), OTHER_TEXT)
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
 
+    bleu_tokenizer = told(lambda: settle_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references))
     results = folder / "eval" / data.split
     told(lambda: make_results(results))  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
@@ -156,11 +165,12 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     warn_of_cuts(found, search, 1)
     warn_of_evaluation(data, pairs, [translation.text for translation in found])
     measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
-    measures |= scores([translation.text for translation in found], references)
+    measures |= scores([translation.text for translation in found], references, bleu_tokenizer)
     measures |= {
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
+        "bleu_tokenizer": bleu_tokenizer,
         "data": asdict(data),
         "search": asdict(search),
     }

@@ -66,6 +66,8 @@ def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collect
     if resuming and run.precision == "auto":
         precision = settings.precision
     run = dataclasses.replace(run, precision=precision)
+    if resuming and run.bleu_tokenizer == "auto":
+        run = dataclasses.replace(run, bleu_tokenizer=settings.bleu_tokenizer)
     if run.init_from:
         if not resuming:
             check_languages(run, settings)

@@ -55,7 +55,7 @@ def page(
         "SCORES": definitions(scores),
         "MEASURES": definitions(rest),
         "SIGNATURES": definitions({SCORES.get(name, name): text for name, text in measures["signatures"].items()}),
-        "CHART": chart(bleu_by_length(sources, texts, references)),
+        "CHART": chart(bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))),
         "NOTE": note(len(chrf), pairs),
         "DATA": block(pairs),
     }

@@ -6,6 +6,7 @@ torchrun --nproc-per-node=2 -m nmt.train ...                                   t
 python -m nmt.train --help
 """
 
+import dataclasses
 import logging
 from contextlib import ExitStack
 from logging.handlers import MemoryHandler
@@ -19,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from nmt.command import given
 from nmt.config import MONITORS, TrainRun, main
-from nmt.data.corpus import load_pairs
+from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
 from nmt.data.lines import counted
 from nmt.data.mixing import check_tags, load_mixture
@@ -30,6 +31,7 @@ from nmt.distributed import in_turn, joined, log, log_to_file, log_to_stderr, pl
 from nmt.errors import UserError
 from nmt.folder import find_start, open_folder
 from nmt.memory import peak_device_memory, peak_memory
+from nmt.metrics import choose_tokenizer, settle_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.quoting import setting
@@ -95,6 +97,7 @@ def train(run: TrainRun) -> float:
     with joined(run.device) as device, ExitStack() as held:
         start = told(lambda: find_start(run, folder, device, given))
         run = start.run
+        in_turn(lambda: choose_tokenizer(run.bleu_tokenizer, []))  # refused before the text is read, if it must be
         for idle in run.model.idle:
             log.warning(f"{idle} means nothing to this model")
         encoded, valid, key = in_turn(lambda: read_corpus(run, start.tokenizer))
@@ -103,6 +106,9 @@ def train(run: TrainRun) -> float:
             "the processes of this job have different text, or made different tokenizers of it; see that "
             f"data.path={run.data.path} has the same files on all machines",
         )
+        bleu_tokenizer = told(lambda: settle_tokenizer(run.bleu_tokenizer, list(column(valid, "target"))))
+        run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
+        start = start._replace(run=run)
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
         place(model, run.precision, device, training=True)

@@ -190,7 +190,8 @@ def validate(state: TrainState) -> dict[str, Any]:
     model = within_memory(partial(prepared, state)) or state.model
     translator = Translator(model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
     found = translator.translate(list(column(state.valid, "source")))
-    scores["bleu"] = bleu([options[0].text for options in found], list(column(state.valid, "target"))) or 0.0
+    texts, references = [options[0].text for options in found], list(column(state.valid, "target"))
+    scores["bleu"] = bleu(texts, references, state.run.bleu_tokenizer) or 0.0
     progress = state.progress
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(

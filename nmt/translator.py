@@ -18,7 +18,8 @@ from nmt.beams import Hypothesis
 from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.lines import counted, first_of
-from nmt.data.tokenizer import Tokenizer, words
+from nmt.data.tokenizer import JOINT, Side, Tokenizer, split_at_words
+from nmt.data.words import split_words
 from nmt.distributed import dealt, gathered, log, rank
 from nmt.errors import UserError
 from nmt.files import read_dictionary
@@ -47,9 +48,10 @@ class Translation:
 
     @property
     def record(self) -> Record:
-        """Its alignment; words are what stands between spaces in the text of the pieces."""
-        source_words, source_index = words(self.source_pieces)
-        target_words, target_index = words(self.target_pieces)
+        """Its alignment; words are what stands between spaces in the text of the pieces, divided where its script is
+        written without them."""
+        source_words, source_index = split_at_words(self.source_pieces)
+        target_words, target_index = split_at_words(self.target_pieces)
         return Record(
             *(self.source_pieces, self.target_pieces, source_words, target_words),
             *(source_index, target_index, self.weights_TS, self.score),
@@ -229,9 +231,10 @@ class Translator:
 
     def align(
         self, sources: Sequence[list[str]], targets: Sequence[list[str]], max_length: int = 1000, first_line: int = 1,
-        progress: bool = False,
+        progress: bool = False, divide: bool = False,
     ) -> list[Record]:  # fmt: skip
-        """Forced alignment of pairs given as words; a record's words are these, whatever is in them.
+        """Forced alignment of pairs given as words; a record's words are these, whatever is in them, with `divide`
+        divided where their script is written without spaces.
 
         A pair of more than `max_length` pieces on a side, `</s>` counted, gets no weights. `first_line` is the
         number of the first pair in the warning of that.
@@ -239,8 +242,13 @@ class Translator:
         Raises:
             UserError: memory does not suffice for one pair.
         """
-        source_ids, source_index = self.tokenizer.source.encode_words(sources)
-        target_ids, target_index = self.tokenizer.target.encode_words(targets)
+        joined = sources, targets
+        if divide:
+            sources, joined_sources = divided(sources, self.tokenizer.source)
+            targets, joined_targets = divided(targets, self.tokenizer.target)
+            joined = joined_sources, joined_targets
+        source_ids, source_index = self.tokenizer.source.encode_words(joined[0])
+        target_ids, target_index = self.tokenizer.target.encode_words(joined[1])
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
         rows = [row for row, length in enumerate(lengths) if length <= max_length]
         found = self.forced([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
@@ -343,6 +351,16 @@ class Translator:
         found = [*given, *(self.dictionary.get(word, word) for word in found[len(given) :])]
         text = " ".join(word if token == UNK else decode([token]) for token, word in zip(ids, found, strict=True))
         return text.translate(BREAKS)  # a word of the source may have a lone \r in it
+
+
+def divided(lines: Sequence[list[str]], side: Side) -> tuple[list[list[str]], list[list[str]]]:
+    """Lines given as what stands between spaces: their words, and the same with `JOINT` between those that no space
+    divides. For a tokenizer of words nothing is divided, for it knows no part of them."""
+    if not side.bytes_fall_back:
+        return list(lines), list(lines)
+    parts = [split_words(line) if not any(JOINT in word for word in line) else [[word] for word in line]
+             for line in lines]  # fmt: skip
+    return [[word for part in line for word in part] for line in parts], [[*map(JOINT.join, line)] for line in parts]
 
 
 def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:

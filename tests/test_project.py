@@ -25,6 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 TOKENIZER = {"data.tokenizer"}
 DATA = TOKENIZER | {"data.cache", "data.lines", "data.gold", "data.readers", "data.splits", "data.corpus"}
 DATA |= {
+    "data.words",
     "data.pieces",
     "data.encoding",
     "data.batching",
@@ -81,13 +82,14 @@ MAY_IMPORT = {
     "data.grammar": {"data.lexicon"},
     "data.toy": {"data.grammar", "data.lexicon"},
     "data.lines": set(),
+    "data.words": set(),
     "data.gold": {"data.lines", "links"},
     "data.parting": set(),
     "data.readers": {"data.lines", "data.parting"},
     "data.splits": {"data.config", "data.lines", "data.readers"},
     "data.cache": {"files"},
     "data.corpus": {"data.toy", "data.lines", "data.gold", "data.readers", "data.splits", "data.cache"},
-    "data.tokenizer": {"data.lines", "files"},
+    "data.tokenizer": {"data.lines", "data.words", "files"},
     "data.pieces": {"data.tokenizer"},
     "data.encoding": {
         *("data.cache", "data.corpus", "data.lines", "data.pieces", "data.tokenizer"),
@@ -120,7 +122,7 @@ MAY_IMPORT = {
     "objective": DATA | MODEL,
     "comparison": {"data.config", "data.corpus", "data.mixing", "distributed", "files", "metrics", "plot"},
     "report": {"alignment", "metrics", "translator"},
-    "metrics": {"links"},
+    "metrics": {"data.words", "links"},
     "plot": set(),
     "optim": set(),
     "sizing": {"command", "data.mixing", "distributed"},

@@ -26,12 +26,15 @@ import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data.lines import between_spaces
+from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
 from nmt.files import regular, write_atomically
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
 WORD = re.compile("▁[^▁]*")
+JOINT = "\U0010fffd"  # private use, so it is no part of text: between words that no space divides
+UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are no UTF-8
 BYTE_PIECES = 256  # they follow the specials and the tags
 CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
 FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
@@ -126,12 +129,29 @@ class Side:
         """Ids of lines given as words, and for each id the index of its word, whatever is in the word.
 
         No piece spans two words, so these are the ids of the words one space apart, except where a word has spaces in
-        it, by U+2581 or by normalisation: it stays one word here.
+        it, by U+2581 or by normalisation: it stays one word here. Words with `JOINT` between them have no space between
+        them; no piece spans these either.
         """
         encoded = iter(self.encode([word for line in lines for word in line]))
-        words = [[next(encoded) for _ in line] for line in lines]
+        words = [[part for _ in line for part in self.at_joints(next(encoded))] for line in lines]
         ids = [[i for word in line for i in word] for line in words]
         return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
+
+    @cached_property
+    def joint(self) -> list[int]:
+        """The ids of `JOINT`: its bytes, for no text has it, so no piece does; none in a model of words."""
+        return self.processor.encode(JOINT)[-len(JOINT.encode()) :] if self.bytes_fall_back else []
+
+    def at_joints(self, ids: list[int]) -> list[list[int]]:
+        """The ids between those of `JOINT`."""
+        parts: list[list[int]] = [[]]
+        size = len(self.joint)
+        for i in ids:
+            parts[-1].append(i)
+            if size and parts[-1][-size:] == self.joint:
+                del parts[-1][-size:]
+                parts.append([])
+        return parts
 
     def spelt(self, line: str) -> list[str]:
         """The words of a line as they are encoded, one for each id of a tokenizer of type `word`."""
@@ -219,6 +239,36 @@ def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
         nowhere = not part or text[letter : letter + 1] in (b"", b" ")
         owners.append(-1 if nowhere else bisect_right(starts, letter) - 1)
     return [match.group().decode("utf-8", "replace") for match in found], owners
+
+
+def split_at_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The same, but words of scripts without spaces (`data/words.py`) are words of their own.
+
+    A piece belongs to the word in which it begins, and a word is the text of its pieces: one piece is never divided.
+    """
+    found, owners = words(pieces)
+    if not any(map(may_be_unspaced, found)):
+        return found, owners
+    rows_of: list[list[int]] = [[] for _ in found]
+    for row, owner in enumerate(owners):
+        if owner >= 0:
+            rows_of[owner].append(row)
+    texts = [b"".join(surface(pieces[row]) for row in rows).strip(b" ") for rows in rows_of]
+    decoded = [text.decode("utf-8", "surrogateescape") for text in texts]
+    parts_of = split_words([UNDECODED.sub("\ufffd", text) for text in decoded])
+    new, new_owners = [], [-1] * len(pieces)
+    for rows, text, parts in zip(rows_of, decoded, parts_of, strict=True):
+        ends = list(itertools.accumulate(map(len, parts)))  # in characters, as many as in `text`
+        ends = [len(text[:end].encode("utf-8", "surrogateescape")) for end in ends]
+        place, last = 0, -1
+        for row in rows:
+            letters = surface(pieces[row]).lstrip(b" ")
+            part = min(bisect_right(ends, place), len(ends) - 1)
+            if part != last:
+                new.append(b"")
+            new[-1] += letters
+            new_owners[row], last, place = len(new) - 1, part, place + len(letters)
+    return [word.rstrip(b" ").decode("utf-8", "replace") for word in new], new_owners
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
