@@ -65,18 +65,33 @@ def page(
 def pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
     """What the script in `report.html` reads; it says there what `rows` are."""
     record = translation.record
+    words = as_written(source, record.source_words), as_written(translation.text, record.target_words)
     found = {
         "line": line,
-        "source": as_written(source, record.source_words),
+        "source": words[0],
         "reference": reference,
-        "translation": as_written(translation.text, record.target_words),
+        "translation": words[1],
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,
     }
+    glued = [glued_words(source, words[0]), glued_words(translation.text, words[1])]
+    if any(glued):
+        found["glued"] = glued
     weights = record.word_weights()
     if weights is not None and 0 < weights.size <= CELLS:
         percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
         found["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
+    return found
+
+
+def glued_words(text: str, words: Sequence[str]) -> list[int]:
+    """Which words of a text follow the one before them without a space, as in Chinese."""
+    found, end = [], 0
+    for number, word in enumerate(words):
+        start = text.find(word, end)
+        if start == end > 0:
+            found.append(number)
+        end = end if start < 0 else start + len(word)
     return found
 
 

@@ -27,6 +27,7 @@ from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.processed import warn_of_training_text
 from nmt.data.stream import counts_of, nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.words import words_in
 from nmt.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, same, told
 from nmt.errors import UserError
 from nmt.folder import find_start, open_folder
@@ -61,6 +62,17 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
 def by_words(run: TrainRun) -> bool:
     """Whether the run asks for text with words and marks set apart."""
     return run.data.alignments is not None or run.tokenizer.type == "word"
+
+
+def warn_of_sentences(run: TrainRun, valid: Dataset) -> None:
+    """Say where a tokenizer of words would take a whole sentence, which has no spaces, for a word."""
+    for side in ("source", "target") if run.tokenizer.type == "word" else ():
+        lines = list(column(valid, side))
+        if sum(len(words_in(line)) for line in lines) > 3 * sum(len(line.split()) for line in lines):
+            log.warning(
+                f"tokenizer.type=word takes what stands between spaces for a word, and the {side} text has few spaces: "
+                "write tokenizer.type=bpe, unigram or char, or spaces between the words of the text"
+            )
 
 
 def tensorboard(folder: Path, step: int) -> Any:
@@ -109,6 +121,7 @@ def train(run: TrainRun) -> float:
         bleu_tokenizer = told(lambda: settle_tokenizer(run.bleu_tokenizer, list(column(valid, "target"))))
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)
+        warn_of_sentences(run, valid)
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
         place(model, run.precision, device, training=True)

@@ -19,7 +19,7 @@ from nmt.config import EOS, STEP, UNK, SearchConfig
 from nmt.data.batching import make_batch
 from nmt.data.lines import counted, first_of
 from nmt.data.tokenizer import JOINT, Side, Tokenizer, split_at_words
-from nmt.data.words import split_words
+from nmt.data.words import join_sentences, split_words
 from nmt.distributed import dealt, gathered, log, rank
 from nmt.errors import UserError
 from nmt.files import read_dictionary
@@ -111,7 +111,7 @@ def join(parts: list[Translation]) -> Translation:
     ranked = [part.ranking_score for part in parts if part.ranking_score is not None]
     known = len(blocks) == len(parts) and len(source_pieces) * len(target_pieces) <= WEIGHTS
     return Translation(
-        text=" ".join(part.text for part in parts if part.text),
+        text=join_sentences(part.text for part in parts),
         source_pieces=source_pieces,
         target_pieces=target_pieces,
         score=sum(part.score for part in parts),

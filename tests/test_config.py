@@ -298,6 +298,8 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: OptimConfig(label_smoothing=1.0), "optim.label_smoothing=1.0"),
         (lambda: TrainConfig(max_epochs=None), "training needs an end"),
         (lambda: TrainConfig(batch_tokens=0), "train.batch_tokens=0"),
+        (lambda: TrainRun(bleu_tokenizer="ja"), "bleu_tokenizer=ja is not one of auto, 13a, .*ja-mecab"),
+        (lambda: EvaluateRun(checkpoint="x", bleu_tokenizer="flores"), "bleu_tokenizer=flores is not .*'flores\\d+'"),
         (lambda: TrainConfig(monitor="belu"), "train.monitor=belu is not one of .*did you mean 'bleu'"),
         (lambda: SearchConfig(beam=0), "search.beam=0"),
         (lambda: ModelConfig(bridge="zero", attention=AttentionConfig(score="none")), "nothing of the source would"),

@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "data.toy": {"data.grammar", "data.lexicon"},
     "data.lines": set(),
     "data.words": set(),
-    "data.gold": {"data.lines", "links"},
+    "data.gold": {"data.lines", "data.words", "links"},
     "data.parting": set(),
     "data.readers": {"data.lines", "data.parting"},
     "data.splits": {"data.config", "data.lines", "data.readers"},

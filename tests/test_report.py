@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt import report
-from nmt.data.tokenizer import words
+from nmt.data.tokenizer import split_at_words
 from nmt.metrics import bleu, scores
 from nmt.report import page
 from nmt.translator import Translation
@@ -160,7 +160,7 @@ def test_text_stays_text_whatever_is_in_it(title, name, value, reference, pieces
     assert found.elements == PLAIN.elements and found.policy == PLAIN.policy
     [pair] = found.data
     assert pair["reference"] == reference and not re.search("[<>&\u2028\u2029]", found.text["data"])
-    assert pair["source"] == pair["translation"] == words(pieces)[0]
+    assert pair["source"] == pair["translation"] == split_at_words(pieces)[0]
     assert found.text["style"] == PLAIN.text["style"] and found.text["script"] == PLAIN.text["script"]
     assert found.text["title"].strip() == found.text["h1"].strip() == title.strip()
     assert value in found.text["dd"] and name.replace("_", " ") in found.text["dt"]

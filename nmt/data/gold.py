@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nmt.data.lines import opened, read_lines
+from nmt.data.words import script_of
 from nmt.errors import UserError
 from nmt.links import Gold, parse_gold
 
@@ -24,5 +25,9 @@ def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> 
         try:
             found.append(parse_gold(line, base, len(source), len(target)))
         except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
+            unspaced = script_of(source) or script_of(target)
+            remedy = "; they count what stands between spaces: write spaces between the words of the text" * bool(
+                unspaced
+            )
+            raise UserError(f"{path}:{number}: {error}{remedy}") from None
     return found

@@ -253,22 +253,31 @@ def split_at_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     for row, owner in enumerate(owners):
         if owner >= 0:
             rows_of[owner].append(row)
-    texts = [b"".join(surface(pieces[row]) for row in rows).strip(b" ") for rows in rows_of]
-    decoded = [text.decode("utf-8", "surrogateescape") for text in texts]
-    parts_of = split_words([UNDECODED.sub("\ufffd", text) for text in decoded])
-    new, new_owners = [], [-1] * len(pieces)
-    for rows, text, parts in zip(rows_of, decoded, parts_of, strict=True):
-        ends = list(itertools.accumulate(map(len, parts)))  # in characters, as many as in `text`
-        ends = [len(text[:end].encode("utf-8", "surrogateescape")) for end in ends]
-        place, last = 0, -1
-        for row in rows:
-            letters = surface(pieces[row]).lstrip(b" ")
-            part = min(bisect_right(ends, place), len(ends) - 1)
-            if part != last:
-                new.append(b"")
-            new[-1] += letters
-            new_owners[row], last, place = len(new) - 1, part, place + len(letters)
-    return [word.rstrip(b" ").decode("utf-8", "replace") for word in new], new_owners
+    letters_of = [[surface(pieces[row]).lstrip(b" ") for row in rows] for rows in rows_of]
+    texts = [b"".join(letters).decode("utf-8", "surrogateescape") for letters in letters_of]
+    parts_of = split_words([UNDECODED.sub("\ufffd", text) for text in texts])
+    divided, new_owners = [], [-1] * len(pieces)
+    for word, rows, letters, text, parts in zip(found, rows_of, letters_of, texts, parts_of, strict=True):
+        groups = begun_in(letters, text, parts)
+        for group in groups:
+            whole = b"".join(letters[place] for place in group).decode("utf-8", "replace")
+            divided.append(word if len(groups) == 1 else whole)
+            for place in group:
+                new_owners[rows[place]] = len(divided) - 1
+    return divided, new_owners
+
+
+def begun_in(letters: Sequence[bytes], text: str, parts: Sequence[str]) -> list[list[int]]:
+    """The places of the pieces that begin in each part of a text, if any do; all together where a piece has a space
+    within it."""
+    if " " in text or len(parts) == 1:
+        return [list(range(len(letters)))]
+    bounds = itertools.pairwise(itertools.accumulate(map(len, parts), initial=0))
+    sizes = [len(text[start:end].encode("utf-8", "surrogateescape")) for start, end in bounds]
+    ends = list(itertools.accumulate(sizes))[:-1]
+    starts = itertools.accumulate(map(len, letters), initial=0)
+    places = enumerate(bisect_right(ends, start) for start, _ in zip(starts, letters, strict=False))
+    return [[place for place, _ in group] for _, group in itertools.groupby(places, lambda entry: entry[1])]
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling

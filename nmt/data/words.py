@@ -29,6 +29,7 @@ WHOLE = rf"[%$€£#@&~\\/+\-]*{LETTER}+(?:['’.,:/@_&=?%+~#-]+{LETTER}+)*[%+#�
 TOKEN = regex.compile(rf"(?P<run>{RUN.pattern})|{WHOLE}|\X")
 SYLLABLE = regex.compile(r"[^\u0F0B-\u0F14]+[\u0F0B\u0F0C]*|.")
 TIBETAN, HANGUL, FORMAT = regex.compile(r"\p{Tibetan}"), regex.compile(r"\p{Hangul}"), regex.compile(r"\p{Cf}+")
+NO_SPACE_AFTER = regex.compile(rf"[{HAN}{KANA}\u3001-\u303F\uFF01-\uFF60]\Z")  # Thai has spaces between sentences
 FIRST = "\u0e00"  # the lowest of all these characters
 ALPHABETIC = rf"(?!{SIGN}|\p{{Hangul}})"
 SPACED_WORD = regex.compile(rf"{ALPHABETIC}\p{{L}}(?:{ALPHABETIC}[\p{{L}}\p{{M}}'’])*")
@@ -67,7 +68,7 @@ def script_of(lines: Sequence[str]) -> str | None:
     if not counts.total():
         return None
     spaced = sum(len(HANGUL.findall(line)) + len(SPACED_WORD.findall(line)) for line in lines)
-    if counts.total() <= spaced:
+    if counts.total() < spaced:
         return None
     if counts["other"] > counts["han"] + counts["kana"]:
         return "other"
@@ -77,6 +78,15 @@ def script_of(lines: Sequence[str]) -> str | None:
 def words_in(line: str) -> list[str]:
     """The words of a line: what stands between white space, divided where its script has no spaces."""
     return [word for part in split_words(line.split()) for word in part]
+
+
+def join_sentences(texts: Iterable[str]) -> str:
+    """Texts one after the other, a space between them, but none after Chinese or Japanese."""
+    joined = ""
+    for text in texts:
+        gap = "" if not joined or NO_SPACE_AFTER.search(joined) else " "
+        joined += gap + text if text else ""
+    return joined
 
 
 def split_words(parts: Sequence[str]) -> list[list[str]]:
