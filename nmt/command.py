@@ -656,7 +656,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                     sys.exit(128 + ended[0])
                 if inside or hasattr(error, "__notes__"):
                     raise
-                if isinstance(error, OSError):
+                if isinstance(error, OSError) and not isinstance(error, HydraException):
                     error.filename = error.filename or "standard output"
                     fail(trouble(error))
                 else:

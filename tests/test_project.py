@@ -133,7 +133,7 @@ MAY_IMPORT = {
     "update": BELOW | {"state"},
     "validation": BELOW,
     "training": BELOW | {"state", "update", "validation"},
-    "train": ALL,
+    "train": ALL | {"command", "quoting"},
     "evaluate": ALL,
     "translate": ALL,
     "align": ALL | {"data.config", "translate"},

@@ -313,7 +313,7 @@ def test_what_ends_training_is_said(
 ) -> None:  # fmt: skip
     caplog.set_level("INFO", "nmt")
     state = state_of(corpus, tmp_path, **ends)
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0})
+    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     step = state.progress.step
     early = f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null leaves"
