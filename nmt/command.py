@@ -38,55 +38,52 @@ FLAGS = (
 UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")  # left out of a sweep's names
 PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
 TEXTS = (str, str | None, Any)  # types of keys whose values may be texts that look like numbers
-SYNONYMS = {  # last parts of keys of other toolkits, and what is meant here, in the order of what a command may have
-    **dict.fromkeys(("learning_rate", "base_lr", "init_lr"), ("optim.lr",)),
-    **dict.fromkeys(("optimizer", "optimiser", "optim_name"), ("optim.name",)),
-    **dict.fromkeys(("lr_scheduler", "lr_schedule", "scheduler", "decay_method"), ("optim.schedule",)),
-    **dict.fromkeys(("warmup_steps", "warmup_updates", "warmup_ratio"), ("optim.warmup",)),
-    **dict.fromkeys(("clip_norm", "max_grad_norm", "grad_clip", "clip_grad_norm"), ("optim.clip",)),
-    **dict.fromkeys(("smoothing", "label_smooth"), ("optim.label_smoothing",)),
-    **dict.fromkeys(("batch_size", "minibatch_size"), ("train.batch_sentences", "search.batch_sentences")),
-    **dict.fromkeys(("max_tokens", "batch_token", "tokens_per_batch"), ("train.batch_tokens", "search.batch_tokens")),
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs", "num_train_epochs", "max_epoch"), ("train.max_epochs",)),
-    **dict.fromkeys(("steps", "num_steps", "train_steps", "max_update", "max_updates"), ("train.max_steps",)),
-    **dict.fromkeys(("accum_count", "update_freq", "gradient_accumulation_steps", "grad_accum"), ("train.accumulate",)),
-    **dict.fromkeys(("valid_steps", "eval_steps", "valid_freq", "eval_every", "val_every"), ("train.validate_every",)),
-    **dict.fromkeys(("save_steps", "save_freq", "save_interval", "save_checkpoint_steps"), ("train.save_every",)),
-    **dict.fromkeys(("log_interval", "report_every", "logging_steps", "disp_freq"), ("train.log_every",)),
-    **dict.fromkeys(("early_stopping", "early_stop", "early_stopping_patience"), ("train.patience",)),
-    **dict.fromkeys(("metric", "eval_metric", "early_stopping_metric", "bleu"), ("train.monitor",)),
-    **dict.fromkeys(("keep_checkpoint", "keep_last", "save_total_limit"), ("train.keep",)),
-    **dict.fromkeys(("hidden_size", "hidden_dim", "rnn_size", "hid_dim", "dim", "d_model"), ("model.hidden",)),
-    **dict.fromkeys(
-        ("emb_dim", "emb_size", "embed_dim", "embedding_dim", "embedding_size", "word_vec_size"), ("model.embed",)
-    ),
-    **dict.fromkeys(("n_layers", "num_layers", "layers", "enc_layers", "n_enc_layers"), ("model.encoder_layers",)),
-    **dict.fromkeys(("dec_layers", "n_dec_layers", "num_decoder_layers"), ("model.decoder_layers",)),
-    **dict.fromkeys(("dropout_rate", "dropout_prob", "drop_prob", "p_dropout"), ("model.dropout",)),
-    **dict.fromkeys(("rnn_type", "cell_type", "rnn"), ("model.cell",)),
-    **dict.fromkeys(("tie_embeddings", "tied_embeddings", "share_embeddings", "share_all_embeddings"), ("model.tie",)),
-    **dict.fromkeys(("attention_type", "global_attention", "attn", "attn_type"), ("model.attention.score",)),
-    **dict.fromkeys(("n_heads", "num_heads"), ("model.attention.heads",)),
-    **dict.fromkeys(("beam_size", "num_beams", "beam_width"), ("search.beam",)),
-    **dict.fromkeys(("nbest", "num_return_sequences"), ("search.n_best",)),
-    **dict.fromkeys(("alpha", "lenpen", "len_pen"), ("search.length_penalty",)),
-    **dict.fromkeys(("vocab", "n_vocab", "src_vocab_size", "num_merges", "bpe_size"), ("tokenizer.vocab_size",)),
-    **dict.fromkeys(("share_vocab", "joined_dictionary", "joint_vocab"), ("tokenizer.joint",)),
-    **dict.fromkeys(("bpe_dropout", "subword_sampling"), ("tokenizer.sampling",)),
-    **dict.fromkeys(("src", "src_lang", "source_lang", "train_src"), ("data.source", "input", "source")),
-    **dict.fromkeys(("tgt", "trg", "tgt_lang", "target_lang", "train_tgt", "ref"), ("data.target", "target")),
-    **dict.fromkeys(("data_dir", "dataset", "train_file", "train_set", "corpus"), ("data.path", "input")),
-    **dict.fromkeys(
-        ("max_len", "max_seq_len", "max_length", "max_sent_length"), ("data.max_length", "search.max_length")
-    ),
-    **dict.fromkeys(("workers", "num_workers", "n_jobs"), ("data.num_proc",)),
-    **dict.fromkeys(("save_dir", "output_dir", "model_dir", "run_name", "exp_name", "save_model"), ("name", "output")),
-    **dict.fromkeys(("model_path", "ckpt", "load", "load_model", "restore"), ("checkpoint", "init_from")),
-    **dict.fromkeys(("pretrained", "finetune", "train_from", "from_pretrained"), ("init_from", "checkpoint")),
-    **dict.fromkeys(("gpu", "gpus", "cuda", "use_cuda", "gpu_id", "devices"), ("device",)),
-    **dict.fromkeys(("fp16", "bf16", "amp", "half", "mixed_precision", "dtype"), ("precision",)),
-    **dict.fromkeys(("random_seed", "rng_seed", "manual_seed"), ("seed",)),
+MEANT_BY = {  # keys, the first that the command has is meant, and what other toolkits call them
+    "optim.lr": "learning_rate base_lr init_lr",
+    "optim.name": "optimizer optimiser optim_name",
+    "optim.schedule": "lr_scheduler lr_schedule scheduler decay_method",
+    "optim.warmup": "warmup_steps warmup_updates warmup_ratio",
+    "optim.clip": "clip_norm max_grad_norm grad_clip clip_grad_norm",
+    "optim.label_smoothing": "smoothing label_smooth",
+    "train.batch_sentences search.batch_sentences": "batch_size minibatch_size",
+    "train.batch_tokens search.batch_tokens": "max_tokens batch_token tokens_per_batch",
+    "train.max_epochs": "epochs num_epochs n_epochs num_train_epochs max_epoch",
+    "train.max_steps": "steps num_steps train_steps max_update max_updates",
+    "train.accumulate": "accum_count update_freq gradient_accumulation_steps grad_accum",
+    "train.validate_every": "valid_steps eval_steps valid_freq eval_every val_every",
+    "train.save_every": "save_steps save_freq save_interval save_checkpoint_steps",
+    "train.log_every": "log_interval report_every logging_steps disp_freq",
+    "train.patience": "early_stopping early_stop early_stopping_patience",
+    "train.monitor": "metric eval_metric early_stopping_metric bleu",
+    "train.keep": "keep_checkpoint keep_last save_total_limit",
+    "model.hidden": "hidden_size hidden_dim rnn_size hid_dim dim d_model",
+    "model.embed": "emb_dim emb_size embed_dim embedding_dim embedding_size word_vec_size",
+    "model.encoder_layers": "n_layers num_layers layers enc_layers n_enc_layers",
+    "model.decoder_layers": "dec_layers n_dec_layers num_decoder_layers",
+    "model.dropout": "dropout_rate dropout_prob drop_prob p_dropout",
+    "model.cell": "rnn_type cell_type rnn",
+    "model.tie": "tie_embeddings tied_embeddings share_embeddings share_all_embeddings",
+    "model.attention.score": "attention_type global_attention attn attn_type",
+    "model.attention.heads": "n_heads num_heads",
+    "search.beam": "beam_size num_beams beam_width",
+    "search.n_best": "nbest num_return_sequences",
+    "search.length_penalty": "alpha lenpen len_pen",
+    "tokenizer.vocab_size": "vocab n_vocab src_vocab_size num_merges bpe_size",
+    "tokenizer.joint": "share_vocab joined_dictionary joint_vocab",
+    "tokenizer.sampling": "bpe_dropout subword_sampling",
+    "data.source input source": "src src_lang source_lang train_src",
+    "data.target target": "tgt trg tgt_lang target_lang train_tgt ref",
+    "data.path input": "data_dir dataset train_file train_set corpus",
+    "data.max_length search.max_length": "max_len max_seq_len max_length max_sent_length",
+    "data.num_proc": "workers num_workers n_jobs",
+    "name output": "save_dir output_dir model_dir run_name exp_name save_model",
+    "checkpoint init_from": "model_path ckpt load load_model restore",
+    "init_from checkpoint": "pretrained finetune train_from from_pretrained",
+    "device": "gpu gpus cuda use_cuda gpu_id devices",
+    "precision": "fp16 bf16 amp half mixed_precision dtype",
+    "seed": "random_seed rng_seed manual_seed",
 }
+SYNONYMS = {name: keys.split() for keys, names in MEANT_BY.items() for name in names.split()}
 EXAMPLES = {  # of keys whose values are lists or tables
     "data.corpora": "'data.corpora=[{path:FOLDER}]'",
     "compare": "'compare=[runs/A,runs/B]'",
@@ -168,7 +165,7 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
 def meant(key: str, known: list[str]) -> str:
     """`"; did you mean 'x'?"` for what another toolkit calls so, or for the key that is spelled most like it."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
-    names = SYNONYMS.get(leaf, ())
+    names = SYNONYMS.get(leaf, [])
     if not names or any(name.rpartition(".")[2] == leaf for name in known):
         return nearest(key, known)
     there = [name for name in names if name in known]
