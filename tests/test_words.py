@@ -40,7 +40,7 @@ LANGUAGES = {
     "ar": ("{v} {n} {k} {o} اليوم.", "الكلب القط الطائر المعلم", "يرى يشتري يحب", "كتب سفن بيوت"),
     "hi": ("{n} आज {k} {o} {v}।", "कुत्ता बिल्ली चिड़िया शिक्षक", "देखता_है खरीदता_है चाहता_है", "किताबें नावें घर"),
 }
-UNSPACED = {"zh", "ja", "th"}
+UNSPACED = ("zh", "ja", "th")
 
 
 def sentence(language: str, numbers: tuple[int, int, int, int]) -> str:
