@@ -680,3 +680,7 @@ def test_waste_on_multi30k(tmp_path: Path) -> None:
     assert len(encoded) == 29_000
     assert padding_waste(encoded, epoch_batches(encoded, run.train, 1, 0)) < 0.025
     assert padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)) < 0.05
+    batches = epoch_batches(encoded, TrainConfig(batch_tokens=1_000), 1, 0)
+    sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
+    shapes_K3 = choose_shapes(sizes_N3, int(encoded.lengths(encoded.order).sum()), GRAPHS)
+    assert len(shapes_K3) < 50  # and few of them, on a text such as this
