@@ -131,6 +131,24 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
         model.freeze(precision == "int8")  # type: ignore[operator]
 
 
+def crowded(device: torch.device, speed: float, best: float) -> str | None:
+    """What to do where the threads of this process seem to wait for cores that others have: by the load of the machine,
+    or because the speed (tokens/s) has fallen to less than half of the best so far. None of a single thread, which
+    waits for nobody."""
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if device.type != "cpu" or threads == 1:
+        return None
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= cores + 0.5 and speed >= best / 2:
+        return None
+    seen = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
+    return (
+        f"{seen}, with a load of {load:.1f} on {cores} cores: other processes seem to have a part of them, and "
+        f"{threads} threads wait for each other; with OMP_NUM_THREADS={threads - 1} before the command it may be faster "
+        "(other numbers of threads give other roundings)"
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------- processes
 _times = 0  # that this process has joined others: once for each run of a sweep
 _store: Any = None  # torchrun's, which outlives the processes that it starts anew

@@ -19,7 +19,7 @@ from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.sampling import redrawn
-from nmt.distributed import agreed, deferred_signals, log, rank
+from nmt.distributed import agreed, crowded, deferred_signals, log, rank
 from nmt.errors import UserError, named
 from nmt.files import finite, regular, write_atomically
 from nmt.memory import peak_device_memory, release_memory
@@ -245,6 +245,8 @@ class Meter:
         self.state = state
         self.first = state.progress.step
         self.seconds = 0.0  # spent in training steps, since then
+        self.fastest = 0.0  # tokens/s of a report, so far
+        self.crowded = False  # whether that has been said
         self.restart()
 
     def restart(self) -> None:
@@ -283,6 +285,10 @@ class Meter:
         _, nats, correct, _, learned = table[~np.array(self.failed)].sum(axis=0)
         nats, correct = (nats / learned, correct / learned) if learned else (math.nan, math.nan)
         speed, target_speed = (source + target) / seconds, target / seconds
+        if not self.crowded and (remedy := crowded(state.device, speed, self.fastest)):
+            self.crowded = True
+            log.warning(remedy)
+        self.fastest = max(self.fastest, speed)
         rate = state.optimiser.param_groups[0]["lr"]
         event = {
             **{"event": "train", "step": progress.step, "epoch": progress.epoch},

@@ -258,6 +258,23 @@ def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path
     assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 30
 
 
+@pytest.mark.parametrize(
+    ("before", "given", "wanted"),
+    [
+        ("", {}, "3000 None"),
+        ("", {"GOMP_SPINCOUNT": "7"}, "7 None"),
+        ("", {"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
+        ("import torch; ", {}, "None None"),
+    ],
+)
+def test_threads_spin_as_the_user_has_set_it_else_shortly(before: str, given: dict[str, str], wanted: str) -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    code = f"{before}import nmt, os; print(*map(os.environ.get, {names}))"
+    seen = {name: value for name, value in os.environ.items() if name not in names} | given
+    done = subprocess.run([sys.executable, "-c", code], env=seen, capture_output=True, text=True, check=True)
+    assert done.stdout == wanted + "\n"
+
+
 def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

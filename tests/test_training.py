@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -383,6 +384,37 @@ def test_an_update_that_fails_is_skipped_and_counted(
     assert [event["skipped"] for event in shown] == [1, 2] and all(math.isfinite(event["loss"]) for event in shown)
     assert caplog.text.count("1 of 4 updates skipped") == 2
     assert state.progress.skipped == 2 and state.progress.in_a_row == 0
+
+
+@pytest.mark.parametrize(
+    ("threads", "load", "slow", "said"),
+    [
+        (2, 0.1, False, None),
+        (2, 9e3, False, r"[\d,]+ tokens/s, with a load of 9000.0 on .* OMP_NUM_THREADS=1 before"),
+        (3, 0.1, True, r"[\d,]+ tokens/s after [\d,]+, with a load of 0.1 on .* OMP_NUM_THREADS=2 before"),
+        (1, 9e3, True, None),
+    ],
+)
+def test_a_machine_that_others_use_is_noticed_once(
+    threads: int, load: float, slow: bool, said: str | None, corpus: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    clock, seconds = [0.0], [1.0]
+    monkeypatch.setattr("nmt.training.time.perf_counter", lambda: clock[0])
+    state = state_of(corpus, tmp_path, max_steps=12, log_every=3)
+    real = state.differentiate
+
+    def timed(*given: Any) -> Any:
+        clock[0] += seconds[0]
+        seconds[0] = 9.0 if slow and state.progress.step >= 6 else 1.0
+        return real(*given)
+
+    state.differentiate = timed
+    fit(state)
+    found = [message for message in caplog.messages if "OMP_NUM_THREADS" in message]
+    assert len(found) == (said is not None) and all(re.match(str(said), message) for message in found)
 
 
 def test_a_batch_too_large_for_memory_is_divided(
