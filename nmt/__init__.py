@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import nmt.openmp  # isort: skip  it sets what torch reads once
+import nmt.openmp  # noqa: F401  # isort: skip  it sets what torch reads once
 import torch
 
 from nmt.alignment import Record

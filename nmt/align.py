@@ -33,10 +33,10 @@ from nmt.distributed import (
     same,
 )
 from nmt.errors import UserError
-from nmt.files import check_readable, nobody_reads, output, read_text
+from nmt.files import CHUNK, TextInput, check_readable, output
 from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
 from nmt.metrics import LinkCounts
-from nmt.translate import CHUNK
+from nmt.streams import is_stdout
 from nmt.translator import Translator
 
 
@@ -49,7 +49,7 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
         UserError: numbers of lines that differ, or a line of gold that is none.
     """
     if command.source and command.target:
-        sources, targets = list(read_text(command.source)), list(read_text(command.target))
+        sources, targets = list(TextInput(command.source)), list(TextInput(command.target))
         if len(sources) != len(targets):
             raise UserError(
                 f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
@@ -118,7 +118,7 @@ def align_pairs(
 ) -> dict[str, float | None]:  # fmt: skip
     """Write the links of all pairs, some thousand pairs at a time. Returns how good they are, by the gold links."""
     counts, oracle = LinkCounts(), LinkCounts()
-    shown = command.output is not None
+    shown = not is_stdout(command.output)
     with output(mine(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
@@ -153,14 +153,11 @@ def align(command: AlignRun) -> float | None:
         same(lambda: " ".join(model.key for model in models), OTHER_MODEL)
         sources, targets, gold = in_turn(lambda: read_pairs(command, run))
         same(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), OTHER_TEXT)
-        try:
-            measures = align_pairs(command, forward, backward, sources, targets, gold)
-        except BrokenPipeError:
-            nobody_reads()
+        measures = align_pairs(command, forward, backward, sources, targets, gold)
         if gold is not None and not rank():
             for name, value in measures.items():
                 text = "-" if value is None else f"{value:.4f}"
-                print(f"{name:<22}{text}", file=sys.stderr if command.output is None else sys.stdout)
+                print(f"{name:<22}{text}", file=sys.stderr if is_stdout(command.output) else sys.stdout)
     return measures["aer"]
 
 

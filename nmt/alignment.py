@@ -172,8 +172,8 @@ def arrays(file: BinaryIO) -> Iterator[Write]:
 WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".jsonl": json_lines, ".npz": arrays}
 
 
-def writer(path: str | None, file: BinaryIO) -> AbstractContextManager[Write]:
+def writer(path: str, file: BinaryIO) -> AbstractContextManager[Write]:
     """How alignments are written to a file: by the ending of its name, but for `.gz` and `.zst`, Pharaoh lines unless
     that is in `WRITERS`."""
-    name = Path(path or "")
+    name = Path(path)
     return WRITERS.get(Path(name.stem if name.suffix in PACKED else name).suffix, pharaoh_lines)(file)

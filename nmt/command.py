@@ -28,6 +28,7 @@ from omegaconf.errors import GrammarParseError, InterpolationResolutionError, Om
 
 from nmt.errors import UserError, nearest, printable, told_by_another
 from nmt.quoting import from_yaml, literal, pasted, quoted, setting
+from nmt.streams import use_utf8
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
@@ -601,13 +602,15 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 score: float | Failure | None = function(checked(config))
             except Exception as error:
                 late = type(error).__module__.startswith("submitit.")  # the cluster's time for the job is up
-                if not late and not isinstance(error, UserError | OSError):
+                if not late and not isinstance(error, UserError | OSError | MemoryError):
                     if os.getpid() != first:  # from where an exception comes without its traceback
                         error.add_note(traceback.format_exc())
                     raise
                 if ended:  # a library has made another error of the exit
                     sys.exit(128 + ended[0])
                 message = trouble(error) if isinstance(error, OSError) else str(error)
+                if isinstance(error, MemoryError):
+                    message = f"out of memory; give less text at a time ({message or 'no details'})"
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
                 score = Failure(message, report=os.getpid() == first, own=getattr(error, "own", False))
             inside = False
@@ -629,6 +632,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
 
         def work() -> None:
             nonlocal first, settings
+            use_utf8()
             first = os.getpid()
             failures.clear()  # of an earlier call
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way

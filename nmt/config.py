@@ -4,9 +4,8 @@ The dataclasses here are the schema that Hydra checks a command line against; th
 values. A value that cannot work is refused here, with the key, the value and the remedy, before anything is built.
 """
 
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from nmt.data.config import DataConfig, DataOverride, TokenizerConfig
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
 from nmt.model.config import AttentionConfig as AttentionConfig
 from nmt.model.config import ModelConfig
+from nmt.streams import STDIN, STDOUT, identity, own_descriptor
 
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
@@ -298,13 +298,13 @@ class TranslateRun:
     """`python -m nmt.translate`"""
 
     checkpoint: Any = None  # a run (its best, else its last checkpoint) or a step folder; [A,B]: both, as one model
-    input: str | None = None  # a file; null: standard input
-    output: str | None = None  # a file; null: standard output
-    target: str | None = None  # mode=score: the translations to score
-    prefix: str | None = None  # a file: with what words the translation of each line begins
+    input: str = "-"  # a file; -: standard input
+    output: str = "-"  # a file; -: standard output
+    target: str | None = None  # mode=score: the translations to score; -: standard input
+    prefix: str | None = None  # a file: with what words the translation of each line begins; -: standard input
     mode: str = "translate"  # translate | score
     format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
-    alignments: str | None = None  # a file: .jsonl or .npz for all weights, any other for links, as Pharaoh i-j
+    alignments: str | None = None  # a file: .jsonl or .npz for all weights, else links (i-j); -: standard output
     device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
     precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
     average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
@@ -317,7 +317,7 @@ class TranslateRun:
         check_at_least(1, "", self, "average")
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links"))
-        if self.mode == "score" and not (self.input and self.target):
+        if self.mode == "score" and not self.target:
             raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
@@ -328,24 +328,30 @@ class TranslateRun:
             raise UserError("links.* is about links: write alignments=FILE, format=links or format=jsonl, too")
         if self.format == "links" and self.links.unit == "pieces":
             raise UserError("format=links shows words; leave out links.unit=pieces")
-        check_files(
-            {"input": self.input, "target": self.target, "prefix": self.prefix},
-            {"output": self.output, "alignments": self.alignments},
-        )
+        check_files(self, ("input", "target", "prefix"), ("output", "alignments"))
         if self.mode == "score" and self.prefix:
             raise UserError(f"prefix={self.prefix} is for mode=translate only")
         if self.mode == "translate" and self.target:
             raise UserError(f"target={self.target} is for mode=score only")
 
 
-def check_files(read: dict[str, str | None], written: dict[str, str | None]) -> None:
-    """Refuse a file that would be written twice, or in the place of one that is read."""
-    others = {os.path.realpath(path): f"{key}={path}" for key, path in read.items() if path}
-    for key, path in written.items():
-        if path and (not os.path.exists(path) or os.path.isfile(path)):  # pipes and devices may be shared
-            other = others.setdefault(os.path.realpath(path), f"{key}={path}")
-            if other != f"{key}={path}":
-                raise UserError(f"{key}={path} is the same file as {other}; give another one")
+def check_files(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
+    """Replace `-` in these keys by the path of standard input or output, and refuse what cannot be: a stream that is
+    read by two keys, a file that is written by two or is read as well, two outputs mixed in standard output."""
+    taken: dict[Hashable, str] = {}
+    for key in (*read, *written):
+        given = getattr(command, key)
+        if given == "-":
+            setattr(command, key, STDIN if key in read else STDOUT)
+        if not (path := getattr(command, key)):
+            continue
+        number, file = own_descriptor(path), identity(path)
+        stream = number if key in read or number == 1 else None  # other pipes and devices may get several outputs
+        for place in (stream, file):
+            other = taken.get(place)
+            if place is not None and other and (place == stream or key in written):
+                raise UserError(f"{key}={given} is the same file as {other}; give another one")
+        taken |= {place: f"{key}={given}" for place in (stream, file) if place is not None}
 
 
 @dataclass(slots=True)
@@ -355,9 +361,9 @@ class AlignRun:
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     reverse_checkpoint: str | None = None  # a model of the other direction, whose links are put together with these
     symmetrise: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
-    source: str | None = None  # a file of sentences ...
+    source: str | None = None  # a file of sentences (-: standard input) ...
     target: str | None = None  # ... and one of their translations; null: the corpus of data.*
-    output: str | None = None  # a file: .jsonl or .npz for all weights, any other for links; null: standard output
+    output: str = "-"  # a file: .jsonl or .npz for all weights, any other for links; -: standard output
     gold: str | None = None  # a file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus, if any
     gold_base: int = 0  # the number of a sentence's first word in it: 0 or 1
     max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
@@ -374,8 +380,8 @@ class AlignRun:
             raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")
         if self.source and self.data != DataOverride():
             raise UserError("source= and target= are aligned in place of a corpus; leave out data.*")
-        check_files({"source": self.source, "target": self.target, "gold": self.gold}, {"output": self.output})
-        if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output or ""):
+        check_files(self, ("source", "target", "gold"), ("output",))
+        if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
             raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")

@@ -144,8 +144,8 @@ def crowded(device: torch.device, speed: float, best: float) -> str | None:
     seen = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
     return (
         f"{seen}, with a load of {load:.1f} on {cores} cores: other processes seem to have a part of them, and "
-        f"{threads} threads wait for each other; with OMP_NUM_THREADS={threads - 1} before the command it may be faster "
-        "(other numbers of threads give other roundings)"
+        f"{threads} threads wait for each other; OMP_NUM_THREADS={threads - 1} before the command may make it faster "
+        "(with another number of threads numbers are rounded in another order)"
     )
 
 
@@ -270,7 +270,7 @@ def copied(tensors: list[torch.Tensor]) -> None:
             together(dist.broadcast, tensor, 0)
 
 
-def mine(path: str | None) -> str | None:
+def mine(path: str) -> str:
     """Where the first process writes; the others write nowhere."""
     return os.devnull if rank() else path
 
@@ -396,3 +396,23 @@ def deferred_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Put off the first SIGINT or SIGTERM until what is done here is done; a second one is not put off."""
+    received: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        for other, handler in before.items():
+            signal.signal(other, handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for other, handler in before.items():
+            signal.signal(other, handler)
+        for number in received:
+            signal.raise_signal(number)

@@ -4,7 +4,6 @@ import errno
 import fcntl
 import glob
 import hashlib
-import itertools
 import logging
 import math
 import os
@@ -13,8 +12,11 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
@@ -22,11 +24,14 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 import pyarrow as pa
 from safetensors import SafetensorError
 
-from nmt.data.lines import PACKED, opened, read_lines
+from nmt.data.lines import PACKED, LineReader, opened, read_lines
 from nmt.errors import UserError, named, printable
+from nmt.streams import descriptor_path, is_file, is_stdout, open_descriptor, own_descriptor
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sequence[Sized])
 log = logging.getLogger("nmt")
+CHUNK = 4096  # lines in memory at a time
+CHARACTERS = 2**22  # ... or as many as have so many characters
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
 UNFINISHED = re.compile(r"\..*\.[0-9a-f]+\.new")  # names of what is not whole yet
 NAME = 50  # characters of a file's name in them: a name may have 255 bytes at most
@@ -239,24 +244,35 @@ def check_readable(paths: dict[str, str | None]) -> None:
         UserError: there is no such thing, or it is a folder.
     """
     for key, path in paths.items():
-        if path is not None and (not os.path.exists(path) or os.path.isdir(path)):
+        if path is not None and own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
             raise UserError(f"{key}={path} is not a file")
 
 
-def read_text(path: str | None) -> Iterator[str]:
-    """The lines of a file, which may be packed, or of standard input; bytes that are not UTF-8 become U+FFFD, with a
-    warning.
+@dataclass
+class TextInput(Iterable[str]):
+    """The lines of a file, which may be packed, or of a pipe; bytes that are not UTF-8 become U+FFFD, with a warning.
+    With a prompt they are those that somebody types.
 
     Raises:
-        UserError: a packed file is damaged.
+        UserError: a packed file is damaged, or a line is too long.
     """
-    if path is None:
-        if sys.__stdin__ is None:
-            raise UserError("standard input is closed; write input=FILE")
-        yield from read_lines(sys.stdin.buffer, "standard input", "replace")
-    else:
-        with opened(Path(path)) as file:
-            yield from read_lines(file, path, "replace")
+
+    path: str
+    prompt: str | None = None
+    done: int = 0  # lines with which the command is done
+    lines: LineReader | None = None  # once they are read
+
+    def __iter__(self) -> Iterator[str]:
+        if self.prompt is not None:
+            yield from typed(self.prompt)
+            return
+        with opened(Path(self.path)) as file:
+            self.lines = LineReader(file, self.path)
+            yield from read_lines(self.lines, "replace")
+
+    def more(self, since: float) -> bool:
+        """As `LineReader.more`; lines are typed one by one."""
+        return self.lines is not None and self.lines.more(since)
 
 
 def typed(prompt: str) -> Iterator[str]:
@@ -264,7 +280,7 @@ def typed(prompt: str) -> Iterator[str]:
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
 
-    sys.stdin.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     while True:
         try:
             yield input(prompt).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -273,10 +289,19 @@ def typed(prompt: str) -> Iterator[str]:
             return
 
 
-def chunks(lines: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of at most `size` lines."""
-    iterator = iter(lines)
-    while chunk := list(itertools.islice(iterator, size)):
+def chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
+    """Lists of rows of text: of at most `CHUNK` rows, and no longer once they have `CHARACTERS`; where no more follow,
+    as `more(since)` says, of those that are there."""
+    chunk: list[T] = []
+    size, since = 0, 0.0
+    for row in rows:
+        since = since if chunk else time.monotonic()
+        chunk.append(row)
+        size += sum(map(len, row))
+        if len(chunk) == CHUNK or size > CHARACTERS or not more(since):
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 
@@ -288,7 +313,7 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     """
     check_readable({"search.dictionary": path})
     found = {}
-    for number, line in enumerate(read_text(path) if path else (), 1):
+    for number, line in enumerate(TextInput(path) if path else (), 1):
         source, tab, target = line.partition("\t")
         if not (source and tab and target):
             raise UserError(f"{path}:{number}: {line[:80]!r} is no source word, tab, target word")
@@ -307,36 +332,91 @@ class Terminal:
 
 
 @contextmanager
-def output(path: str | None) -> Iterator[BinaryIO]:
-    """A file to write to that appears only when it is whole, packed if its name says so; or standard output."""
-    if path is None:
-        if sys.__stdout__ is None:
-            raise UserError("standard output is closed; write output=FILE")
-        yield cast(BinaryIO, Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
-        return
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a device
-        try:
-            with open(path, "wb") as file:
-                yield file
-        except OSError as error:
-            error.filename = error.filename or path
-            raise
-        return
+def output(path: str) -> Iterator[BinaryIO]:
+    """A file to write to, packed if its name says so.
+
+    A regular file appears, or is replaced, only when it is whole. A pipe, a device or an open descriptor, as
+    `/dev/stdout`, is written to as it is.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
-    path, new = os.path.realpath(path), None
     try:
-        with unfinished(Path(path)) as new:
-            with open(new, "wb") as file, pa.CompressedOutputStream(file, packed) if packed else file as stream:
-                yield cast(BinaryIO, stream)
-            new.replace(path)
+        with sink(path) as file, pa.CompressedOutputStream(file, packed) if packed else nullcontext(file) as stream:
+            yield cast(BinaryIO, stream)
+            stream.flush()  # standard output stays open
+    except BrokenPipeError:
+        nobody_reads()
     except OSError as error:
-        failed = path if error.filename in (None, str(new)) else error.filename
-        raise UserError(f"{failed} failed: {error.strerror}") from error
+        if not is_file(path):
+            error.filename = error.filename or ("standard output" if is_stdout(path) else path)
+            raise
+        raise UserError(f"{error.filename or path} failed: {error.strerror or error}") from error
+
+
+def sink(path: str) -> AbstractContextManager[BinaryIO]:
+    """Where `output` writes to."""
+    if is_file(path):
+        return replaced(Path(os.path.realpath(path)))
+    number = own_descriptor(path)
+    if is_stdout(path) and sys.__stdout__ is not None and sys.stdout.isatty():
+        return nullcontext(cast(BinaryIO, Terminal()))
+    if number is not None:
+        return open_descriptor(path, number, "wb")
+    # A descriptor of another process, as /proc/PID/fd/1, cannot be shared; its file must not be truncated.
+    return open(path, "ab" if descriptor_path(path) else "wb")
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which takes the place of `path` when it is whole. It has the permissions of the old one.
+
+    Where only the content can be replaced it is copied into the old file at the end: one with several hard links, which
+    would part otherwise, one of another owner, one that is mounted, or one in a folder that cannot be written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        old = None
+    if old and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    with ExitStack() as stack:
+        with named(path):
+            if old and not os.access(path.parent, os.W_OK):
+                new = Path(stack.enter_context(tempfile.TemporaryDirectory()), "new")
+            else:
+                new = stack.enter_context(unfinished(path))
+            file = stack.enter_context(open(new, "wb"))
+        if old:
+            with suppress(OSError):  # of another owner
+                os.chown(new, old.st_uid, old.st_gid)
+            shutil.copymode(path, new)
+        yield file
+        file.flush()
+        with named(path):
+            put(new, path, old)
+
+
+def put(new: Path, path: Path, old: os.stat_result | None) -> None:
+    """Replace `path`, which has the status `old` if it exists, or its content."""
+    if old is None:
+        new.replace(path)
+        return
+    made = new.stat()
+    if old.st_nlink == 1 and (made.st_uid, made.st_gid) == (old.st_uid, old.st_gid):
+        with suppress(OSError):  # it is a mount point, say, or its folder cannot be written
+            new.replace(path)
+            return
+    shutil.copyfile(new, path)
 
 
 def nobody_reads() -> NoReturn:
-    """End without a word: who reads standard output has enough, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """End without a word: who reads the output has enough, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at its end
     sys.exit(1)
 
 

@@ -8,20 +8,30 @@ python -m nmt.translate --help
 import itertools
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nmt import open_translator
 from nmt.alignment import as_written, writer
 from nmt.config import TranslateRun, main
-from nmt.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, log_to_stderr, mine, ranks, same
+from nmt.data.lines import counted
+from nmt.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    held_signals,
+    in_turn,
+    joined,
+    log,
+    log_to_stderr,
+    mine,
+    ranks,
+    same,
+)
 from nmt.errors import UserError
-from nmt.files import check_readable, chunks, finite, output, read_text, sha256_of, typed, write
+from nmt.files import TextInput, check_readable, chunks, finite, output, sha256_of, write
+from nmt.streams import is_file, is_stdin, is_stdout
 from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
-
-CHUNK = 4096  # lines in memory at a time
 
 
 def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -61,97 +71,112 @@ def as_links(line: str, options: list[Translation], command: TranslateRun) -> st
 FORMATS = {"text": as_text, "jsonl": as_jsonl, "links": as_links}
 
 
-def with_beginnings(command: TranslateRun, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each line with the beginning of its translation, empty without `prefix=`.
+def paired(lines: Iterable[str], command: TranslateRun, key: str) -> Iterator[tuple[str, str]]:
+    """Each line of the input with the line of another file, `target=` or `prefix=`; with an empty one where that is not
+    given.
 
     Raises:
         UserError: the file has fewer lines, or more.
     """
-    if command.prefix is None:
+    path = getattr(command, key)
+    if path is None:
         yield from ((line, "") for line in lines)
         return
-    both = itertools.zip_longest(lines, read_text(command.prefix))
-    for number, (line, beginning) in enumerate(both, 1):
-        if line is None or beginning is None:
-            raise UserError(f"prefix={command.prefix} and the input have different numbers of lines, from {number} on")
-        yield line, beginning
+    both = itertools.zip_longest(lines, TextInput(path))
+    for number, (line, other) in enumerate(both, 1):
+        if line is None or other is None:
+            raise UserError(f"{key}={path} and the input have different numbers of lines, from {number} on")
+        yield line, other
 
 
-def translate_lines(command: TranslateRun, translator: Translator, lines: Iterable[str]) -> None:
-    """Write a translation for each line, in order, a chunk at a time."""
+@contextmanager
+def stopped(source: TextInput, path: str) -> Iterator[None]:
+    """Say how far the work has come where a signal ends it."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if source.lines is not None:
+            whole = f", but {path} appears only when it is whole" if is_file(path) else ""
+            left = source.lines.count - source.done
+            log.warning(
+                f"stopped: {counted(source.done, 'line')} translated{whole}; {counted(left, 'line')} read and not "
+                "translated"
+            )
+        raise
+
+
+def translate_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
+    """Write a translation for each line, in order, a chunk at a time. Whatever ends the work, the first lines that are
+    translated are written."""
     want_links = command.alignments is not None or command.format != "text"
-    interactive = command.input is None and sys.stdin.isatty()
-    done = 0
     with ExitStack() as stack:
         text_file = stack.enter_context(output(mine(command.output)))
         align = None
         if command.alignments is not None:
             links_file = stack.enter_context(output(mine(command.alignments)))
             align = stack.enter_context(writer(command.alignments, links_file))
-        for pairs in chunks(with_beginnings(command, lines), 1 if interactive else CHUNK):
+        stack.enter_context(stopped(source, command.output))
+        for pairs in chunks(paired(source, command, "prefix"), source.more):
             chunk, beginnings = zip(*pairs, strict=True)
-            found = translator.translate(chunk, want_links, done + 1, command.output is not None, beginnings)
-            best = [options[0] for options in found]
-            check_scores(best, done + 1)
-            warn_of_cuts(best, command.search, done + 1)
-            as_wanted, both = FORMATS[command.format], zip(chunk, found, strict=True)
-            write(text_file, "".join(as_wanted(line, options, command) for line, options in both))
-            if align is not None:
-                for options in found:
-                    missing = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
-                    for record in (option.record for option in options + missing):
-                        align(record, record.links(command.links))
-            done += len(chunk)
+            first = source.done + 1
+            found: list[list[Translation]] = []
+            try:
+                translator.translate(chunk, want_links, first, not is_stdout(command.output), beginnings, found)
+            finally:
+                with held_signals():
+                    best = [options[0] for options in found]
+                    check_scores(best, first)
+                    warn_of_cuts(best, command.search, first)
+                    as_wanted, both = FORMATS[command.format], zip(chunk, found, strict=False)
+                    write(text_file, "".join(as_wanted(line, options, command) for line, options in both))
+                    if align is not None:
+                        for options in found:
+                            missing = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
+                            for record in (option.record for option in options + missing):
+                                align(record, record.links(command.links))
+                        links_file.flush()
+                    source.done += len(found)
 
 
-def score_pairs(command: TranslateRun, translator: Translator) -> None:
+def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the log-probability of each given pair."""
-    sources, targets = (list(read_text(path)) for path in (command.input, command.target))
-    if len(sources) != len(targets):
-        raise UserError(f"input={command.input} has {len(sources):,} lines, target={command.target} {len(targets):,}")
-    with output(mine(command.output)) as file:
-        for start in range(0, len(sources), CHUNK):
-            part = slice(start, start + CHUNK)
-            scored = translator.score(sources[part], targets[part], progress=command.output is not None)
-            check_scores(scored, start + 1)
-            write(file, "".join(f"{one.score:.6f}\n" for one in scored))
+    with output(mine(command.output)) as file, stopped(source, command.output):
+        for pairs in chunks(paired(source, command, "target"), source.more):
+            sources, targets = zip(*pairs, strict=True)
+            scored = translator.score(sources, targets, progress=not is_stdout(command.output))
+            check_scores(scored, source.done + 1)
+            with held_signals():
+                write(file, "".join(f"{one.score:.6f}\n" for one in scored))
+                source.done += len(scored)
 
 
 def digests_of(paths: dict[str, str | None]) -> tuple[str, ...]:
-    """What is in the files that all processes of a job read.
-
-    Raises:
-        UserError: one is a pipe.
-    """
-    given = {key: path for key, path in paths.items() if path is not None}
-    for key, path in given.items():
-        if not os.path.isfile(path):
-            raise UserError(f"{ranks()} processes cannot share {key}={path}, which is no regular file; write a file")
-    return tuple(sha256_of(Path(path)) for path in given.values())
+    """What is in the files that all processes of a job read."""
+    return tuple(sha256_of(Path(path)) for path in paths.values() if path is not None)
 
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
-    files = {"input": command.input, "target": command.target, "prefix": command.prefix}
+    read = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with joined(command.device) as device:
-        in_turn(lambda: check_readable(files))
-        if command.input is None and ranks() > 1:
-            raise UserError(f"{ranks()} processes cannot share standard input; write input=FILE")
+        in_turn(lambda: check_readable(read))
+        for key, path in read.items():
+            if path and ranks() > 1 and not is_file(path):
+                shared = "standard input" if is_stdin(path) else f"{key}={path}"
+                raise UserError(f"{ranks()} processes cannot share {shared}; write {key}=FILE")
         settings = command.precision, command.average, command.search
         translator = in_turn(lambda: open_translator(command.checkpoint, device, *settings))
         same(lambda: (translator.key, tuple(translator.dictionary.items())), OTHER_MODEL)
         if ranks() > 1:
-            digests = in_turn(lambda: digests_of(files))
+            digests = in_turn(lambda: digests_of(read))
             same(lambda: digests, OTHER_TEXT)
         shows = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
         if (command.alignments or command.format == "links") and not translator.model.attends:
             raise UserError(f"{shows} shows where attention was, and the model has none; leave it out")
-        if command.mode == "score":
-            score_pairs(command, translator)
-        else:
-            talking = command.input is None and sys.stdin.isatty() and sys.stdout.isatty()
-            translate_lines(command, translator, typed("> ") if talking else read_text(command.input))
+        talking = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
+        work = score_pairs if command.mode == "score" else translate_lines
+        work(command, translator, TextInput(command.input, "> " if talking else None))
 
 
 if __name__ == "__main__":

@@ -72,15 +72,16 @@ class Part:
 def split_long(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
     """Cut a long line into parts of at most `limit` pieces: after a mark that ends a word, else before a word, else
     anywhere."""
-    parts = []
-    while len(ids) > limit:
-        places = range(max(1, limit // 2) + 1, limit + 1)
+    parts, begin = [], 0
+    while len(ids) - begin > limit:
+        places = range(begin + max(1, limit // 2) + 1, begin + limit + 1)
         starts = [i for i in places if pieces[i].startswith("▁")]
-        ends = [i for i in places if pieces[i - 1].endswith(SENTENCE_END if i in starts else WIDE)]
-        cut = (ends or starts or [limit])[-1]
-        parts.append(ids[:cut])
-        ids, pieces = ids[cut:], pieces[cut:]
-    return [*parts, ids]
+        opening = set(starts)
+        ends = [i for i in places if pieces[i - 1].endswith(SENTENCE_END if i in opening else WIDE)]
+        cut = (ends or starts or [begin + limit])[-1]
+        parts.append(ids[begin:cut])
+        begin = cut
+    return [*parts, ids[begin:]]
 
 
 def distinct(options: list[Translation]) -> list[Translation]:
@@ -145,7 +146,7 @@ class Translator:
 
     def translate(
         self, lines: Sequence[str], keep_weights: bool = False, first_line: int = 1, progress: bool = False,
-        beginnings: Sequence[str] | None = None,
+        beginnings: Sequence[str] | None = None, found: list[list[Translation]] | None = None,
     ) -> list[list[Translation]]:  # fmt: skip
         """For each line its `search.n_best` translations, different as text, best first, fewer where there are no more;
         or so many samples.
@@ -154,10 +155,12 @@ class Translator:
             keep_weights: whether translations have attention weights.
             first_line: the number of the first line in warnings.
             beginnings: with what words the translation of each line begins; of a line in parts that of the first.
+            found: a list that gets what is returned; where the work ends early it gets that of the first lines.
 
         Raises:
             UserError: a beginning is longer than a translation may be; or memory does not suffice for one line.
         """
+        found = [] if found is None else found
         parts = self.parts(lines, beginnings, first_line)
         warn_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         config = self.config
@@ -173,16 +176,21 @@ class Translator:
                 options = [self.read(part.ids, hypothesis, part.words, part.given) for hypothesis in own]
                 yield rows[place], options if config.sample else distinct(options)[: self.config.n_best]
 
-        found = self.in_batches([len(part.ids) for part in parts], config.width, QUEUE, run, progress)
-        options_of: list[list[list[Translation]]] = [[] for _ in lines]
-        for part, options in zip(parts, found, strict=True):
-            options_of[part.line].append(options)
-        translations = [alternatives(own, config.sample) for own in options_of]
+        results: dict[int, list[Translation]] = {}
+        try:
+            self.in_batches([len(part.ids) for part in parts], config.width, QUEUE, run, progress, results)
+        finally:
+            complete = next((part.line for row, part in enumerate(parts) if row not in results), len(lines))
+            options_of: list[list[list[Translation]]] = [[] for _ in range(complete)]
+            for row, part in enumerate(parts):
+                if part.line < complete:
+                    options_of[part.line].append(results[row])
+            found += [alternatives(own, config.sample) for own in options_of]
         if keep_weights and self.model.attends:
-            best = enumerate((own[0] for own in translations), first_line)
+            best = enumerate((own[0] for own in found), first_line)
             if long := [line for line, one in best if one.weights_TS is None and one.source_pieces]:
                 log.warning(f"{counted(len(long), 'line')} too long to be aligned ({first_of(long)})")
-        return translations
+        return found
 
     def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""
@@ -205,13 +213,13 @@ class Translator:
             if limit is not None and len(ids) >= limit:
                 long.append(first_line + number)
                 cut = split_long(ids, self.tokenizer.source.pieces(ids), limit - 1)
-            words_left, words_given = [], []
+            words_left, words_given, place = [], [], 0
             if self.config.replace_unknown:
                 words_left = self.tokenizer.source.spelt(line)
                 words_given = self.tokenizer.target.spelt(beginnings[number]) if beginnings and beginning else []
             for part in cut:
-                found.append(Part(number, part, beginning, words_given, words_left[: len(part)]))
-                beginning, words_given, words_left = [], [], words_left[len(part) :]
+                found.append(Part(number, part, beginning, words_given, words_left[place : place + len(part)]))
+                beginning, words_given, place = [], [], place + len(part)
         if long:
             log.warning(
                 f"{counted(len(long), 'line')} of more than search.max_source={limit} pieces, translated in parts "
@@ -276,20 +284,22 @@ class Translator:
             return zip(rows, force(self.model, *given, keep_weights), strict=True)
 
         lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
-        return self.in_batches(lengths, 1, 1, run, progress)
+        results: dict[int, Hypothesis] = {}
+        self.in_batches(lengths, 1, 1, run, progress, results)
+        return [results[row] for row in range(len(lengths))]
 
     def in_batches(
         self, lengths: list[int], width: int, queue: int,
-        run: Callable[[list[int], int], Iterable[tuple[int, R]]], progress: bool,
-    ) -> list[R]:  # fmt: skip
-        """What `run(rows, size)` yields with the row that each is of, in order. It gets rows of like length, the
-        longest first: up to `queue` times `size` of them, of which `size` are in work at a time. Where memory does not
-        suffice, sizes are halved from there on. The processes of a job share the rows.
+        run: Callable[[list[int], int], Iterable[tuple[int, R]]], progress: bool, results: dict[int, R],
+    ) -> None:  # fmt: skip
+        """Fill `results` with what `run(rows, size)` yields with the row that each is of.
+
+        It gets rows of like length, the longest first: up to `queue` times `size` of them, of which `size` are in work
+        at a time. Where memory does not suffice, sizes are halved from there on. The processes of a job share the rows.
 
         Raises:
             UserError: it does not suffice for one line.
         """
-        results: dict[int, R] = {}
         order = list(dealt(longest_first(lengths)))
         most = len(order)
 
@@ -319,8 +329,8 @@ class Translator:
                 if short:
                     log.warning(f"out of memory for {size:,} lines at a time: going on with fewer", extra={"own": True})
                     most, queue = max(1, size // 2), queue if size > 1 else 1
-        found = {row: result for part in gathered(results) for row, result in part.items()}
-        return [found[row] for row in range(len(lengths))]
+        for part in gathered(results):
+            results.update(part)
 
     def read(
         self, source: list[int], hypothesis: Hypothesis, source_words: Sequence[str] = (), given: Sequence[str] = ()

@@ -17,6 +17,7 @@ import torch
 from nmt.config import AttentionConfig, ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.windows import Memory
+from nmt.streams import use_utf8
 
 LENGTHS = (40, 1000)  # source positions
 SENTENCES, HIDDEN, HALF_WIDTH = 8, 256, 10
@@ -102,4 +103,5 @@ WORK: dict[str, Callable[[Decoder, Memory, DecoderState], Run]] = {
 }
 
 if __name__ == "__main__":
+    use_utf8()
     main()

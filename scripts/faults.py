@@ -47,6 +47,7 @@ from nmt.config import lasting  # noqa: E402
 from nmt.data.toy import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.state import read_progress  # noqa: E402
+from nmt.streams import use_utf8  # noqa: E402
 
 SMALL = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
@@ -419,6 +420,7 @@ TRIALS: dict[str, Callable[[int, Path], None]] = {
 
 def run_trials(trials: dict[str, Callable[[int, Path], None]]) -> None:
     """Those that the command line names, each so large, in a temporary folder or in folder=DIR."""
+    use_utf8()
     given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
     if not given.keys() & trials.keys() or given.keys() - {*trials, "folder"}:
         sys.exit(sys.modules["__main__"].__doc__)

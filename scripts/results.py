@@ -25,6 +25,7 @@ from typing import Any
 
 from nmt.errors import UserError
 from nmt.plot import curves
+from nmt.streams import use_utf8
 
 PAGE = Path("docs/results.md")
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (.*)")
@@ -173,4 +174,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    use_utf8()
     main(sys.argv[1:])

@@ -66,6 +66,7 @@ def in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: 
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing has closed it
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
     program(command, *arguments)
 
 

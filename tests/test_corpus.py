@@ -29,7 +29,7 @@ from nmt.data import cache, corpus, readers, toy
 from nmt.data.cache import cache_folder
 from nmt.data.config import DataOverride
 from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
-from nmt.data.lines import raw_lines, read_lines
+from nmt.data.lines import LineReader, read_lines
 from nmt.data.parting import cost, first_gap
 from nmt.data.readers import LINE_READERS, lengths_of, strings
 from nmt.data.splits import VALID
@@ -62,8 +62,8 @@ def read(tmp_path: Path) -> Read:
 def test_lines_end_at_line_feeds_only(lines: list[str], crlf: bool) -> None:
     end = "\r\n" if crlf else "\n"
     lines = [line.removeprefix("\ufeff").rstrip("\r") for line in lines]
-    file = io.BytesIO("".join(line + end for line in lines).encode())
-    assert list(read_lines(file, "x")) == lines
+    file = io.BufferedReader(io.BytesIO("".join(line + end for line in lines).encode()))
+    assert list(read_lines(LineReader(file, "x"))) == lines
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_lines_of_a_file(tmp_path: Path, content: bytes, lines: list[str]) -> No
     file = tmp_path / "file"
     file.write_bytes(content)
     with open(file, "rb") as stream:
-        assert [line.decode() for line in raw_lines(stream)] == lines
-    with open(file, "rb") as stream:
-        assert list(read_lines(stream, file)) == lines
+        assert list(read_lines(LineReader(stream, file))) == lines
 
 
 def test_bad_bytes_are_refused_or_replaced_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    lines = [b"a\n", b"\xff\n", b"b\n", b"x\xe4y\n"]
+    def lines() -> LineReader:
+        return LineReader(io.BufferedReader(io.BytesIO(b"a\n\xff\nb\nx\xe4y\n")), "in.txt")
+
     with pytest.raises(UserError, match="^in.txt:2: not UTF-8 .byte 0xFF at position 1.$"):
-        list(read_lines(lines, "in.txt"))
-    assert list(read_lines(lines, "in.txt", "replace")) == ["a", "\ufffd", "b", "x\ufffdy"]
+        list(read_lines(lines()))
+    assert list(read_lines(lines(), "replace")) == ["a", "\ufffd", "b", "x\ufffdy"]
     assert "in.txt: 2 lines are not UTF-8 (first: 2, 4)" in caplog.text
 
 
@@ -452,7 +452,7 @@ def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------ large, packed, parted
 def slowly(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
     """The pairs line by line, with their numbers; or what the refusal begins with."""
-    sides = [list(raw_lines(io.BytesIO(side))) for side in (source, target)]
+    sides = [list(LineReader(io.BufferedReader(io.BytesIO(side)), "x")) for side in (source, target)]
     found = []
     for number, (left, right) in enumerate(itertools.zip_longest(*sides), 1):
         if left is None or right is None:

@@ -66,14 +66,15 @@ BELOW |= {
     "search",
     "translator",
 }
-ALL = BELOW | {"comparison", "report", "folder", "sizing", "state", "update", "validation", "training"}
+ALL = BELOW | {"streams", "comparison", "report", "folder", "sizing", "state", "update", "validation", "training"}
 MAY_IMPORT = {
     "__init__": ALL | {"command", "data.config", "openmp"},
     "openmp": set(),
     "errors": set(),
+    "streams": {"errors"},
     "quoting": {"errors"},
-    "command": {"errors", "quoting"},
-    "config": {"command", "errors", "data.config", "model.config"},
+    "command": {"errors", "quoting", "streams"},
+    "config": {"command", "errors", "data.config", "model.config", "streams"},
     "data.config": {"errors"},
     "model.config": {"errors"},
     "memory": set(),
@@ -82,7 +83,7 @@ MAY_IMPORT = {
     "data.lexicon": set(),
     "data.grammar": {"data.lexicon"},
     "data.toy": {"data.grammar", "data.lexicon"},
-    "data.lines": set(),
+    "data.lines": {"streams"},
     "data.words": set(),
     "data.gold": {"data.lines", "data.words", "links"},
     "data.parting": set(),
@@ -127,7 +128,7 @@ MAY_IMPORT = {
     "plot": set(),
     "optim": set(),
     "sizing": {"command", "data.mixing", "distributed"},
-    "files": {"data.lines"},
+    "files": {"data.lines", "streams"},
     "checkpoint": TOKENIZER | MODEL | {"files", "quoting"},
     "folder": {"checkpoint", "data.config", "data.tokenizer", "distributed", "files", "quoting", "sizing", "state"},
     "state": BELOW | {"quoting"},
@@ -137,7 +138,7 @@ MAY_IMPORT = {
     "train": ALL | {"command", "quoting"},
     "evaluate": ALL,
     "translate": ALL,
-    "align": ALL | {"data.config", "translate"},
+    "align": ALL | {"data.config"},
 }
 
 

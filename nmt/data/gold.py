@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nmt.data.lines import opened, read_lines
+from nmt.data.lines import LineReader, opened, read_lines
 from nmt.data.words import script_of
 from nmt.errors import UserError
 from nmt.links import Gold, parse_gold
@@ -17,7 +17,7 @@ def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> 
         UserError: file:line and what is wrong there, or another number of lines than there are pairs.
     """
     with opened(path) as file:
-        lines = list(read_lines(file, path))
+        lines = list(read_lines(LineReader(file, path)))
     if len(lines) != len(sources):
         raise UserError(f"{path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
     found = []

@@ -4,14 +4,20 @@ file."""
 import codecs
 import io
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import select
+import stat
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import pyarrow as pa
 
 from nmt.errors import UserError
+from nmt.streams import open_descriptor, own_descriptor
 
 log = logging.getLogger("nmt")
 BOM = b"\xef\xbb\xbf"
@@ -19,6 +25,10 @@ NOT_TEXT = "not UTF-8"
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
 FIRST = 5  # lines in a message
 HEAD = 8_192  # bytes of a file by which its line ends are judged
+LONGEST_LINE = 2**24  # bytes; a file of more without a line feed is no text, and would fill memory
+BLOCK = 2**16  # bytes that are read at a time, as many as a pipe holds
+PAUSE = 0.02  # seconds in which a line counts as following the one before it at once
+COLLECT = 0.5  # seconds in which lines that follow each other are collected, at least
 
 
 def between_spaces(line: str) -> list[str]:
@@ -27,21 +37,24 @@ def between_spaces(line: str) -> list[str]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[io.BufferedReader]:
     """A file in binary, unpacked if its name says that it is packed.
 
     Raises:
         UserError: it is damaged, packed in another way, or UTF-16.
     """
     if path.suffix not in PACKED:
-        with open(path, "rb") as file:
-            check_encoding(file, path)
-            yield file
+        number = own_descriptor(str(path))
+        with open(path, "rb") if number is None else open_descriptor(str(path), number, "rb") as file:
+            reader = cast(io.BufferedReader, file)
+            check_encoding(reader, path)
+            yield reader
         return
     try:
-        with pa.input_stream(str(path), compression=PACKED[path.suffix]) as stream, io.BufferedReader(stream) as file:
+        with open(path, "rb") as packed, pa.input_stream(packed, PACKED[path.suffix]) as stream:
+            file = io.BufferedReader(stream)
             check_encoding(file, path)
-            yield cast(BinaryIO, file)
+            yield file
     except OSError as error:
         raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
 
@@ -52,12 +65,12 @@ def check_encoding(file: io.BufferedReader, path: Path) -> None:
         raise UserError(f"{path} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8")
 
 
-def check_line_ends(file: BinaryIO, path: Path) -> None:
+def check_line_ends(file: io.BufferedReader, path: Path) -> None:
     """Refuse a file whose lines end as those of old Macs, in a carriage return alone: it would be one line.
 
     Its beginning decides. A single carriage return in a line may be meant.
     """
-    begin = cast(io.BufferedReader, file).peek(HEAD)[:HEAD].removesuffix(b"\n").removesuffix(b"\r")
+    begin = file.peek(HEAD)[:HEAD].removesuffix(b"\n").removesuffix(b"\r")
     if b"\n" not in begin and begin.count(b"\r") > 1:
         raise UserError(
             f"{path}: lines end in a carriage return (CR, \\r) alone, so this is one line; make line ends of them: "
@@ -65,16 +78,84 @@ def check_line_ends(file: BinaryIO, path: Path) -> None:
         )
 
 
-def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a file opened in binary, or of standard input's buffer, without their ends."""
-    for number, line in enumerate(file):
-        if number == 0 and not (line := line.removeprefix(BOM)):
-            return  # there was nothing but the mark
-        yield line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
+def check_length(length: int, name: object, number: int) -> None:
+    if length > LONGEST_LINE:
+        raise UserError(
+            f"{name}:{number}: the line has more than {LONGEST_LINE:,} bytes; write one sentence a line, each ending "
+            "in a line feed"
+        )
 
 
-def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> Iterator[str]:
-    """The lines of a file opened in binary, or of standard input's buffer; `name` stands for it in messages.
+class LineReader(Iterator[bytes]):
+    """The lines of a file opened in binary, without their ends.
+
+    Raises:
+        UserError: name:line, for a line of more than `LONGEST_LINE` bytes.
+    """
+
+    def __init__(self, file: io.BufferedReader, name: object) -> None:
+        self.file, self.name = file, name
+        self.waits = waits(file)
+        self.lines: deque[bytes] = deque()  # read, but not yet returned
+        self.rest = bytearray()  # the beginning of the next line
+        self.number = 0  # complete lines that were read
+        self.ended = False
+
+    @property
+    def count(self) -> int:
+        """The number of lines that were read, including one that has no end yet."""
+        return self.number + bool(self.rest)
+
+    def __next__(self) -> bytes:
+        while not self.lines:
+            if self.ended:
+                raise StopIteration
+            self.read()
+        return self.lines.popleft()
+
+    def more(self, since: float) -> bool:
+        """Whether another line is there, or follows at once. `since` is when the caller began to collect lines: after
+        `COLLECT` seconds nothing is waited for any more."""
+        while not self.lines and not self.ended:
+            pause = PAUSE if time.monotonic() < since + COLLECT else 0
+            if self.waits and not select.select([self.file], [], [], pause)[0]:
+                return False
+            self.read()
+        return bool(self.lines)
+
+    def read(self) -> None:
+        """Read what is there; where there is nothing, wait for it."""
+        block = self.file.read1(BLOCK)
+        *lines, begun = block.split(b"\n")
+        if lines:
+            lines[0] = bytes(self.rest) + lines[0]
+            check_length(len(lines[0]), self.name, self.number + 1)
+            lines = [line.removesuffix(b"\r") for line in lines]
+            self.rest = bytearray(begun)
+        elif block:
+            self.rest += begun
+            check_length(len(self.rest), self.name, self.number + 1)
+        else:
+            self.ended = True
+            if self.rest and (self.number or self.rest != BOM):
+                lines = [bytes(self.rest)]
+            self.rest.clear()
+        if lines and not self.number:
+            lines[0] = lines[0].removeprefix(BOM)
+        self.lines.extend(lines)
+        self.number += len(lines)
+
+
+def waits(file: io.BufferedReader) -> bool:
+    """Whether reading waits for whoever writes: of a pipe, a socket or a terminal."""
+    try:
+        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except io.UnsupportedOperation:  # it is unpacked, or in memory
+        return False
+
+
+def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:
+    """The lines of a file as text.
 
     invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn of
         such lines after the last one.
@@ -83,17 +164,18 @@ def read_lines(file: Iterable[bytes], name: object, invalid: str = "refuse") -> 
         UserError: name:line, for a line that is refused.
     """
     replaced = []
-    for number, line in enumerate(raw_lines(file), 1):
+    for number, line in enumerate(lines, 1):
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
             if invalid == "refuse":
-                raise UserError(f"{name}:{number}: {undecodable(error)}") from None
+                raise UserError(f"{lines.name}:{number}: {undecodable(error)}") from None
             replaced.append(number)
             yield line.decode(errors="replace")
     if replaced:
         log.warning(
-            f"{name}: {len(replaced):,} lines are {NOT_TEXT} ({first_of(replaced)}); U+FFFD stands for the bad bytes"
+            f"{lines.name}: {len(replaced):,} lines are {NOT_TEXT} ({first_of(replaced)}); U+FFFD stands for the bad "
+            "bytes"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nmt.data.lines import BOM, NOT_TEXT, check_line_ends, counted, opened, raw_lines, undecodable
+from nmt.data.lines import BOM, NOT_TEXT, LineReader, check_length, check_line_ends, counted, opened, undecodable
 from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, nearest
 
@@ -68,22 +68,24 @@ def text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]
 
 
 def line_blocks(path: Path) -> Iterator[pa.StringArray]:
-    """The lines of a file, as `raw_lines` has them, some at a time and never none; they may be no UTF-8.
+    """The lines of a file, as `LineReader` has them, some at a time and never none; they may be no UTF-8.
 
     Raises:
-        UserError: the file is damaged, or a line has more bytes than a text may have here.
+        UserError: the file is damaged, or a line has more than `LONGEST_LINE` bytes.
     """
     rest: list[bytes] = []
+    number = 1
     with opened(path) as file:
         check_line_ends(file, path)
         block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
         while block:
             end = block.rfind(b"\n") + 1
+            check_length(sum(map(len, rest)) + (block.find(b"\n") if end else len(block)), path, number)
             rest.append(block[:end] if end else block)
-            if sum(map(len, rest)) >= 2**31:
-                raise UserError(f"{path}: a line has more than {2**31:,} bytes")
             if end:
-                yield lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
+                lines = lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
+                yield lines
+                number += len(lines)
                 rest = [block[end:]]
             block = file.read(BLOCK)
     if tail := b"".join(rest):
@@ -146,7 +148,7 @@ def different_lengths(source: Path, target: Path) -> str:
 def lengths_of(file: Path) -> Lengths:
     """Of the lines of a file, in bytes."""
     with opened(file) as stream:
-        return np.fromiter(map(len, raw_lines(stream)), np.int64)
+        return np.fromiter(map(len, LineReader(stream, file)), np.int64)
 
 
 # ------------------------------------------------------------------------------------------------------ tsv and jsonl
@@ -176,7 +178,7 @@ def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int
     """The pairs that `parse` finds in the lines of a file after the first `skip`; it may raise `NoPair`."""
     with opened(path) as file:
         check_line_ends(file, path)
-        for number, line in enumerate(raw_lines(file), 1):
+        for number, line in enumerate(LineReader(file, path), 1):
             if number <= skip:
                 continue
             try:
@@ -196,7 +198,7 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
     header = not (source.isdecimal() and target.isdecimal())
     with opened(path) as file:
         check_line_ends(file, path)
-        first = next(raw_lines(file), b"").decode(errors="replace").split("\t")
+        first = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
     if header:
         for name in (source, target):
             if name not in first:
