@@ -102,6 +102,12 @@ def refused(command: str, *arguments: object, folder: Path, text: bytes | None =
     return message.splitlines()[-1]
 
 
+def ends_in_returns(text: bytes) -> bool:
+    """Whether a file's lines end in carriage returns alone, as its beginning tells."""
+    first, *more = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
+    return not more and first.count(b"\r") > 1
+
+
 def peak() -> int:
     """Bytes of memory that this process has had at most since it was last asked; 0 where nobody counts them."""
     try:

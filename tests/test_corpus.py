@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import environment
+from conftest import ends_in_returns, environment
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -486,7 +486,8 @@ def test_blocks_hold_what_lines_do(
     data = DataConfig(
         format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
     )
-    expected = slowly(source, target, drop)
+    old = [side for side, text in (("de", source), ("en", target)) if ends_in_returns(text)]
+    expected = f"train.{old[0]}: lines end in a carriage return" if old else slowly(source, target, drop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "BLOCK", block)
         try:
