@@ -349,8 +349,8 @@ def output(path: str) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         nobody_reads()
     except OSError as error:
-        if not is_file(path):
-            error.filename = error.filename or ("standard output" if is_stdout(path) else path)
+        if is_stdout(path):
+            error.filename = "standard output"
             raise
         raise UserError(f"{error.filename or path} failed: {error.strerror or error}") from error
 
@@ -390,13 +390,13 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
                 new = Path(stack.enter_context(tempfile.TemporaryDirectory()), "new")
             else:
                 new = stack.enter_context(unfinished(path))
-            file = stack.enter_context(open(new, "wb"))
-        if old:
-            with suppress(OSError):  # of another owner
-                os.chown(new, old.st_uid, old.st_gid)
-            shutil.copymode(path, new)
-        yield file
-        file.flush()
+            file = open(new, "wb")  # noqa: SIM115  errors in writing have the name of the file already
+        with file:
+            if old:
+                with suppress(OSError):  # of another owner
+                    os.chown(new, old.st_uid, old.st_gid)
+                shutil.copymode(path, new)
+            yield file
         with named(path):
             put(new, path, old)
 

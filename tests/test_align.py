@@ -167,7 +167,7 @@ def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> 
     tokenizer.save(none)
     save_config(none, run)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    save_checkpoint(none, model, tokenizer, run, torch.optim.SGD(model.parameters()), {"step": 1})
+    save_checkpoint(none, model, tokenizer, run, torch.optim.SGD(model.parameters()), {"step": 1, "best": []})
     _, message = align("checkpoint=runs/without", *FILES, "output=new", code=1)
     assert "model.attention.score=none" in message and not list(place.glob("new*"))
 

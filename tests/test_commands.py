@@ -454,7 +454,7 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
         "compare=[runs/mine,runs/mine/]": "runs/mine/ is of a run that was named before",
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
         "compare=[runs/a=1,runs/b=2]": """quote each item that has signs in it: 'compare=["ITEM","ITEM"]'""",
-        "compare=runs/mine,runs/other": "a list is written KEY=[A,B]",
+        "compare=runs/mine,runs/other": "a list compare=[A,B]",
     }.items():
         assert message in refused("evaluate", *given.split(), folder=home)
     for given in (

@@ -426,7 +426,7 @@ def test_a_program_may_wait_for_each_translation(format: str, pipes: Path) -> No
         text.write(LINES[-1])
         text.close()
         said += found.read()
-    rounded = [re.sub(r'("score": -\d+\.\d{3})\d*', r"\1", shown) for shown in (said.decode(), at_once)]
+    rounded = [re.sub(r'("(?:ranking_)?score": -\d+\.\d{3})\d*', r"\1", shown) for shown in (said.decode(), at_once)]
     assert process.exitcode == 0 and rounded[0] == rounded[1]
     assert (pipes / "one_by_one").read_bytes() == (pipes / "at_once").read_bytes()
 
