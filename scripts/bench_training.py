@@ -49,7 +49,7 @@ from nmt.model.seq2seq import build_model
 from nmt.optim import build_optimiser
 from nmt.plot import canvas
 from nmt.state import Progress, TrainState
-from nmt.update import train_step
+from nmt.update import shapes_of, train_step
 
 DOCS = Path("docs")
 END = "<!-- end of what scripts/bench_training.py writes -->"
@@ -114,6 +114,9 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
         optimiser = build_optimiser(run.optim, model.parameters())
         progress = Progress(encoded.key)
         state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
+        if device.type == "cuda":
+            batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
+            state.shapes_K3 = shapes_of(state, batches)  # as `nmt.training.fit` does
         return lambda indices: train_step(state, indices, 10**6).sums.target
 
     plain = Plain(system.model, vocabulary, OPTIM.label_smoothing).to(device)
