@@ -56,7 +56,11 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
             check_encoding(file, path)
             yield file
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {str(error).rstrip('.')}") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(name: object, error: OSError) -> UserError:
+    return UserError(f"{name} cannot be read: {str(error).rstrip('.')}")
 
 
 def check_encoding(file: io.BufferedReader, path: Path) -> None:
@@ -90,7 +94,7 @@ class LineReader(Iterator[bytes]):
     """The lines of a file opened in binary, without their ends.
 
     Raises:
-        UserError: name:line, for a line of more than `LONGEST_LINE` bytes.
+        UserError: name:line, for a line of more than `LONGEST_LINE` bytes; or the file cannot be read.
     """
 
     def __init__(self, file: io.BufferedReader, name: object) -> None:
@@ -125,7 +129,10 @@ class LineReader(Iterator[bytes]):
 
     def read(self) -> None:
         """Read what is there; where there is nothing, wait for it."""
-        block = self.file.read1(BLOCK)
+        try:
+            block = self.file.read1(BLOCK)
+        except OSError as error:
+            raise unreadable(self.name, error) from error
         *lines, begun = block.split(b"\n")
         if lines:
             lines[0] = bytes(self.rest) + lines[0]
