@@ -352,7 +352,8 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
     """
     override = parsed(argument)
     if override is None or override.is_sweep_override() or not isinstance(path := override.value(), str):
-        raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: config='\"FILE\"'")
+        remedy = setting("config", argument.partition("=")[2])
+        raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: {remedy}")
     if os.path.isdir(path):
         raise UserError(
             f"{argument} is a folder; give the file: {setting('config', os.path.join(path, 'config.yaml'))}"

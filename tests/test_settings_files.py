@@ -87,3 +87,8 @@ def test_slips_name_the_file(content: str, arguments: tuple[str, ...], answer: s
 @pytest.mark.parametrize("argument", ["config=none.yaml", "config=.", "config=a.yaml,b.yaml", "config=[a]"])
 def test_what_is_no_file(argument: str, tmp_path: Path) -> None:
     assert argument.partition(",")[0] in refused("train", argument, folder=tmp_path)
+
+
+def test_a_file_of_any_name_is_quoted_in_the_answer(tmp_path: Path) -> None:
+    answer = refused("train", "config=ünï.yaml", folder=tmp_path)
+    assert answer.endswith("quote a name that has signs in it: 'config=\"ünï.yaml\"'")
