@@ -691,7 +691,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
         "config.yaml is damaged or from another version: it has more than",
     ),
     "no text": (replaced("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
-    "nothing": (replaced("config.yaml", b""), r"config.yaml \(data.format.* is not what"),
+    "nothing": (replaced("config.yaml", b""), r"config.yaml \(bleu_tokenizer, data.format.* is not what"),
     "no tokenizer": (replaced("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
     "an empty tokenizer": (replaced("tokenizer.model", b""), "is not a tokenizer"),
     "traversal": (listing("../../../../../dev/null"), "missing or damaged"),

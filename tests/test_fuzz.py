@@ -34,6 +34,7 @@ from nmt.data.corpus import load_pairs
 from nmt.data.gold import read_gold
 from nmt.data.readers import CLIPPED, LINE_READERS, BadLine, Line
 from nmt.data.tokenizer import load_tokenizer
+from nmt.data.words import words_in
 from nmt.errors import UserError
 from nmt.files import read_dictionary
 from nmt.links import Link, parse_gold, pharaoh
@@ -467,7 +468,7 @@ def test_random_bytes_are_aligned_line_by_line(home: Path, tmp_path: Path) -> No
     assert len(links) == 201 and sum(map(bool, links)) > 50
     texts = [lines_in((tmp_path / name).read_bytes()) for name in SIDES]
     for line, source, target in zip(links[:-1], *texts, strict=True):
-        parse_gold(line, 0, *(len(side.decode(errors="replace").split()) for side in (source, target)))
+        parse_gold(line, 0, *(len(words_in(side.decode(errors="replace"))) for side in (source, target)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- gold
@@ -651,7 +652,7 @@ def test_a_report_has_the_elements_of_a_tame_one(rows: list[tuple[str, str, Tran
     sources, references, found = ([row[column] for row in rows] for column in range(3))
     measures = scores([one.text for one in found], references) | {"any": title}
     report = Reader(page(title, measures, sources, references, found))
-    tame = [" ".join("x" for _ in source.split()) for source in sources]
+    tame = [" ".join("x" for _ in words_in(source)) for source in sources]
     plain = Reader(page("x", measures | {"any": "x"}, tame, ["x"] * len(rows), [Translation("x")] * len(rows)))
     assert report.elements == plain.elements and report.policy == plain.policy
     assert report.text["script"] == plain.text["script"] and report.text["style"] == plain.text["style"]
