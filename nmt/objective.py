@@ -27,9 +27,11 @@ def differentiate(
     smoothing, r_drop = run.optim.label_smoothing, run.train.r_drop
     batch, passes = (batch.twice(), 2) if r_drop else (batch, 1)
     loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing, r_drop)
-    (objective(run.train, batch, loss, weights, done) / (passes * tokens / factor)).backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad(set_to_none=True)
+    try:
+        (objective(run.train, batch, loss, weights, done) / (passes * tokens / factor)).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+    finally:  # half of a backward pass may be there, where memory did not suffice
+        model.zero_grad(set_to_none=True)
     return Loss(*(part.detach() / passes for part in loss)), gradients
 
 

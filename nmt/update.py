@@ -85,8 +85,7 @@ def find_gradient(
     the `tokens` of the update; and to the sums."""
     run, model, step = state.run, state.model, state.progress.step
     batches = [batch_of(state, part) for part in parts]
-    source = sum(int(batch.source_length_B.sum()) for batch in batches)
-    target = sum(int(batch.target_length_B.sum()) for batch in batches)
+    source, target = sum((state.train.lengths(part).sum(axis=1) for part in parts), np.zeros(2, np.int64)).tolist()
     numbers_4 = torch.tensor([tokens, (step + 1) / last_step, source, target], dtype=wide(model.dtype))
     update_2, counts_2 = sent(numbers_4, state.device).split(2)
     model.train()
@@ -127,6 +126,8 @@ def size_of(state: TrainState, pairs: Indices) -> tuple[int, int, int]:
 def shapes_of(state: TrainState, batches: Batches) -> Indices:
     """Few shapes for the micro-batches of this process in an epoch: a GPU captures a graph for each."""
     parts = [part for pairs in batches for part in parts_of(state, pairs[rank() :: ranks()])]
+    if not parts:  # there are more processes than pairs in an update
+        return NO_SHAPES
     sizes_N3 = np.array([size_of(state, part) for part in parts])
     pieces = sum(int(state.train.lengths(part).sum()) for part in parts)
     shapes_K3 = choose_shapes(sizes_N3, pieces, GRAPHS)

@@ -215,7 +215,7 @@ def test_what_is_wrong_with_another_corpus_is_said_of_its_files(
     def read() -> Any:
         return first_windows(run, tokenizer, 1) if streaming else load_mixture(run.data)
 
-    with pytest.raises(UserError, match=f"data.path={tmp_path}/y is not a folder"):
+    with pytest.raises(UserError, match=rf"data.corpora\[0\].path={tmp_path}/y is not a folder"):
         read()
     write(tmp_path / "y", [("a", "b"), ("c", "d")])
     (tmp_path / "y" / "train.en").write_bytes(b"b\n\xff\n")
