@@ -178,7 +178,7 @@ def test_a_file_is_what_its_ending_says():
     records = [a_record(1), Translation("").record, a_record(2)]
     lines = written("a/b.jsonl", records).decode().split("\n")
     assert lines == [one.to_json() for one in records] + [""]
-    for path in (None, "links", "x.jsonl/links.pharaoh", "links.txt"):
+    for path in ("-", "links", "x.jsonl/links.pharaoh", "links.txt"):
         lines = written(path, records).decode().split("\n")
         assert lines == [pharaoh(one.links(LinksConfig())) for one in records] + [""]
     assert lines[0] and not lines[1]
