@@ -171,11 +171,11 @@ class RNN(nn.Module):
 
     def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
         """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
-        run = self.frozen_whole or partial(self.library_layer, self.cast_weights(x_BTI.dtype))
+        run = self.frozen_whole or partial(self.torch_layer, self.cast_weights(x_BTI.dtype))
         h_BTD, *final = run(x_BTI, *state)
         return h_BTD, tuple(s.squeeze(0) for s in final)
 
-    def library_layer(self, weights: tuple[Tensor, ...], x_BTI: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    def torch_layer(self, weights: tuple[Tensor, ...], x_BTI: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """The layer as torch has it: h_BTD and the last h_1BD (and c_1BD)."""
         start = tuple(s.unsqueeze(0).contiguous() for s in state)
         initial = start if self.states == 2 else start[0]
@@ -195,7 +195,7 @@ class RNN(nn.Module):
                 flat = self.cast_weights(self.weight_ih.dtype)
             for parameter, view in zip(self.parameters(), flat, strict=True):
                 parameter.data = view  # so that memory holds them once
-            self.frozen_whole = partial(self.library_layer, flat)
+            self.frozen_whole = partial(self.torch_layer, flat)
         elif self.cell is lstm_cell:
             self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
