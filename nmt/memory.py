@@ -20,8 +20,8 @@ PEAKS: dict[int, int] = {}  # bytes reserved on each GPU at most, until its coun
 
 
 def peak_memory() -> int:
-    """Bytes of host memory that this process has had at most. Linux counts in ru_maxrss what the process had that
-    started it, too."""
+    """Return the peak resident memory of this process in bytes. On Linux ru_maxrss includes that of the process that
+    started it, hence VmHWM."""
     status = Path("/proc/self/status")
     if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
         return 1024 * int(found[1])
@@ -42,7 +42,7 @@ def index_of(device: torch.device) -> int:
 
 
 def allocated_by(work: Callable[[], Any], device: torch.device) -> int:
-    """Run `work` and return how many bytes of GPU memory it had allocated at most, besides those of before."""
+    """Run `work` and return the peak of the GPU memory that it allocated, in bytes."""
     PEAKS[index_of(device)] = peak_device_memory(device) or 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -57,11 +57,15 @@ def free_device_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that memory did not suffice; not all allocators have a class of their own for it."""
+    """Return whether the error means out of memory; not every allocator has an exception class for it. Where a capture
+    fails, its end raises another error: the first one decides."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    caused = isinstance(error.__context__, torch.OutOfMemoryError)
-    return isinstance(error, RuntimeError) and (caused or bool(OUT_OF_MEMORY.search(str(error))))
+    if not isinstance(error, RuntimeError):
+        return False
+    if isinstance(error.__context__, RuntimeError):
+        return is_out_of_memory(error.__context__)
+    return bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def keep_memory() -> None:

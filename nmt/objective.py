@@ -4,6 +4,7 @@ Shapes: B sentences, T target and S source positions.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -43,23 +44,29 @@ class GraphedGradient:
     """
 
     def __init__(self, run: TrainRun, model: Seq2Seq) -> None:
-        self.run, self.model = run, model
         self.gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
-        self.graphs = Recorded(self.work)
-
-    def work(self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> Loss:
-        loss, gradients = differentiate(self.run, self.model, batch, update_2, factor)
-        copied = [own for own, new in zip(self.gradients, gradients, strict=True) if new is not None]
-        torch._foreach_copy_(copied, [new for new in gradients if new is not None])
-        for own, new in zip(self.gradients, gradients, strict=True):
-            if new is None:
-                own.zero_()
-        return loss
+        # Not a method: a reference to this object would keep it, and its graphs, until the garbage is collected.
+        self.graphs = Recorded(partial(differentiate_into, self.gradients, run, model))
 
     def __call__(
         self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor
     ) -> tuple[Loss, list[torch.Tensor | None]]:
         return self.graphs(batch, update_2, factor), [*self.gradients]
+
+
+def differentiate_into(
+    places: list[torch.Tensor],
+    run: TrainRun,
+    model: Seq2Seq,
+    batch: Batch,
+    update_2: torch.Tensor,
+    factor: torch.Tensor,
+) -> Loss:
+    """`differentiate`, with the gradients written to `places`: 0 where a parameter has none."""
+    loss, gradients = differentiate(run, model, batch, update_2, factor)
+    pairs = zip(places, gradients, strict=True)
+    torch._foreach_copy_(places, [torch.zeros_like(place) if new is None else new for place, new in pairs])
+    return loss
 
 
 def objective(

@@ -34,6 +34,7 @@ from nmt.folder import find_start, open_folder
 from nmt.memory import peak_device_memory, peak_memory
 from nmt.metrics import choose_tokenizer, settle_tokenizer
 from nmt.model.seq2seq import build_model
+from nmt.objective import GraphedGradient
 from nmt.optim import build_optimiser
 from nmt.quoting import setting
 from nmt.state import Progress, TrainState, seed_of, share
@@ -145,6 +146,8 @@ def train(run: TrainRun) -> float:
         try:
             best = fit(state)
         finally:
+            if isinstance(state.differentiate, GraphedGradient):
+                log.info(state.differentiate.graphs.summary("gradients"))
             if state.board is not None:
                 state.board.close()
         on_gpu = peak_device_memory(device)

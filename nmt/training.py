@@ -26,7 +26,6 @@ from nmt.memory import peak_device_memory, release_memory
 from nmt.metrics import bleu, in_short
 from nmt.model.replay import within_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.objective import GraphedGradient
 from nmt.state import TrainState, Validated, save
 from nmt.translator import Translator, warn_of_reach
 from nmt.update import Outcome, shapes_of, train_step
@@ -109,8 +108,6 @@ def fit(state: TrainState) -> float:
         limit = f"max_steps={last_step}" if by_steps else f"max_epochs={run.train.max_epochs}"
         log.info(f"train.{limit} is reached")
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best.score:.4g} at step {best.step}")
-    if isinstance(state.differentiate, GraphedGradient):
-        log.info(state.differentiate.graphs.summary("gradients"))
     return best.score
 
 

@@ -507,7 +507,9 @@ def suite(setting: Setting) -> Iterator[Values]:
     setting.need_gpu()
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("no pytest")
-    options = ("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors", "-k", "gpu")
+    own = ROOT / "tests" / "test_gpu_script.py"  # of this script, without a GPU
+    chosen = ("-k", "gpu or cuda", f"--ignore={own}", "--continue-on-collection-errors")
+    options = ("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *chosen)
     with started(setting, "-m", "pytest", *options, "--rootdir", str(ROOT), str(ROOT / "tests")) as process:
         finish(process, setting, codes=(0, 1, 2))
         yield {"ok": process.returncode == 0, "said": said(setting)}

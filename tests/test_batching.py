@@ -608,7 +608,7 @@ def test_few_shapes_hold_every_batch(sizes: list[tuple[int, int, int]], most: in
     pieces = int(positions(sizes_N3).sum())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "WASTE", waste)
-        patch.setattr(batching, "TOO_LARGE", 100)
+        patch.setattr(batching, "MAX_EXCESS", 100)
         shapes_K3 = choose_shapes(sizes_N3, pieces, most)
         found_N3 = np.array([shape_for(size, shapes_K3) for size in sizes])
         each = choose_shapes(sizes_N3, pieces, len(sizes))

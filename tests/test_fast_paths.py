@@ -1,5 +1,6 @@
 """Every fast path of training against the plain one: PyTorch's own operations, one after the other, by autograd."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from test_replay import stand_in
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmt import update
 from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
 from nmt.data.batching import NO_SHAPES, Batch, assemble, epoch_batches, shape_for
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length
@@ -173,8 +175,9 @@ def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell
 
 
 def padded(state: TrainState, pairs: np.ndarray) -> Batch:
-    """The batch of some pairs as a GPU has it, before shapes are chosen."""
-    return assemble(state.train, pairs).padded(*shape_for(size_of(state, pairs), NO_SHAPES))
+    """The batch of some pairs as a GPU has it, with two pairs of padding."""
+    count, source, target = shape_for(size_of(state, pairs), NO_SHAPES)
+    return assemble(state.train, pairs).padded(count + 2, source, target)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -262,6 +265,53 @@ def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: 
         found.append([*loss, *gradients])
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(found[2], found[0])
+
+
+def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out in its backward pass; the same batch then runs without a graph, with the same gradient."""
+    state = begin("bahdanau", "lstm", torch.float64, dropout=0.0)
+    batch, scales = padded(state, np.arange(8)), (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double())
+    _, expected = differentiate(state.run, state.model, batch, *scales)
+
+    def fails(work: Callable[[], Any], _: torch.device) -> None:
+        seen: list[Tensor] = []
+
+        def hook(parameter: Tensor) -> None:
+            seen.append(parameter)
+            if len(seen) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in state.model.parameters()]
+        with pytest.raises(torch.OutOfMemoryError):
+            work()
+        for handle in handles:
+            handle.remove()
+
+    monkeypatch.setattr("nmt.model.replay.record", fails)
+    graphed = GraphedGradient(state.run, state.model)
+    for _ in range(3):
+        _, found = graphed(batch, *scales)
+        torch.testing.assert_close(found, expected)
+
+
+def test_graphs_go_with_what_they_are_of() -> None:
+    """At once, not when the garbage is collected: they hold much memory of a GPU."""
+    state = begin("bahdanau", "lstm", torch.float64)
+    graphed = GraphedGradient(state.run, state.model)
+    gone = weakref.ref(graphed.graphs)
+    del graphed
+    assert gone() is None
+
+
+def test_padding_pairs_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = begin("bahdanau", "lstm", torch.float64)
+    rows = np.arange(8)
+    sums = []
+    for make in (update.batch_of, padded):
+        monkeypatch.setattr("nmt.update.batch_of", make)
+        sums.append(train_step(state, rows, 100).sums)
+    assert sums[0].source == sums[1].source == state.train.lengths(rows)[0].sum()
+    assert sums[0].target == sums[1].target
 
 
 def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:

@@ -160,6 +160,12 @@ def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkey
         assert torch.equal(others(x[:50]), expected)
 
 
+def after(error: Exception, first: Exception) -> Exception:
+    """An error that was raised while another one was handled."""
+    error.__context__ = first
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -170,6 +176,8 @@ def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkey
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("could not create a primitive"), True),
         (MemoryError(), True),
+        (after(RuntimeError("... cudaErrorStreamCaptureInvalidated ..."), torch.OutOfMemoryError("CUDA")), True),
+        (after(RuntimeError("... cudaErrorStreamCaptureInvalidated ..."), RuntimeError("not permitted")), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),

@@ -24,7 +24,7 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 PARTS = 64  # of the rows of an epoch, in memory one at a time
 LOOKED_AT = 2_000  # batches at most, to tell how much of them is padding
 WASTE = 0.055  # of the positions of an epoch, at most, in few shapes
-TOO_LARGE = 1.75  # times as many positions as a batch has
+MAX_EXCESS = 1.75  # times a batch's positions: a larger shape is not used for it
 NO_SHAPES: Indices = np.zeros((0, 3), np.int64)
 Ids = Sequence[int] | Array
 
@@ -47,8 +47,8 @@ class Batch(NamedTuple):
         return Batch(*(torch.cat([tensor, tensor]) for tensor in self))
 
     def padded(self, pairs: int, source: int, target: int) -> "Batch":
-        """With padding up to so many pairs, source positions, and target positions to be predicted. A pair of padding
-        has nothing but `</s>` in its source, and nothing to be predicted."""
+        """Pad to the given numbers of pairs, source positions and predicted target positions. An added pair has only
+        `</s>` as its source and nothing to predict."""
         rows = pairs - len(self.source_BS)
         columns, steps = source - self.source_BS.shape[1], target + 1 - self.target_BT.shape[1]
         source_BS = F.pad(self.source_BS, (0, columns, 0, rows), value=PAD)
@@ -188,11 +188,14 @@ def positions(sizes_X3: Indices) -> Indices:
 
 
 def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
-    """Few shapes, shapes_K3, so that every batch fits into one of them: (pairs, source pieces, target pieces), as the
-    sizes of the N batches are, which have so many `pieces` on both sides.
+    """Choose a few shapes_K3 (pairs, source length, target length) such that every batch fits into one.
 
-    Shapes are joined, the two that add the least padding first: until there are at most `most`, and then as long as at
-    most the share `WASTE` of all positions is padding.
+    The two shapes that add the least padding are merged: until at most `most` are left, then for as long as padding
+    stays below `WASTE`.
+
+    Args:
+        sizes_N3: of the batches of an epoch, as shapes are.
+        pieces: the number of their tokens on both sides, without padding.
     """
     shapes_K3, counts_K = np.unique(sizes_N3, axis=0, return_counts=True)
     own_K = counts_K * positions(shapes_K3)  # positions of all batches that have the shape
@@ -223,12 +226,12 @@ def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
 
 
 def shape_for(size_3: Sequence[int], shapes_K3: Indices) -> list[int]:
-    """The smallest of these shapes that holds a batch of this size. Where all are much too large, as for a part of a
-    batch for which memory did not suffice, its own with sentences up to the next multiple of `STEP`."""
+    """Return the smallest shape that holds a batch of this size. If none does, or all are much too large (as after a
+    split for lack of memory), round its own lengths up to a multiple of `STEP`."""
     fitting_K3 = shapes_K3[(shapes_K3 >= size_3).all(1)]
     if len(fitting_K3):
         smallest_3 = fitting_K3[positions(fitting_K3).argmin()]
-        if positions(smallest_3) <= TOO_LARGE * positions(np.array(size_3)):
+        if positions(smallest_3) <= MAX_EXCESS * positions(np.array(size_3)):
             return smallest_3.tolist()
     return [size_3[0], *(-(-length // STEP) * STEP for length in size_3[1:])]
 

@@ -20,13 +20,15 @@ from nmt.memory import allocated_by, free_device_memory, index_of, is_out_of_mem
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
 GRAPHS = 192  # kept at most
-MARGIN = 1.2  # a capture needs so many times the memory that the work needs without one
+MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
 RECORDED: "WeakSet[Recorded]" = WeakSet()  # all there are
+POOLS: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}  # of each GPU: see `stream_and_pool`
 
 
 class Graph(NamedTuple):
     """Work of one shape, captured."""
 
+    device: torch.device
     arguments: tuple[Any, ...]  # where its inputs have to be
     results: Any  # where its results are after each replay
     replay: Callable[[], None]
@@ -39,19 +41,19 @@ def lock_of(device: torch.device) -> threading.Lock:
     return threading.Lock()
 
 
-@cache
 def stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
-    """A stream to capture on, and memory that all graphs of a device share, since none runs beside another."""
-    with torch.cuda.device(device):
-        return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    """A stream to capture on, and memory that all graphs of a device share, since none runs beside another. With its
+    last graph a pool is gone, so the next graph starts another."""
+    alive = any(graph.device == device for recorded in list(RECORDED) for graph in recorded.graphs.values())
+    if not alive or device not in POOLS:
+        with torch.cuda.device(device):
+            POOLS[device] = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    return POOLS[device]
 
 
 def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]] | None:
-    """Capture the work as a CUDA graph: its results, and a function that does it again, with the results in the same
-    place. None where memory does not suffice, or might not: an allocation that fails during a capture cannot be
-    repeated, and leaves PyTorch with a capture that never ends."""
-    if not any(recorded.graphs for recorded in RECORDED):
-        stream_and_pool.cache_clear()  # with its last graph a pool is gone, too
+    """Capture `work` as a CUDA graph. Return its results and a function that replays it into the same tensors, or None
+    if memory is, or might be, too small: an allocation that fails during a capture cannot be retried."""
     stream, pool = stream_and_pool(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
@@ -64,32 +66,42 @@ def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable
         try:
             with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                 results = work()
+            return results, graph.replay
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            abandon_capture(device, pool)
-            return None
-    return results, graph.replay
+    # Here the exception is gone, and with it all tensors of the work that it kept.
+    del graph
+    clean_up_after_capture(device, pool)
+    return None
 
 
-def abandon_capture(device: torch.device, pool: Any) -> None:
-    """Undo what a capture that failed has left behind. Before PyTorch 2.12 the allocator takes it for one that goes on,
-    and the random number generator waits for its end (pytorch/pytorch#180395). Graphs that know the generator of before
-    are dropped with it."""
+def clean_up_after_capture(device: torch.device, pool: Any) -> None:
+    """Clean up after a capture that failed. PyTorch keeps its pool (pytorch/pytorch#190348), and before 2.12 the
+    allocator and the random number generator wait for the end of the capture (#180395). So the generator gets another
+    state, graphs that know the state of before are dropped, and the pool is released."""
     index = index_of(device)
-    with contextlib.suppress(RuntimeError):  # it had ended
+    with contextlib.suppress(RuntimeError):  # it has ended
         torch._C._cuda_endAllocateToPool(index, pool)
     fresh = torch.Generator(torch.device("cuda", index))
     torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
     drop_graphs()
+    torch.cuda.empty_cache()
+    with contextlib.suppress(RuntimeError):  # it was released with its graph
+        torch._C._cuda_releasePool(index, pool)
+    torch.cuda.empty_cache()
 
 
-def drop_graphs() -> None:
-    """Free all graphs. Those captured from now on get memory of their own."""
+def drop_graphs() -> int:
+    """Free all graphs and return how many there were. Those captured from now on get memory of their own."""
+    count = 0
     for recorded in list(RECORDED):
+        count += len(recorded.graphs)
         recorded.graphs.clear()
+        recorded.too_large.clear()
         recorded.last = None
-    stream_and_pool.cache_clear()
+    POOLS.clear()
+    return count
 
 
 def mapped(f: Callable[[Tensor], Any], parts: Any) -> Any:
@@ -113,7 +125,8 @@ class Recorded:
     """Work on nested tuples of tensors, as CUDA graphs. The first `GRAPHS` shapes that are met a second time are
     captured, where memory allows it; others run as they are, since to capture takes longer than to run.
 
-    An argument that is the same object as in the call before is not copied again: nobody may write to its tensors.
+    The caller must not modify an argument in place: an argument that is the same object as in the previous call is not
+    copied again.
     """
 
     def __init__(self, work: Callable[..., Any]) -> None:
@@ -147,7 +160,7 @@ class Recorded:
         if found is None:
             self.too_large.add(shapes)
             return None
-        self.graphs[shapes] = Graph(arguments, *found)
+        self.graphs[shapes] = Graph(device, arguments, *found)
         return self.graphs[shapes]
 
     def replay(self, graph: Graph, given: tuple[Any, ...]) -> Any:
@@ -162,7 +175,7 @@ class Recorded:
         return mapped(torch.clone, graph.results)
 
     def summary(self, what: str) -> str:
-        """For the log: how much ran as graphs, and how much did not."""
+        """Describe for the log how many calls ran as graphs and how many eagerly."""
         eager = f"{self.calls - self.replays:,} of {self.calls:,} {what} ran without a CUDA graph"
         return f"{eager}; shapes captured: {len(self.graphs):,}, too large for the memory: {len(self.too_large):,}"
 
