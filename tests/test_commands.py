@@ -455,12 +455,12 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
         "compare=[runs/a=1,runs/b=2]": """quote each item that has signs in it: 'compare=["ITEM","ITEM"]'""",
         "compare=runs/mine,runs/other": "a list compare=[A,B]",
+        "compare=[runs/mine,[a]]": """quote it: 'compare=[runs/mine,"[a]"]'""",
     }.items():
         assert message in refused("evaluate", *given.split(), folder=home)
     for given in (
         "compare=[runs/mine]",
         "compare=[runs/mine,runs/mine]",
-        "compare=[runs/mine,[a]]",
         f"{runs} checkpoint=runs/mine",
     ):
         assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)

@@ -58,7 +58,7 @@ def test_trials(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=8", "term=8", "gaps=12", "flip=300", "noise=1500", "lines=4000")):
+        for done in pool.map(run, ("kill=3", "term=3", "gaps=4", "flip=150", "noise=600", "lines=2000")):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
