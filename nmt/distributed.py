@@ -119,10 +119,9 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
         os.environ.setdefault(kernels, "512" if training else "256")
     if precision == "int8" and not multiplies_int8():
         raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
-    if device.type == "cuda":  # for products and cuDNN's layers alike; PyTorch's defaults differ between the two
-        products = "tf32" if precision == "tf32" else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = products
-        torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+    if device.type == "cuda":  # PyTorch's defaults differ between the two
+        # Not by `fp32_precision`: after that has been set, a program that reads `allow_tf32` gets an error.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
     if training:

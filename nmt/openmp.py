@@ -10,7 +10,7 @@ figures). No number depends on it. Settings of the user's own stay.
 import os
 import sys
 
-SPINS = "3000"
+SPINS = "2000"
 OWN = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # variables of the environment that say it
 
 if "torch" not in sys.modules and not any(name in os.environ for name in OWN):

@@ -306,7 +306,7 @@ class Translator:
         with tqdm(total=len(order), unit=" lines", disable=None if progress and not rank() else True) as bar:
 
             def work() -> bool:
-                for row, result in run(rows, size):
+                for row, result in run([row for row in rows if row not in results], size):
                     results[row] = result
                     bar.update()
                 return True

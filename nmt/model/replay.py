@@ -201,17 +201,20 @@ def fastest(model: Any, device: torch.device) -> Any:
 
 
 def within_memory(work: Callable[[], T]) -> T | None:
-    """What this work returns; None where memory does not suffice for it: what it held, and what was captured, is free
-    again then."""
-    try:
-        return work()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    with ExitStack() as held:
-        for number in range(torch.cuda.device_count()):
-            held.enter_context(lock_of(torch.device("cuda", number)))
-        drop_graphs()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return None
+    """Return the result of `work`, or None if memory is too small for it. If it is with CUDA graphs, they are freed and
+    the work is tried once more without them."""
+    while True:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Here the exception is gone, and with it all tensors of the work that it kept.
+        with ExitStack() as held:
+            for number in range(torch.cuda.device_count()):
+                held.enter_context(lock_of(torch.device("cuda", number)))
+            freed = drop_graphs()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if not freed:
+            return None
