@@ -34,10 +34,11 @@ bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,
 results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, for docs/results.md
 	$(BIN)/python scripts/results.py '$(RUN)'
 
-check: $(READY)  ## lint, formatting and types
+check: $(READY)  ## lint, formatting, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

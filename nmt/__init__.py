@@ -14,19 +14,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import nmt.openmp  # noqa: F401  # isort: skip  it sets what torch reads once
+import nmt.runtime.openmp  # noqa: F401  # isort: skip  it sets what torch reads once
 import torch
 
-from nmt.alignment import Record
-from nmt.checkpoint import export, load_model
-from nmt.command import settled
 from nmt.config import SearchConfig, TranslateRun
-from nmt.data.config import opposite
-from nmt.distributed import choose_device, choose_precision, place
+from nmt.config.data import opposite
+from nmt.decoding.alignment import Record
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import fastest
-from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.model.kernels.cuda_graphs import fastest
+from nmt.runtime.cli import settled
+from nmt.runtime.distributed import choose_device, choose_precision, place
+from nmt.training.checkpoint import export, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 

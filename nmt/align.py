@@ -13,14 +13,16 @@ from pathlib import Path
 
 import torch
 
-from nmt.alignment import Record, ideal_weights, writer
-from nmt.checkpoint import load_model
-from nmt.config import AlignRun, SearchConfig, TrainRun, main
-from nmt.data.config import opposite
+from nmt.config import AlignRun, SearchConfig, TrainRun
+from nmt.config.data import opposite
 from nmt.data.corpus import column, load_pairs
-from nmt.data.gold import Sentences, read_gold
-from nmt.data.lines import between_spaces
-from nmt.distributed import (
+from nmt.data.word_links import SYMMETRISATIONS, Gold, Link, Sentences, gold_of, ideal_weights, read_gold, turned
+from nmt.decoding.alignment import Record, writer
+from nmt.decoding.translator import Translator
+from nmt.errors import UserError
+from nmt.evaluation.metrics import LinkCounts
+from nmt.runtime.cli import main
+from nmt.runtime.distributed import (
     OTHER_MODEL,
     OTHER_TEXT,
     choose_precision,
@@ -32,12 +34,10 @@ from nmt.distributed import (
     rank,
     same,
 )
-from nmt.errors import UserError
-from nmt.files import CHUNK, TextInput, check_readable, output
-from nmt.links import SYMMETRISATIONS, Gold, Link, gold_of, turned
-from nmt.metrics import LinkCounts
-from nmt.streams import is_stdout
-from nmt.translator import Translator
+from nmt.runtime.files import CHUNK, TextInput, check_readable, output
+from nmt.runtime.lines import between_spaces
+from nmt.runtime.streams import check_files, is_stdout
+from nmt.training.checkpoint import load_model
 
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
@@ -140,6 +140,7 @@ def align_pairs(
 def align(command: AlignRun) -> float | None:
     """Returns the alignment error rate, None where there are no gold links."""
     log_to_stderr()
+    check_files(command, ("source", "target", "gold"), ("output",))
     assert command.checkpoint is not None
     with joined(command.device) as device:
         files = {"source": command.source, "target": command.target, "gold": command.gold}

@@ -15,14 +15,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.alignment import as_written
-from nmt.checkpoint import find_checkpoint, load_config, load_model
-from nmt.comparison import MANY, compare, show, write
-from nmt.config import EvaluateRun, main
+from nmt.config import EvaluateRun
 from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import content_key, gold_key
 from nmt.data.processed import warn_of_evaluation
-from nmt.distributed import (
+from nmt.decoding.alignment import as_written
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.errors import UserError
+from nmt.evaluation.comparison import MANY, compare, show, write
+from nmt.evaluation.metrics import choose_tokenizer, in_short, scores, settle_tokenizer
+from nmt.evaluation.plot import heat_map
+from nmt.evaluation.report import page
+from nmt.model.kernels.cuda_graphs import fastest
+from nmt.runtime.cli import main
+from nmt.runtime.distributed import (
     OTHER_MODEL,
     OTHER_TEXT,
     choose_precision,
@@ -35,14 +41,9 @@ from nmt.distributed import (
     same,
     told,
 )
-from nmt.errors import UserError
-from nmt.files import echo, finite, replacing_files, write_atomically
-from nmt.metrics import choose_tokenizer, in_short, scores, settle_tokenizer
-from nmt.model.replay import fastest
-from nmt.plot import heat_map
-from nmt.report import page
-from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
-from nmt.validation import evaluate_loss
+from nmt.runtime.files import echo, finite, replacing_files, write_atomically
+from nmt.training.checkpoint import find_checkpoint, load_config, load_model
+from nmt.training.validation import evaluate_loss
 
 EXAMPLES = 4  # translations shown at the end
 RESULTS = ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_*.png")  # in eval/<split>

@@ -18,27 +18,27 @@ import torch
 from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
 
-from nmt.command import given
-from nmt.config import MONITORS, TrainRun, main
+from nmt.config import MONITORS, TrainRun
 from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
-from nmt.data.lines import counted
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.processed import warn_of_training_text
 from nmt.data.stream import counts_of, nothing_yet, sample, windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import words_in
-from nmt.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, same, told
 from nmt.errors import UserError
-from nmt.folder import find_start, open_folder
-from nmt.memory import peak_device_memory, peak_memory
-from nmt.metrics import choose_tokenizer, settle_tokenizer
+from nmt.evaluation.metrics import choose_tokenizer, settle_tokenizer
 from nmt.model.seq2seq import build_model
-from nmt.objective import GraphedGradient
-from nmt.optim import build_optimiser
-from nmt.quoting import setting
-from nmt.state import Progress, TrainState, seed_of, share
-from nmt.training import fit, load_window
+from nmt.runtime.cli import given, main
+from nmt.runtime.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, same, told
+from nmt.runtime.lines import counted
+from nmt.runtime.memory import peak_device_memory, peak_memory
+from nmt.runtime.quoting import setting
+from nmt.training.loop import fit, load_window
+from nmt.training.objective import GraphedGradient
+from nmt.training.optim import build_optimiser
+from nmt.training.run_dir import find_start, open_folder
+from nmt.training.state import Progress, TrainState, seed_of, share
 
 
 def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:

@@ -13,10 +13,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from nmt import open_translator
-from nmt.alignment import as_written, writer
-from nmt.config import TranslateRun, main
-from nmt.data.lines import counted
-from nmt.distributed import (
+from nmt.config import TranslateRun
+from nmt.decoding.alignment import as_written, writer
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+from nmt.runtime.distributed import (
     OTHER_MODEL,
     OTHER_TEXT,
     held_signals,
@@ -28,10 +30,9 @@ from nmt.distributed import (
     ranks,
     same,
 )
-from nmt.errors import UserError
-from nmt.files import TextInput, check_readable, chunks, finite, output, sha256_of, write
-from nmt.streams import is_file, is_stdin, is_stdout
-from nmt.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.runtime.files import TextInput, check_readable, chunks, finite, output, sha256_of, write
+from nmt.runtime.lines import counted
+from nmt.runtime.streams import check_files, is_file, is_stdin, is_stdout
 
 
 def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -158,6 +159,7 @@ def digests_of(paths: dict[str, str | None]) -> tuple[str, ...]:
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
+    check_files(command, ("input", "target", "prefix"), ("output", "alignments"))
     read = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with joined(command.device) as device:
         in_turn(lambda: check_readable(read))

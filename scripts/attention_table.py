@@ -28,14 +28,14 @@ from typing import Any
 import torch
 from settings import settings_given
 
-from nmt.checkpoint import load_config, load_model
 from nmt.config import SearchConfig
+from nmt.config.model import NORMALISERS, SCORES, WINDOWS
 from nmt.data.corpus import column, load_pairs
-from nmt.distributed import place
-from nmt.metrics import bleu_by_length
-from nmt.model.config import NORMALISERS, SCORES, WINDOWS
-from nmt.plot import curves, heat_map
-from nmt.translator import Translator
+from nmt.decoding.translator import Translator
+from nmt.evaluation.metrics import bleu_by_length
+from nmt.evaluation.plot import curves, heat_map
+from nmt.runtime.distributed import place
+from nmt.training.checkpoint import load_config, load_model
 
 DOCS = Path("docs")
 BEGIN, END = "<!-- attention: written by scripts/attention_table.py -->", "<!-- end of attention -->"

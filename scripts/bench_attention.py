@@ -17,7 +17,7 @@ import torch
 from nmt.config import AttentionConfig, ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.windows import Memory
-from nmt.streams import use_utf8
+from nmt.runtime.streams import use_utf8
 
 LENGTHS = (40, 1000)  # source positions
 SENTENCES, HIDDEN, HALF_WIDTH = 8, 256, 10

@@ -38,12 +38,12 @@ def serve(connection: Connection, precision: str) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
 
-    from nmt.command import CONFIGS, checked
     from nmt.config import TrainRun
     from nmt.data.batching import epoch_batches
     from nmt.data.corpus import load_pairs
     from nmt.data.encoding import cached_tokenizer, encode_corpus
-    from nmt.distributed import choose_precision
+    from nmt.runtime.cli import CONFIGS, checked
+    from nmt.runtime.distributed import choose_precision
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -37,19 +37,19 @@ from settings import settings_given
 from torch import Tensor, nn
 
 from nmt.config import OptimConfig, TrainConfig, TrainRun
+from nmt.config.data import DataConfig, TokenizerConfig
+from nmt.config.model import WINDOWS, AttentionConfig, ModelConfig
 from nmt.data.batching import assemble, epoch_batches, padding_waste
-from nmt.data.config import DataConfig, TokenizerConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_tokenizer, encode_corpus
 from nmt.data.tokenizer import SPECIALS
-from nmt.distributed import choose_device, choose_precision, log_to_stderr, place
-from nmt.memory import peak_memory
-from nmt.model.config import WINDOWS, AttentionConfig, ModelConfig
+from nmt.evaluation.plot import canvas
 from nmt.model.seq2seq import build_model
-from nmt.optim import build_optimiser
-from nmt.plot import canvas
-from nmt.state import Progress, TrainState
-from nmt.update import shapes_of, train_step
+from nmt.runtime.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.runtime.memory import peak_memory
+from nmt.training.optim import build_optimiser
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import shapes_of, train_step
 
 DOCS = Path("docs")
 END = "<!-- end of what scripts/bench_training.py writes -->"
@@ -116,7 +116,7 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
         state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
         if device.type == "cuda":
             batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
-            state.shapes_K3 = shapes_of(state, batches)  # as `nmt.training.fit` does
+            state.shapes_K3 = shapes_of(state, batches)  # as `nmt.training.loop.fit` does
         return lambda indices: train_step(state, indices, 10**6).sums.target
 
     plain = Plain(system.model, vocabulary, OPTIM.label_smoothing).to(device)

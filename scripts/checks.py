@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nmt.files import finite
+from nmt.runtime.files import finite
 
 ROOT = Path(__file__).resolve().parent.parent
 

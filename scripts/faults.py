@@ -34,7 +34,11 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
 os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a process that is killed leaves semaphores
 
-from nmt.checkpoint import (  # noqa: E402  after the number of threads
+from nmt.config import lasting  # noqa: E402
+from nmt.data.toy.corpus import generate  # noqa: E402
+from nmt.errors import UserError  # noqa: E402
+from nmt.runtime.streams import use_utf8  # noqa: E402
+from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
     STEP_FOLDER,
     find_checkpoint,
     last_checkpoint,
@@ -43,11 +47,7 @@ from nmt.checkpoint import (  # noqa: E402  after the number of threads
     step_of,
     verified,
 )
-from nmt.config import lasting  # noqa: E402
-from nmt.data.toy import generate  # noqa: E402
-from nmt.errors import UserError  # noqa: E402
-from nmt.state import read_progress  # noqa: E402
-from nmt.streams import use_utf8  # noqa: E402
+from nmt.training.state import read_progress  # noqa: E402
 
 SMALL = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",

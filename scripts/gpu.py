@@ -46,16 +46,16 @@ from torch.profiler import ProfilerActivity, profile
 from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.distributed import DTYPES, choose_device, choose_precision, place
-from nmt.memory import PEAKS, peak_device_memory
-from nmt.model import replay
+from nmt.decoding.search import force, search
+from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import build_model
-from nmt.optim import build_optimiser
-from nmt.search import force, search
-from nmt.state import Progress, TrainState
-from nmt.training import updates
-from nmt.update import find_gradient, train_step
+from nmt.runtime.distributed import DTYPES, choose_device, choose_precision, place
+from nmt.runtime.memory import PEAKS, peak_device_memory
+from nmt.training.loop import updates
+from nmt.training.optim import build_optimiser
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import find_gradient, train_step
 
 STYLES: dict[str, dict[str, Any]] = {
     "gnmt": {"style": "gnmt"},

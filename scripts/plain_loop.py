@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import PAD
+from nmt.config.model import ModelConfig
 from nmt.data.batching import Batch
-from nmt.model.config import ModelConfig
 
 
 class Plain(nn.Module):

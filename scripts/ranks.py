@@ -28,7 +28,8 @@ from typing import Any
 
 from faults import SMALL, fruits, promise, run_trials, write_corpus
 
-from nmt import train, training
+from nmt import train
+from nmt.training import loop
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 CPU = ("device=cpu", "precision=fp32")
@@ -187,7 +188,7 @@ def bytes_(steps: int, folder: Path) -> None:
 def counted_training() -> None:
     """One of the processes: `nmt.train`, noting what was sent before each update."""
     found: dict[str, Any] = {"sent": []}
-    update = training.train_step
+    update = loop.train_step
 
     def counted(state: Any, *others: Any) -> Any:
         found["parameters"] = sum(parameter.numel() for parameter in state.model.parameters())
@@ -195,7 +196,7 @@ def counted_training() -> None:
         Path(f"sent.{os.environ['RANK']}").write_text(json.dumps(found))  # a process of a job does not come back
         return update(state, *others)
 
-    training.train_step = counted  # type: ignore[assignment]
+    loop.train_step = counted  # type: ignore[assignment]
     train.train()
 
 

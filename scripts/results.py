@@ -24,8 +24,8 @@ from textwrap import fill
 from typing import Any
 
 from nmt.errors import UserError
-from nmt.plot import curves
-from nmt.streams import use_utf8
+from nmt.evaluation.plot import curves
+from nmt.runtime.streams import use_utf8
 
 PAGE = Path("docs/results.md")
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (.*)")

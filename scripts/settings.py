@@ -2,7 +2,7 @@
 
 import sys
 
-from nmt.streams import use_utf8
+from nmt.runtime.streams import use_utf8
 
 
 def settings_given(**known: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from nmt.data.toy import generate
+from nmt.data.toy.corpus import generate
 
 # With models as small as these, threads wait for each other longer than they work, above all beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -17,15 +17,15 @@ from conftest import fresh, works
 
 from nmt import UserError, load
 from nmt.align import align as program
-from nmt.checkpoint import export, load_model, save_checkpoint, save_config
 from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
-from nmt.data.toy import Pair, generate
-from nmt.distributed import place as put
-from nmt.links import Gold, grow_diag_final_and
-from nmt.metrics import LinkCounts
+from nmt.data.toy.corpus import Pair, generate
+from nmt.data.word_links import Gold, grow_diag_final_and
+from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
-from nmt.validation import entropies, evaluate_loss
+from nmt.runtime.distributed import place as put
+from nmt.training.checkpoint import export, load_model, save_checkpoint, save_config
+from nmt.training.validation import entropies, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"
 BACK = "reverse_checkpoint=runs/back"

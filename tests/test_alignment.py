@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.alignment import WRITERS, Record, extract_links, ideal_weights, pool, writer
 from nmt.config import LinksConfig
-from nmt.links import Gold, pharaoh
-from nmt.metrics import LinkCounts
-from nmt.translator import Translation
+from nmt.data.word_links import Gold, ideal_weights, pharaoh
+from nmt.decoding.alignment import WRITERS, Record, extract_links, pool, writer
+from nmt.decoding.translator import Translation
+from nmt.evaluation.metrics import LinkCounts
 
 
 def slow_word_weights(weights, source_index, target_index):

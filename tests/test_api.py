@@ -13,12 +13,12 @@ from conftest import refused, works
 from safetensors.torch import load_file
 
 import nmt
-from nmt import translator
-from nmt.checkpoint import load_config
 from nmt.config import AttentionConfig, ModelConfig
-from nmt.data.config import TokenizerConfig
+from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
+from nmt.decoding import translator
 from nmt.model.seq2seq import build_model
+from nmt.training.checkpoint import load_config
 
 LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
 
@@ -209,7 +209,7 @@ def test_a_line_that_is_very_long_is_translated_but_not_aligned(
     lines = ["", LINES[0], " ".join(LINES * 9)]
     [_, [short], [long]] = searcher.translate(lines, keep_weights=True)
     assert long.weights_TS is not None and "too long" not in caplog.text
-    monkeypatch.setattr("nmt.translator.WEIGHTS", long.weights_TS.size - 1)
+    monkeypatch.setattr("nmt.decoding.translator.WEIGHTS", long.weights_TS.size - 1)
     [_, [same], [bare]] = searcher.translate(lines, keep_weights=True, first_line=11)
     assert bare == replace(long, weights_TS=None) and bare.record.links() == []
     assert same.weights_TS is not None and (same.weights_TS == short.weights_TS).all()

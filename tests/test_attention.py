@@ -11,16 +11,16 @@ from test_model import VOCABULARY, ragged_batch
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
-from nmt.model import config as schema
+from nmt.config import model as schema
+from nmt.decoding.search import force, search
+from nmt.decoding.translator import warn_of_reach
 from nmt.model.attention import SCORES, Attention
 from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
-from nmt.model.normalisers import NORMALISERS
+from nmt.model.normalizers import NORMALISERS
 from nmt.model.recurrence import CELLS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.model.windows import WHOLE, WINDOWS
-from nmt.search import force, search
-from nmt.translator import warn_of_reach
 
 REACH = 3  # of score location: less than the longest sentence
 STYLES: dict[str, dict[str, Any]] = {
@@ -328,7 +328,7 @@ def flat(state: Any) -> list[Tensor]:
 @pytest.mark.parametrize("style", STYLES)
 def test_every_attention_is_searched_and_forced(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and beam search run, and forced decoding of what they found gives the same scores and weights."""
-    monkeypatch.setattr("nmt.search.STEP", 1)  # sentences leave as soon as they are done
+    monkeypatch.setattr("nmt.decoding.search.STEP", 1)  # sentences leave as soon as they are done
     source_BS, length_B, _ = ragged_batch()
     ended = 0
     for own, number, kind in in_styles(PAIRWISE):

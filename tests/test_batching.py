@@ -25,7 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data import batching, encoding, pieces
+from nmt.data import batch_encode as pieces
+from nmt.data import batching, encoding
 from nmt.data.batching import (
     NO_SHAPES,
     assemble,
@@ -50,7 +51,7 @@ from nmt.data.encoding import (
 )
 from nmt.data.tokenizer import Side, Tokenizer, train_tokenizer
 from nmt.errors import UserError
-from nmt.model.replay import GRAPHS
+from nmt.model.kernels.cuda_graphs import GRAPHS
 
 MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
 LETTERS = "abcdefgh"

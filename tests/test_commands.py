@@ -19,9 +19,9 @@ from conftest import ROOT, TINY, environment, fresh, nmt, refused, works
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
 from nmt.evaluate import SETTINGS, check_text
-from nmt.folder import lock
-from nmt.state import TrainState
 from nmt.train import train
+from nmt.training.run_dir import lock
+from nmt.training.state import TrainState
 
 NASTY = [
     "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",

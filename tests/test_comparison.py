@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nmt.comparison import FEW, compare, show, word_counts
 from nmt.config import DataConfig
-from nmt.metrics import bleu
+from nmt.evaluation.comparison import FEW, compare, show, word_counts
+from nmt.evaluation.metrics import bleu
 
 
 @pytest.fixture

@@ -25,15 +25,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nmt.config import DataConfig
-from nmt.data import cache, corpus, readers, toy
+from nmt.config.data import DataOverride
+from nmt.data import cache, corpus, readers
 from nmt.data.cache import cache_folder
-from nmt.data.config import DataOverride
 from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
-from nmt.data.lines import LineReader, read_lines
 from nmt.data.parting import cost, first_gap
 from nmt.data.readers import LINE_READERS, lengths_of, strings
 from nmt.data.splits import VALID
+from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
+from nmt.runtime.lines import LineReader, read_lines
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 Read = Any
@@ -327,7 +328,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from nmt.data.cache import made
-from nmt.distributed import log_to_stderr
+from nmt.runtime.distributed import log_to_stderr
 def fill(part):
     (part / "who").write_text(sys.argv[2])
     with open(Path(sys.argv[1]).parent / "times", "a") as file:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import nmt
-from nmt import config
+from nmt.config.model import AttentionConfig, ModelConfig
 from nmt.model.attention import Attention
-from nmt.model.config import AttentionConfig, ModelConfig
+from nmt.runtime.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -68,7 +68,7 @@ def test_commands_are_taken_as_they_are_shown(shown: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
     monkeypatch.setattr(sys, "argv", [name, *words])
-    config.main(name.removeprefix("nmt."))(lambda command: None)()
+    main(name.removeprefix("nmt."))(lambda command: None)()
 
 
 def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,16 @@ from test_replay import stand_in
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt import update
 from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
 from nmt.data.batching import NO_SHAPES, Batch, assemble, epoch_batches, shape_for
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length
 from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
-from nmt.objective import GraphedGradient, differentiate
-from nmt.state import Progress, TrainState
-from nmt.update import size_of, train_step
+from nmt.training import step as update
+from nmt.training.objective import GraphedGradient, differentiate
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import size_of, train_step
 
 VOCABULARY = 19
 MODELS: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def plain_step(optimiser: torch.optim.Optimizer, norm: float, scale: Tensor, los
 
 
 def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("nmt.model.maps.bind", plain_bind)
+    patch.setattr("nmt.model.kernels.linear.bind", plain_bind)
     patch.setattr("nmt.model.recurrence.bind", plain_bind)
     patch.setattr("nmt.model.recurrence._LSTMCell", SimpleNamespace(apply=plain_lstm))
     patch.setattr("nmt.model.recurrence._GRUCell", SimpleNamespace(apply=plain_gru))
@@ -99,7 +99,7 @@ def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("nmt.model.windows.bind_rows", lambda table: lambda index: table[index])
     patch.setattr("nmt.model.attention.CACHED", 2**40)  # all at once
     patch.setattr("nmt.model.seq2seq.cross_entropy", plain_loss)
-    patch.setattr("nmt.update.guarded_step", plain_step)
+    patch.setattr("nmt.training.step.guarded_step", plain_step)
 
 
 def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
@@ -184,10 +184,12 @@ def padded(state: TrainState, pairs: np.ndarray) -> Batch:
 def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
     records = []
-    monkeypatch.setattr("nmt.model.replay.record", lambda *given: records.append(given) or stand_in(*given))
+    monkeypatch.setattr(
+        "nmt.model.kernels.cuda_graphs.record", lambda *given: records.append(given) or stand_in(*given)
+    )
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
     recorded.differentiate = GraphedGradient(recorded.run, recorded.model)
-    monkeypatch.setattr("nmt.update.batch_of", padded)
+    monkeypatch.setattr("nmt.training.step.batch_of", padded)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
 
@@ -287,7 +289,7 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
         for handle in handles:
             handle.remove()
 
-    monkeypatch.setattr("nmt.model.replay.record", fails)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", fails)
     graphed = GraphedGradient(state.run, state.model)
     for _ in range(3):
         _, found = graphed(batch, *scales)
@@ -308,7 +310,7 @@ def test_padding_pairs_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.arange(8)
     sums = []
     for make in (update.batch_of, padded):
-        monkeypatch.setattr("nmt.update.batch_of", make)
+        monkeypatch.setattr("nmt.training.step.batch_of", make)
         sums.append(train_step(state, rows, 100).sums)
     assert sums[0].source == sums[1].source == state.train.lengths(rows)[0].sum()
     assert sums[0].target == sums[1].target
@@ -329,7 +331,7 @@ def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
 
 def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filled and with padding masked, against a batch as it is with padding dropped."""
-    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
     state = begin("coverage", "lstm", torch.float64, dropout=0.0)
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
     batch = assemble(state.train, np.arange(12))

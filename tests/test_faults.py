@@ -33,17 +33,25 @@ from safetensors.torch import load_file, save_file
 from test_training import events, folders, state_of, write_corpus
 
 import nmt
-from nmt.checkpoint import OPTIMISER, STATE, find_checkpoint, last_checkpoint, last_whole, load_model, save_config
-from nmt.command import trouble
 from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
 from nmt.data.cache import made
 from nmt.data.tokenizer import SPECIALS
-from nmt.distributed import _Lines, deferred_signals, log, log_to_file, log_to_stderr
 from nmt.errors import UserError, printable
-from nmt.files import echo, output, replacing_files, sha256_of, unfinished, warn_once, write, write_atomically
-from nmt.folder import check_folder, check_same, clear, lock
-from nmt.state import Validated, read_progress, resume, save
-from nmt.training import fit, write_event
+from nmt.runtime.cli import trouble
+from nmt.runtime.distributed import _Lines, deferred_signals, log, log_to_file, log_to_stderr
+from nmt.runtime.files import echo, output, replacing_files, sha256_of, unfinished, warn_once, write, write_atomically
+from nmt.training.checkpoint import (
+    OPTIMISER,
+    STATE,
+    find_checkpoint,
+    last_checkpoint,
+    last_whole,
+    load_model,
+    save_config,
+)
+from nmt.training.loop import fit, write_event
+from nmt.training.run_dir import check_folder, check_same, clear, lock
+from nmt.training.state import Validated, read_progress, resume, save
 from scripts.faults import count_changes
 
 Change = Callable[[Path], Any]
@@ -273,9 +281,9 @@ def test_results_belong_together_wherever_evaluate_is_killed(tmp_path: Path) -> 
 def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_of(text, tmp_path, max_steps=7, validate_every=7, save_minutes=1)
     clock = SimpleNamespace(monotonic=lambda: 25.0 * state.progress.step, perf_counter=time.perf_counter)
-    monkeypatch.setattr("nmt.training.time", clock)  # each update takes 25 seconds
+    monkeypatch.setattr("nmt.training.loop.time", clock)  # each update takes 25 seconds
     saved: list[int] = []
-    monkeypatch.setattr("nmt.training.save", lambda state: saved.append(state.progress.step))
+    monkeypatch.setattr("nmt.training.loop.save", lambda state: saved.append(state.progress.step))
     fit(state)
     assert saved == [3, 6, 7]
 
@@ -335,7 +343,8 @@ def test_a_command_that_is_ended_leaves_no_half_file(home: Path, tmp_path: Path)
 
 ENDED = """
 import signal, time
-from nmt.config import TrainRun, main
+from nmt.config import TrainRun
+from nmt.runtime.cli import main
 from nmt.errors import UserError
 
 class Late:

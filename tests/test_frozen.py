@@ -9,12 +9,12 @@ from test_model import STYLES, model_of, ragged_batch
 from torch.nn import functional as F
 
 import nmt
-from nmt.distributed import bf16_is_faster, choose_precision, multiplies_int8, place
+from nmt.decoding.search import force
 from nmt.model.ensemble import Ensemble
-from nmt.model.frozen import freeze
-from nmt.model.maps import Linear
+from nmt.model.kernels.inference_weights import freeze
+from nmt.model.kernels.linear import Linear
 from nmt.model.recurrence import RNN
-from nmt.search import force
+from nmt.runtime.distributed import bf16_is_faster, choose_precision, multiplies_int8, place
 
 int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
 

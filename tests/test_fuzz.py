@@ -27,23 +27,22 @@ from test_tokenizer import SUBWORDS, TYPES, trained
 
 import nmt
 from nmt.align import align
-from nmt.alignment import Record, as_written
-from nmt.checkpoint import load_config, load_model
 from nmt.config import DataConfig, LinksConfig, ModelConfig, SearchConfig, TranslateRun
 from nmt.data.corpus import load_pairs
-from nmt.data.gold import read_gold
 from nmt.data.readers import CLIPPED, LINE_READERS, BadLine, Line
 from nmt.data.tokenizer import load_tokenizer
+from nmt.data.word_links import Link, parse_gold, pharaoh, read_gold
 from nmt.data.words import words_in
+from nmt.decoding.alignment import Record, as_written
+from nmt.decoding.translator import Translation, Translator
 from nmt.errors import UserError
-from nmt.files import read_dictionary
-from nmt.links import Link, parse_gold, pharaoh
-from nmt.metrics import scores
+from nmt.evaluation.metrics import scores
+from nmt.evaluation.report import page
 from nmt.model.seq2seq import build_model
-from nmt.report import page
-from nmt.state import read_progress
+from nmt.runtime.files import read_dictionary
+from nmt.training.checkpoint import load_config, load_model
+from nmt.training.state import read_progress
 from nmt.translate import FORMATS, translate
-from nmt.translator import Translation, Translator
 
 ODD = (
     "  \t\0\x07\x1c\x7f\x85\n\r\u00a0\u0301\u1680\u2028\u2029\u200d\u202e\u2581\u2585\u3000\ufeff\ufffd<>&\"'\\{}aäשמ"

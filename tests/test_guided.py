@@ -9,24 +9,24 @@ import pytest
 import torch
 from conftest import TINY, works, write_corpus
 
-from nmt.alignment import extract_links
 from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import assemble, guide, make_batch
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
-from nmt.data.sampling import redrawn
+from nmt.data.subword_sampling import redrawn
 from nmt.data.tokenizer import train_tokenizer, words
-from nmt.distributed import place
+from nmt.data.word_links import gold_of
+from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
-from nmt.links import gold_of
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
-from nmt.objective import objective
-from nmt.optim import build_optimiser
-from nmt.state import Progress, TrainState
+from nmt.runtime.distributed import place
 from nmt.train import read_corpus
-from nmt.update import train_step
+from nmt.training.objective import objective
+from nmt.training.optim import build_optimiser
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import train_step
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
 from nmt.model.seq2seq import build_model
-from nmt.objective import GraphedGradient
-from nmt.update import train_step
+from nmt.training.objective import GraphedGradient
+from nmt.training.step import train_step
 
 META = torch.device("meta")
 FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "promote_types"}  # launch nothing
@@ -76,8 +76,10 @@ def test_a_step_of_training(settings: dict[str, Any], expected: int, monkeypatch
 
 def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assembling the batch counts too; the number of parameters does not matter."""
-    monkeypatch.setattr("nmt.model.replay.record", lambda work, device: (stand_in(work, device)[0], lambda: None))
-    monkeypatch.setattr("nmt.update.batch_of", padded)
+    monkeypatch.setattr(
+        "nmt.model.kernels.cuda_graphs.record", lambda work, device: (stand_in(work, device)[0], lambda: None)
+    )
+    monkeypatch.setattr("nmt.training.step.batch_of", padded)
     totals = []
     for name in ("bahdanau", "bahdanau, two layers"):
         state = begin(name, "lstm", torch.float32)

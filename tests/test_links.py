@@ -5,8 +5,8 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.links import SYMMETRISATIONS, Gold, gold_of, grow_diag_final_and, parse_gold, pharaoh, turned
-from nmt.metrics import LinkCounts
+from nmt.data.word_links import SYMMETRISATIONS, Gold, gold_of, grow_diag_final_and, parse_gold, pharaoh, turned
+from nmt.evaluation.metrics import LinkCounts
 
 WORDS = 5
 link_sets = st.sets(st.tuples(st.integers(0, WORDS - 1), st.integers(0, WORDS - 1)))

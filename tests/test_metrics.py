@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.metrics import bleu, bleu_by_length, bleu_by_rarity, in_short, paired_bootstrap, scores, sentence_chrf
+from nmt.evaluation.metrics import (
+    bleu,
+    bleu_by_length,
+    bleu_by_rarity,
+    in_short,
+    paired_bootstrap,
+    scores,
+    sentence_chrf,
+)
 
 CAT = "the cat sat on the mat"
 

@@ -21,9 +21,9 @@ from test_ranks import SIZES, events, together, weights, works
 from test_stream import Pair, first_windows, random_pairs, run_of, stopped, texts_of, write
 
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.config.data import CorpusConfig, DataOverride
 from nmt.data import mixing
 from nmt.data.batching import copies, epoch_batches, padding_waste
-from nmt.data.config import CorpusConfig, DataOverride
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
 from nmt.data.mixing import Part, check_tags, corpora_of, load_mixture

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
-from nmt.model.config import BRIDGES, TIES
+from nmt.config.model import BRIDGES, TIES
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import Encoder, backward_order, reverse
+from nmt.model.kernels.linear import Dropout, bind
 from nmt.model.loss import AT_ONCE, cross_entropy
-from nmt.model.maps import Dropout, bind
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import Seq2Seq, build_model
 

@@ -8,7 +8,7 @@ import torch
 from nmt.config import OPTIMISERS as NAMES
 from nmt.config import SCHEDULES as SCHEDULE_NAMES
 from nmt.config import OptimConfig
-from nmt.optim import OPTIMISERS, SCHEDULES, LossScale, build_optimiser, guarded_step, learning_rate
+from nmt.training.optim import OPTIMISERS, SCHEDULES, LossScale, build_optimiser, guarded_step, learning_rate
 
 
 def test_choices_are_those_of_the_configuration() -> None:
@@ -58,7 +58,7 @@ def test_an_update_goes_downhill(name: str) -> None:
 def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the optimiser's kernels divide and leave out by themselves."""
     if not request.param:
-        monkeypatch.setattr("nmt.optim.GUARDED", ())
+        monkeypatch.setattr("nmt.training.optim.GUARDED", ())
 
 
 @pytest.mark.usefixtures("guarded")
@@ -117,7 +117,7 @@ def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
 
 
 def test_the_loss_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.optim.STEADY", 3)
+    monkeypatch.setattr("nmt.training.optim.STEADY", 3)
     scale, factors = LossScale(True, 8.0, 1, torch.device("cpu")), []
     for failed in (False, False, False, True, False, False, False, True, True):
         scale.adapt(torch.tensor(failed))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt import plot
 from nmt.errors import UserError
-from nmt.plot import curves, heat_map
+from nmt.evaluation import plot
+from nmt.evaluation.plot import curves, heat_map
 
 pytest.importorskip("matplotlib")
 SOURCE, TARGET = ["Ein", "Hund", "läuft", "."], ["A", "dog", "runs", "."]
@@ -80,7 +80,7 @@ def test_without_matplotlib_there_is_a_remedy(tmp_path, monkeypatch):
 
 
 def test_importing_it_does_not_import_matplotlib():
-    program = "import sys, nmt.plot; sys.exit('matplotlib' in sys.modules)"
+    program = "import sys, nmt.evaluation.plot; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import TINY, nmt, write_corpus
 
 from nmt.config import DataConfig
+from nmt.config.data import CorpusConfig
 from nmt.data import processed
-from nmt.data.config import CorpusConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.mixing import load_mixture
 from nmt.data.processed import KINDS, TOKENIZED, Text, warn, warn_of_evaluation, warn_of_training_text

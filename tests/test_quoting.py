@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from nmt.checkpoint import load_config, save_config
 from nmt.config import TrainRun
-from nmt.data.config import CorpusConfig, DataConfig
-from nmt.quoting import from_yaml, literal, pasted, quoted, setting, to_yaml
+from nmt.config.data import CorpusConfig, DataConfig
+from nmt.runtime.quoting import from_yaml, literal, pasted, quoted, setting, to_yaml
+from nmt.training.checkpoint import load_config, save_config
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
 EVERY = "".join(map(chr, range(33, 127))).replace("/", "")

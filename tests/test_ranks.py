@@ -26,15 +26,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.checkpoint import find_checkpoint, last_whole
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import Batch, Indices, assemble, epoch_batches
-from nmt.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.optim import build_optimiser
-from nmt.state import Progress, TrainState
+from nmt.runtime.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
 from nmt.train import read_corpus
-from nmt.update import find_gradient, parts_of, train_step
+from nmt.training.checkpoint import find_checkpoint, last_whole
+from nmt.training.optim import build_optimiser
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import find_gradient, parts_of, train_step
 
 RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # as --standalone, under the name of all jobs
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, "--nproc-per-node=2")

@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, environment, works
 from test_commands import events
 
-from nmt.data.toy import generate
+from nmt.data.toy.corpus import generate
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
 HUB = {"train": "train", "valid": "validation", "test": "test"}  # what the hub calls them

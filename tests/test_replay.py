@@ -12,11 +12,11 @@ from test_search import OPTIONS, sharp
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.memory import is_out_of_memory
-from nmt.model import replay
+from nmt.decoding.search import Tally, bucket, kept, search
 from nmt.model.ensemble import Ensemble
-from nmt.model.replay import Recorded, Replayed, tensors, within_memory
-from nmt.search import Tally, bucket, kept, search
+from nmt.model.kernels import cuda_graphs as replay
+from nmt.model.kernels.cuda_graphs import Recorded, Replayed, tensors, within_memory
+from nmt.runtime.memory import is_out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
@@ -68,14 +68,14 @@ def compare(model: Any, other: Any, config: SearchConfig, device: torch.device =
 def test_replayed_steps_find_the_same(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"beam": 1, "n_best": 1} if options == "greedy" else OPTIONS[options]
     model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | own)
-    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
     for most in (replay.GRAPHS, 2):
-        monkeypatch.setattr("nmt.model.replay.GRAPHS", most)
+        monkeypatch.setattr("nmt.model.kernels.cuda_graphs.GRAPHS", most)
         replayed = Replayed(model)
         with monkeypatch.context() as late:
-            late.setattr("nmt.search.kept", lambda live, _: kept(live, GPU))
-            late.setattr("nmt.search.bucket", lambda positions, _: bucket(positions, GPU))
-            late.setattr("nmt.search.Tally", lambda late: Tally(late=True))
+            late.setattr("nmt.decoding.search.kept", lambda live, _: kept(live, GPU))
+            late.setattr("nmt.decoding.search.bucket", lambda positions, _: bucket(positions, GPU))
+            late.setattr("nmt.decoding.search.Tally", lambda late: Tally(late=True))
             compare(model, replayed, config)
         assert 0 < len(replayed.step.graphs) <= most
 
@@ -115,7 +115,7 @@ def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) 
     """Memory is the same object at each step of search, and a new one where sentences come or go."""
     copies: list[int] = []
     recorded = Recorded(lambda state, memory: memory[0] + state)
-    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
     copy = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda own, new: copies.append(id(new)) or copy(own, new))
     memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
@@ -132,7 +132,7 @@ def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_where_memory_might_not_suffice_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
-    monkeypatch.setattr("nmt.model.replay.record", lambda work, device: attempts.append(work))
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", lambda work, device: attempts.append(work))
     recorded = Recorded(lambda x: x + 1)
     for step in range(5):
         assert recorded(torch.tensor([step])).item() == step + 1
@@ -146,7 +146,7 @@ def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkey
     """Whether that is seen before a capture or an allocation fails during it; random numbers go on, too."""
     device = torch.device("cuda", torch.cuda.current_device())
     size = torch.cuda.mem_get_info(device)[1]
-    monkeypatch.setattr("nmt.model.replay.MARGIN", 10**9 if short == "before" else 0)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MARGIN", 10**9 if short == "before" else 0)
 
     def work(x: torch.Tensor) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing() and short == "during":
@@ -213,7 +213,7 @@ def test_a_gpu_meets_few_shapes() -> None:
 
 def test_the_log_says_how_much_ran_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(lambda x: x + 1)
-    monkeypatch.setattr("nmt.model.replay.record", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
     for size in (1, 1, 2, 1):
         recorded(torch.zeros(size))
     expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"

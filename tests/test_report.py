@@ -14,11 +14,11 @@ from browser import CHROMIUM, Browser
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nmt import report
 from nmt.data.tokenizer import split_at_words
-from nmt.metrics import bleu, scores
-from nmt.report import page
-from nmt.translator import Translation
+from nmt.decoding.translator import Translation
+from nmt.evaluation import report
+from nmt.evaluation.metrics import bleu, scores
+from nmt.evaluation.report import page
 
 HOSTILE = [
     "<script>hacked=1</script>", "</script><script>hacked=1</script>", "</script x", "<!--<script>", "-->", "]]>",

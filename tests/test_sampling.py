@@ -10,10 +10,10 @@ import pytest
 from datasets import Dataset
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data import sampling
+from nmt.data import subword_sampling as sampling
 from nmt.data.batching import epoch_batches, padding_waste
 from nmt.data.encoding import EncodedPairs, by_length, encode_corpus
-from nmt.data.sampling import redrawn
+from nmt.data.subword_sampling import redrawn
 from nmt.data.tokenizer import train_tokenizer
 
 WORDS = ["ab", "cd", "ef", "gh", "abcd", "efgh"]

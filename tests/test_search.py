@@ -11,15 +11,15 @@ from test_attention import model_of as attentive
 from test_model import STYLES, VOCABULARY, model_of, ragged_batch
 from torch import Tensor
 
-from nmt.beams import begin
 from nmt.config import BOS, EOS, PAD, SearchConfig
+from nmt.decoding.hypotheses import begin
+from nmt.decoding.search import force, grow, search
+from nmt.decoding.translator import batch_size
 from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
+from nmt.model.kernels.linear import wide
 from nmt.model.logits import log_probabilities, top
-from nmt.model.maps import wide
 from nmt.model.seq2seq import Seq2Seq
-from nmt.search import force, grow, search
-from nmt.translator import batch_size
 
 
 def expected_log_probabilities(logits: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_stopping_early_changes_nothing(options: str, n_best: int, monkeypatch: 
     source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | OPTIONS[options])
     early = search(model, source_BS, length_B, config)
-    monkeypatch.setattr("nmt.search.done", lambda beams, config: beams.limit_B <= beams.age_B)
+    monkeypatch.setattr("nmt.decoding.search.done", lambda beams, config: beams.limit_B <= beams.age_B)
     for found, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
         assert [(h.tokens, h.score) for h in found] == [(h.tokens, h.score) for h in expected]
 
@@ -228,7 +228,7 @@ def test_sentences_that_take_the_places_of_others_are_translated_alike(
     options: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some at a time, in any order of lengths, against all at once: tokens, scores, weights."""
-    monkeypatch.setattr("nmt.search.SHARE", 3)  # so that some wait until others are over too
+    monkeypatch.setattr("nmt.decoding.search.SHARE", 3)  # so that some wait until others are over too
     if kind == "two models":
         model: Any = Ensemble([sharp(model_of()), sharp(model_of("gnmt", "gru"))])
     else:

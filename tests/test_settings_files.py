@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import nmt, refused, works
 
-from nmt.checkpoint import load_config
+from nmt.training.checkpoint import load_config
 
 FILE = """
 name: from_file

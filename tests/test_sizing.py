@@ -10,12 +10,12 @@ from conftest import ROOT, refused, works
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from nmt.command import checked
 from nmt.config import DataConfig, TrainRun
-from nmt.data.config import CorpusConfig, TokenizerConfig
+from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.data.encoding import SIDES
 from nmt.errors import UserError
-from nmt.sizing import SECTIONS, WHY, sized
+from nmt.runtime.cli import checked
+from nmt.training.presets import SECTIONS, WHY, sized
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},

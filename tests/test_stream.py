@@ -25,17 +25,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ranks import EXACT, SIZES, events, refused, together, weights, works
 
-from nmt import training
-from nmt.checkpoint import last_whole
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.config.data import CorpusConfig
 from nmt.data import readers, stream
-from nmt.data import sampling as drawing
+from nmt.data import subword_sampling as drawing
 from nmt.data.batching import assemble, epoch_batches
-from nmt.data.config import CorpusConfig
 from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.data.stream import Window, counts_of, put_together, raw_windows, sample, stream_key, windows
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.errors import UserError
+from nmt.training import loop as training
+from nmt.training.checkpoint import last_whole
 
 Pair = tuple[str, str]
 WORDS = ["ab", "cd", "ef", "gh", "abcd"]
@@ -383,7 +383,7 @@ def test_a_window_is_the_same_however_much_is_tokenised_at_a_time(
     run.tokenizer.sampling = 0.3
     found = []
     for chunk in (20, 100):  # of what is drawn from one seed, and of several
-        monkeypatch.setattr("nmt.data.sampling.CHUNK", 10)
+        monkeypatch.setattr("nmt.data.subword_sampling.CHUNK", 10)
         monkeypatch.setattr("nmt.data.stream.CHUNK", chunk)
         [_, window] = first_windows(run, tokenizer, 2)
         found.append([window.pairs.source[row].tolist() for row in range(40)])

@@ -25,13 +25,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import AlignRun, TranslateRun
-from nmt.data import lines as lines_module
-from nmt.data.lines import LineReader, opened
 from nmt.data.readers import jsonl_pairs, text_pairs, tsv_pairs
+from nmt.decoding.translator import split_long
 from nmt.errors import UserError
-from nmt.files import TextInput, chunks, output
-from nmt.streams import identity, is_file, own_descriptor
-from nmt.translator import split_long
+from nmt.runtime import lines as lines_module
+from nmt.runtime.files import TextInput, chunks, output
+from nmt.runtime.lines import LineReader, opened
+from nmt.runtime.streams import check_files, identity, is_file, own_descriptor
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
 
@@ -212,17 +212,31 @@ def test_a_named_pipe_is_written_through(name: str, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
+def translating(**settings: str) -> TranslateRun:
+    """The settings of `nmt.translate` as it uses them."""
+    command = TranslateRun("runs/mine", **settings)
+    check_files(command, ("input", "target", "prefix"), ("output", "alignments"))
+    return command
+
+
+def aligning(**settings: str) -> AlignRun:
+    """The settings of `nmt.align` as it uses them."""
+    command = AlignRun("runs/mine", **settings)
+    check_files(command, ("source", "target", "gold"), ("output",))
+    return command
+
+
 def test_a_dash_is_a_standard_stream(tmp_path: Path) -> None:
-    command = TranslateRun("runs/mine")
+    command = translating()
     assert (command.input, command.output) == ("/dev/stdin", "/dev/stdout")
-    command = TranslateRun("runs/mine", input="in", prefix="-", output="out", alignments="-")
+    command = translating(input="in", prefix="-", output="out", alignments="-")
     assert (command.prefix, command.alignments) == ("/dev/stdin", "/dev/stdout")
-    command = TranslateRun("runs/mine", mode="score", input="in", target="-")
+    command = translating(mode="score", input="in", target="-")
     assert command.target == "/dev/stdin"
     for key in ("source", "target"):
         other = {"source": "target", "target": "source"}[key]
-        assert getattr(AlignRun("runs/mine", **{key: "-", other: "in"}), key) == "/dev/stdin"
-    assert AlignRun("runs/mine", gold="-").gold == "/dev/stdin"
+        assert getattr(aligning(**{key: "-", other: "in"}), key) == "/dev/stdin"
+    assert aligning(gold="-").gold == "/dev/stdin"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +262,18 @@ def test_a_stream_is_not_for_two_settings(
     Path("hard").hardlink_to("file")
     Path("soft").symlink_to("file")
     with pytest.raises(UserError, match="is the same file as .*; give another one"):
-        TranslateRun("runs/mine", **settings)
+        translating(**settings)
+
+
+def test_the_message_names_both_settings() -> None:
+    for settings, message in (
+        ({"input": "a", "output": "./a"}, "output=./a is the same file as input=a"),
+        ({"output": "a", "alignments": "a"}, "alignments=a is the same file as output=a"),
+    ):
+        with pytest.raises(UserError, match=message):
+            translating(**settings)
+    with pytest.raises(UserError, match="output=b is the same file as target=b"):
+        aligning(source="a", target="b", output="b")
 
 
 def test_what_is_read_is_not_what_standard_output_replaces(tmp_path: Path) -> None:
@@ -257,8 +282,8 @@ def test_what_is_read_is_not_what_standard_output_replaces(tmp_path: Path) -> No
         assert identity("/dev/stdout") == identity(str(tmp_path / "file"))
         for settings in ({"input": str(tmp_path / "file")}, {"alignments": str(tmp_path / "file")}):
             with pytest.raises(UserError, match="is the same file as"):
-                TranslateRun("runs/mine", **settings)
-    TranslateRun("runs/mine", output="/dev/null", alignments="/dev/null")
+                translating(**settings)
+    translating(output="/dev/null", alignments="/dev/null")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -326,7 +351,7 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
 
 
 def test_long_lines_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.files.CHARACTERS", 10)
+    monkeypatch.setattr("nmt.runtime.files.CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
     assert [len(chunk) for chunk in chunks(rows, lambda since: True)] == [2, 1, 1]
 

@@ -17,21 +17,21 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from nmt import config
-from nmt.command import CONFIGS, NAME_BYTES, UNNAMED, named_by_what_varies, run_name
 from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
+from nmt.runtime.cli import CONFIGS, NAME_BYTES, UNNAMED, main, named_by_what_varies, run_name
 from nmt.train import check_direction
 
 # Best where optim.lr is 0.01, as far as anybody can tell.
 PROGRAM = """
 import math, os, time
 from pathlib import Path
-from nmt import config
+from nmt.config import TrainRun
 from nmt.errors import UserError
+from nmt.runtime.cli import main
 
-@config.main("train")
-def train(run: config.TrainRun) -> float:
+@main("train")
+def train(run: TrainRun) -> float:
     Path(f"job_{run.seed}_{run.optim.lr}").write_text(str(os.getpid()))
     if run.seed == 2:
         raise UserError("seed=2 brings bad luck")
@@ -79,7 +79,7 @@ def test_a_failed_job_is_reported_alone_and_a_bug_keeps_its_traceback(tmp_path: 
     code, message = sweep(tmp_path, f"hydra/launcher={launcher}", "seed=2,3")
     reported, _, bug = message.partition("Error executing job with overrides: ['seed=3']\n")
     assert code == 1 and reported == "error: seed=2 brings bad luck\n"
-    assert 'program.py", line 13, in train' in bug and "ValueError: ours" in bug
+    assert 'program.py", line 14, in train' in bug and "ValueError: ours" in bug
     assert not (tmp_path / "runs" / "run" / "seed=2").exists() and (tmp_path / "runs" / "run" / "seed=3").exists()
 
 
@@ -120,7 +120,7 @@ def test_what_sweeps_are_written_with(
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
     monkeypatch.setattr(sys, "argv", ["train", "-m", *arguments])
     with pytest.raises(SystemExit) if answer else contextlib.nullcontext():
-        config.main("train")(lambda run: None)()
+        main("train")(lambda run: None)()
     message = capsys.readouterr().err
     assert answer in message and message.count("\n") == bool(answer)
 

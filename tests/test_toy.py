@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nmt.data import lexicon
-from nmt.data.toy import SPLITS, Pair, generate
+from nmt.data.toy import lexicon
+from nmt.data.toy.corpus import SPLITS, Pair, generate
 
 PAIRS = Path(__file__).parent / "data" / "toy_pairs.tsv"
 DO = {"do", "does", "did", "Do", "Does", "Did"}

@@ -16,7 +16,6 @@ from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from nmt.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
 from nmt.config import (
     PAD,
     AttentionConfig,
@@ -31,16 +30,17 @@ from nmt.config import (
 from nmt.data.batching import Batch, assemble, epoch_batches, make_batch
 from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.folder import check_folder, check_same, find_start, lock, open_folder
-from nmt.model.maps import Dropout
+from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.optim import build_optimiser
-from nmt.state import Progress, TrainState, resume, save
-from nmt.training import finished, fit, horizon, judge, updates, validate
-from nmt.translator import Translator
-from nmt.update import train_step
-from nmt.validation import evaluate_loss
+from nmt.training.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
+from nmt.training.loop import finished, fit, horizon, judge, updates, validate
+from nmt.training.optim import build_optimiser
+from nmt.training.run_dir import check_folder, check_same, find_start, lock, open_folder
+from nmt.training.state import Progress, TrainState, resume, save
+from nmt.training.step import train_step
+from nmt.training.validation import evaluate_loss
 
 CPU = torch.device("cpu")
 
@@ -174,7 +174,7 @@ def test_equal_scores_are_ranked_by_loss_and_a_score_at_its_floor_ends_nothing(
 def test_while_nothing_is_translated_right_training_goes_on_and_the_lowest_loss_is_best(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nmt.training.bleu", lambda *_: 0.0)
+    monkeypatch.setattr("nmt.training.loop.bleu", lambda *_: 0.0)
     settings = {"max_steps": 12, "validate_every": 2, "patience": 2, "monitor": "bleu"}
     state = state_of(corpus, tmp_path, {"schedule": "plateau", "lr": 0.01}, **settings)
     assert fit(state) == 0.0 and state.progress.step == 12
@@ -246,7 +246,7 @@ def test_updates_have_the_learning_rate_of_their_number(
     settings = {"lr": 0.004, "schedule": schedule, "warmup": 3}
     state = state_of(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
     state.progress.decays = 2
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     shown = [(event["step"], event["lr"]) for event in events(tmp_path, "train")]
     assert [step for step, _ in shown] == [*range(1, 9)]
@@ -265,8 +265,8 @@ def trained(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> tuple[list[li
         seeds.append(torch.initial_seed())
         return differentiate(*given)
 
-    monkeypatch.setattr("nmt.training.train_step", noted)
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.train_step", noted)
+    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     state.differentiate = seeded
     fit(state)
     return rows, seeds
@@ -292,9 +292,9 @@ def test_each_epoch_and_each_seed_has_an_order_and_draws_of_its_own(
 
 def test_processes_draw_apart(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr("nmt.update.ranks", lambda: 3)
+    monkeypatch.setattr("nmt.training.step.ranks", lambda: 3)
     for number in range(3):
-        monkeypatch.setattr("nmt.update.rank", lambda number=number: number)
+        monkeypatch.setattr("nmt.training.step.rank", lambda number=number: number)
         state = state_of(corpus, tmp_path / str(number), max_steps=2, accumulate=2)
         drawn += trained(state, monkeypatch)[1]
     assert len(set(drawn)) == len(drawn) == 3 * 2 * 2
@@ -314,7 +314,7 @@ def test_what_ends_training_is_said(
 ) -> None:  # fmt: skip
     caplog.set_level("INFO", "nmt")
     state = state_of(corpus, tmp_path, **ends)
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     step = state.progress.step
     early = f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null leaves"
@@ -402,7 +402,7 @@ def test_a_machine_that_others_use_is_noticed_once(
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     clock, seconds = [0.0], [1.0]
-    monkeypatch.setattr("nmt.training.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("nmt.training.loop.time.perf_counter", lambda: clock[0])
     state = state_of(corpus, tmp_path, max_steps=12, log_every=3)
     real = state.differentiate
 
@@ -593,7 +593,7 @@ def test_what_validation_measures_is_what_forced_decoding_finds(
     assert correct > tokens / 20
     translator = Translator(model, state.tokenizer, SearchConfig(), CPU)
     loss = -sum(found.score for found in translator.score(source, target)) / tokens
-    monkeypatch.setattr("nmt.validation.batch_size", lambda *given: 5)
+    monkeypatch.setattr("nmt.training.validation.batch_size", lambda *given: 5)
     scores = evaluate_loss(model, state.tokenizer, state.valid, CPU)
     assert (scores["loss"], scores["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
     assert scores["accuracy"] == pytest.approx(correct / tokens)
@@ -615,7 +615,7 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
     accuracy = (logits_RV.argmax(1) == wanted_R).double().mean().item()
     source = sum(int((batch.source_BS != PAD).sum()) for batch in batches)
     assert source != len(wanted_R) and accuracy > 0.02
-    monkeypatch.setattr("nmt.training.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     event = events(tmp_path, "train")[0]
     assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)

@@ -16,7 +16,7 @@ from nmt.data import words as module
 from nmt.data.tokenizer import JOINT, split_at_words, train_tokenizer, words
 from nmt.data.words import join_sentences, script_of, segmenter, split_words, words_in
 from nmt.errors import UserError
-from nmt.metrics import (
+from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
     bleu_by_rarity,
@@ -26,7 +26,7 @@ from nmt.metrics import (
     scores,
     words_and_marks,
 )
-from nmt.report import glued_words
+from nmt.evaluation.report import glued_words
 from nmt.train import warn_of_sentences
 
 JAPANESE = "char" if missing("ja-mecab") else "ja-mecab"
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_is_not_installed_is_refused(monkeypatch: pytest.Monkey
         raise RuntimeError
 
     missing.cache_clear()
-    monkeypatch.setattr("nmt.metrics.BLEU", fail)
+    monkeypatch.setattr("nmt.evaluation.metrics.BLEU", fail)
     with pytest.raises(UserError, match=r"bleu_tokenizer=ko-mecab needs MeCab.*nmt\[cjk\]"):
         choose_tokenizer("ko-mecab", [])
     with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):

@@ -14,17 +14,17 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from nmt.alignment import ideal_weights
-from nmt.config import BOS, EOS, PAD, STEP, TrainConfig
+from nmt.config import BOS, EOS, PAD, TrainConfig
 from nmt.data.encoding import Array, EncodedPairs, Indices, Rows
 from nmt.data.tokenizer import Tokenizer
-from nmt.links import Gold
+from nmt.data.word_links import Gold, ideal_weights
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 PARTS = 64  # of the rows of an epoch, in memory one at a time
 LOOKED_AT = 2_000  # batches at most, to tell how much of them is padding
 WASTE = 0.055  # of the positions of an epoch, at most, in few shapes
 MAX_EXCESS = 1.75  # times a batch's positions: a larger shape is not used for it
+STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
 NO_SHAPES: Indices = np.zeros((0, 3), np.int64)
 Ids = Sequence[int] | Array
 

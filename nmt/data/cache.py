@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.files import UNFINISHED, UNSUPPORTED, locked, remove_abandoned, warn_once, write_atomically
+from nmt.runtime.files import UNFINISHED, UNSUPPORTED, locked, remove_abandoned, warn_once, write_atomically
 
 log = logging.getLogger("nmt")
 DIGESTS = "digests.json"

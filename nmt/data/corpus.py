@@ -23,13 +23,13 @@ from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig
-from nmt.data import toy
 from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
-from nmt.data.gold import read_gold
-from nmt.data.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of, undecodable
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
+from nmt.data.toy import corpus as toy
+from nmt.data.word_links import read_gold
 from nmt.errors import UserError, nearest
+from nmt.runtime.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of, undecodable
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time

@@ -25,14 +25,14 @@ from tqdm import tqdm
 from xxhash import xxh3_128
 
 from nmt.config import TrainRun
+from nmt.data.batch_encode import Array, Indices, as_list, encode_texts, kind_of
 from nmt.data.cache import cache_folder, made
 from nmt.data.corpus import origins
-from nmt.data.lines import FIRST, counted, first_of
-from nmt.data.pieces import Array, Indices, as_list, encode_texts, kind_of
 from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, train_tokenizer
+from nmt.data.word_links import gold_of
 from nmt.errors import UserError
-from nmt.links import gold_of
-from nmt.memory import release_memory
+from nmt.runtime.lines import FIRST, counted, first_of
+from nmt.runtime.memory import release_memory
 
 log = logging.getLogger("nmt")
 CHUNK = 40_000  # pairs in memory at a time, some for each core that tokenises

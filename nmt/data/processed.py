@@ -16,9 +16,9 @@ from datasets import Dataset
 
 from nmt.config import DataConfig
 from nmt.data.corpus import origins
-from nmt.data.lines import counted
 from nmt.data.mixing import corpora_of
 from nmt.data.readers import clipped
+from nmt.runtime.lines import counted
 
 log = logging.getLogger("nmt")
 LOOKED_AT = 20_000  # lines of a text

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nmt.data.lines import BOM, NOT_TEXT, LineReader, check_length, check_line_ends, counted, opened, undecodable
 from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, nearest
+from nmt.runtime.lines import BOM, NOT_TEXT, LineReader, check_length, check_line_ends, counted, opened, undecodable
 
 SHOWN = 20  # names in a message
 CLIPPED = 100  # characters of a name or a value in one

@@ -4,10 +4,10 @@ shards."""
 import re
 from pathlib import Path
 
-from nmt.data.config import DataConfig, leaf
-from nmt.data.lines import PACKED
+from nmt.config.data import DataConfig, leaf
 from nmt.data.readers import listed
 from nmt.errors import UserError
+from nmt.runtime.lines import PACKED
 
 VALID = ("valid", "validation", "val", "dev")  # the validation split's names
 # train.00.de, train-00.de, train-00000-of-00010.de; the hub may add a digest.

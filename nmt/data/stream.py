@@ -19,6 +19,7 @@ from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
+from nmt.data.batch_encode import as_list, encode_texts
 from nmt.data.corpus import note, streamed, tell_of
 from nmt.data.encoding import (
     CHUNK,
@@ -33,13 +34,12 @@ from nmt.data.encoding import (
     tell_dropped,
 )
 from nmt.data.mixing import Part, corpora_of, named_corpus, with_tag
-from nmt.data.pieces import as_list, encode_texts
 from nmt.data.readers import LINE_READERS, TEXTS, BadLine
-from nmt.data.sampling import draw, own_share, together
 from nmt.data.splits import files_of, parquet_files
+from nmt.data.subword_sampling import draw, own_share, together
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import gathered, tried
 from nmt.errors import UserError
+from nmt.runtime.distributed import gathered, tried
 
 log = logging.getLogger("nmt")
 Place = list[int]  # in a corpus: how often it was read to its end, and the pairs read since

@@ -25,10 +25,10 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
-from nmt.data.lines import between_spaces
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
-from nmt.files import regular, write_atomically
+from nmt.runtime.files import regular, write_atomically
+from nmt.runtime.lines import between_spaces
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"

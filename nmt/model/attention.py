@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.model.config import ModelConfig
-from nmt.model.frozen import Map, sum_of
-from nmt.model.maps import CACHED, Linear, step_dtype, uniform_, wide
-from nmt.model.normalisers import NORMALISERS
+from nmt.config.model import ModelConfig
+from nmt.model.kernels.inference_weights import Map, sum_of
+from nmt.model.kernels.linear import CACHED, Linear, step_dtype, uniform_, wide
+from nmt.model.normalizers import NORMALISERS
 from nmt.model.windows import WINDOWS, Memory, memory_of
 
 

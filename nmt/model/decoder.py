@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nmt.config.model import ModelConfig
 from nmt.model.attention import Attention, NoAttention, Weights
-from nmt.model.config import ModelConfig
-from nmt.model.maps import Dropout, Linear, tanh
+from nmt.model.kernels.linear import Dropout, Linear, tanh
 from nmt.model.recurrence import RNN, State
 from nmt.model.windows import Memory
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.config import ModelConfig
-from nmt.model.maps import Dropout, Linear
+from nmt.config.model import ModelConfig
+from nmt.model.kernels.linear import Dropout, Linear
 from nmt.model.recurrence import RNN
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.model.attention import Weights
 from nmt.model.decoder import DecoderState
-from nmt.model.maps import wide
+from nmt.model.kernels.linear import wide
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.windows import Memory
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, PAD
-from nmt.model.maps import CACHED, wide
+from nmt.model.kernels.linear import CACHED, wide
 
 BLOCK = 64  # tokens that `top` looks at as one
 

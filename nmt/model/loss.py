@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.frozen import Map, freeze
-from nmt.model.maps import CACHED, filled, wide
+from nmt.model.kernels.inference_weights import Map, freeze
+from nmt.model.kernels.linear import CACHED, filled, wide
 
 AT_ONCE = {"cpu": CACHED // 2, "cuda": 2**26}  # logits whose fp32 values are alive at a time
 SLAB = 256  # rows of a product with the vocabulary inside: as one product it takes a processor 1.6 times as long

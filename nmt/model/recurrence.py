@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.frozen import Map, freeze, plain, whole_lstm
-from nmt.model.maps import bind, by_rows, cast, tanh
+from nmt.model.kernels.inference_weights import Map, freeze, plain, whole_lstm
+from nmt.model.kernels.linear import bind, by_rows, cast, tanh
 
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 FLAT = ("cuda",)  # devices whose library reads the weights of a layer from one buffer

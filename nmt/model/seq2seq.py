@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import PAD
+from nmt.config.model import ModelConfig
 from nmt.errors import UserError
 from nmt.model.attention import Weights
-from nmt.model.config import ModelConfig
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
+from nmt.model.kernels.linear import Dropout, Linear
 from nmt.model.loss import Loss, cross_entropy
-from nmt.model.maps import Dropout, Linear
 from nmt.model.recurrence import RNN
 from nmt.model.windows import Memory
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.model.config import ModelConfig
-from nmt.model.maps import Linear, bind_rows, bind_values, tanh, uniform_, wide
+from nmt.config.model import ModelConfig
+from nmt.model.kernels.linear import Linear, bind_rows, bind_values, tanh, uniform_, wide
 
 WHOLE = 1.5  # sources up to so many local windows long are looked at whole
 MASKED = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything

@@ -1,0 +1,55 @@
+"""The schema of all settings: one dataclass for each section and each command. No torch and no Hydra here.
+
+The files under configs/ only give values. A value that cannot work is refused when a dataclass is built, with the key,
+the value and the remedy.
+"""
+
+from nmt.config.commands import (
+    BLEU_TOKENIZERS,
+    COMMANDS,
+    FREE,
+    LASTING,
+    PRECISIONS,
+    AlignRun,
+    EvaluateRun,
+    TrainRun,
+    TranslateRun,
+    flat,
+    lasting,
+)
+from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
+from nmt.config.model import AttentionConfig, ModelConfig
+from nmt.config.search import LinksConfig, SearchConfig
+from nmt.config.training import FLOORS, MONITORS, OPTIMISERS, SCHEDULES, OptimConfig, TrainConfig
+
+__all__ = [
+    "BLEU_TOKENIZERS",
+    "BOS",
+    "COMMANDS",
+    "EOS",
+    "FLOORS",
+    "FREE",
+    "LASTING",
+    "MONITORS",
+    "OPTIMISERS",
+    "PAD",
+    "PRECISIONS",
+    "SCHEDULES",
+    "UNK",
+    "AlignRun",
+    "AttentionConfig",
+    "CorpusConfig",
+    "DataConfig",
+    "DataOverride",
+    "EvaluateRun",
+    "LinksConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "SearchConfig",
+    "TokenizerConfig",
+    "TrainConfig",
+    "TrainRun",
+    "TranslateRun",
+    "flat",
+    "lasting",
+]
