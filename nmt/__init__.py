@@ -25,7 +25,7 @@ from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import fastest
 from nmt.runtime.cli import settled
-from nmt.runtime.distributed import choose_device, choose_precision, place
+from nmt.runtime.device import choose_device, choose_precision, place
 from nmt.training.checkpoint import export, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]

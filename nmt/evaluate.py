@@ -28,20 +28,10 @@ from nmt.evaluation.plot import heat_map
 from nmt.evaluation.report import page
 from nmt.model.kernels.cuda_graphs import fastest
 from nmt.runtime.cli import main
-from nmt.runtime.distributed import (
-    OTHER_MODEL,
-    OTHER_TEXT,
-    choose_precision,
-    in_turn,
-    joined,
-    log,
-    log_to_stderr,
-    place,
-    rank,
-    same,
-    told,
-)
+from nmt.runtime.device import choose_precision, place
+from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, rank, same, told
 from nmt.runtime.files import echo, finite, replacing_files, write_atomically
+from nmt.runtime.logging import log, log_to_stderr
 from nmt.training.checkpoint import find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 

@@ -30,8 +30,10 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_tokenizer, settle_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runtime.cli import given, main
-from nmt.runtime.distributed import in_turn, joined, log, log_to_file, log_to_stderr, place, rank, ranks, same, told
+from nmt.runtime.device import place
+from nmt.runtime.distributed import in_turn, joined, rank, ranks, same, told
 from nmt.runtime.lines import counted
+from nmt.runtime.logging import log, log_to_file, log_to_stderr
 from nmt.runtime.memory import peak_device_memory, peak_memory
 from nmt.runtime.quoting import setting
 from nmt.training.loop import fit, load_window

@@ -18,20 +18,11 @@ from nmt.decoding.alignment import as_written, writer
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.errors import UserError
 from nmt.runtime.cli import main
-from nmt.runtime.distributed import (
-    OTHER_MODEL,
-    OTHER_TEXT,
-    held_signals,
-    in_turn,
-    joined,
-    log,
-    log_to_stderr,
-    mine,
-    ranks,
-    same,
-)
+from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, mine, ranks, same
 from nmt.runtime.files import TextInput, check_readable, chunks, finite, output, sha256_of, write
 from nmt.runtime.lines import counted
+from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.signals import held_signals
 from nmt.runtime.streams import check_files, is_file, is_stdin, is_stdout
 
 

@@ -34,7 +34,7 @@ from nmt.data.corpus import column, load_pairs
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu_by_length
 from nmt.evaluation.plot import curves, heat_map
-from nmt.runtime.distributed import place
+from nmt.runtime.device import place
 from nmt.training.checkpoint import load_config, load_model
 
 DOCS = Path("docs")

@@ -43,7 +43,7 @@ def serve(connection: Connection, precision: str) -> None:
     from nmt.data.corpus import load_pairs
     from nmt.data.encoding import cached_tokenizer, encode_corpus
     from nmt.runtime.cli import CONFIGS, checked
-    from nmt.runtime.distributed import choose_precision
+    from nmt.runtime.device import choose_precision
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

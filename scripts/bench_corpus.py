@@ -30,7 +30,7 @@ from nmt.data.batching import assemble, epoch_batches
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.data.stream import sample, windows
-from nmt.runtime.distributed import log_to_stderr
+from nmt.runtime.logging import log_to_stderr
 
 WORDS = 100_000  # of each language
 BLOCK = 250_000  # pairs in memory at a time

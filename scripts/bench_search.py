@@ -21,7 +21,7 @@ from nmt.data.tokenizer import SPECIALS
 from nmt.decoding.search import search
 from nmt.model.kernels.cuda_graphs import fastest
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.distributed import choose_device, place
+from nmt.runtime.device import choose_device, place
 
 PIECES = 16  # of a sentence of 12 words, as the pieces of Multi30k are
 LENGTHS = (50, 100, 200, 500, 1000)

@@ -45,7 +45,8 @@ from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_token
 from nmt.data.tokenizer import SPECIALS
 from nmt.evaluation.plot import canvas
 from nmt.model.seq2seq import build_model
-from nmt.runtime.distributed import choose_device, choose_precision, log_to_stderr, place
+from nmt.runtime.device import choose_device, choose_precision, place
+from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.memory import peak_memory
 from nmt.training.optim import build_optimiser
 from nmt.training.state import Progress, TrainState

@@ -50,7 +50,7 @@ from nmt.decoding.search import force, search
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import build_model
-from nmt.runtime.distributed import DTYPES, choose_device, choose_precision, place
+from nmt.runtime.device import DTYPES, choose_device, choose_precision, place
 from nmt.runtime.memory import PEAKS, peak_device_memory
 from nmt.training.loop import updates
 from nmt.training.optim import build_optimiser

@@ -328,7 +328,7 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from nmt.data.cache import made
-from nmt.runtime.distributed import log_to_stderr
+from nmt.runtime.logging import log_to_stderr
 def fill(part):
     (part / "who").write_text(sys.argv[2])
     with open(Path(sys.argv[1]).parent / "times", "a") as file:

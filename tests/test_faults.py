@@ -38,8 +38,9 @@ from nmt.data.cache import made
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, printable
 from nmt.runtime.cli import trouble
-from nmt.runtime.distributed import _Lines, deferred_signals, log, log_to_file, log_to_stderr
 from nmt.runtime.files import echo, output, replacing_files, sha256_of, unfinished, warn_once, write, write_atomically
+from nmt.runtime.logging import _Lines, log, log_to_file, log_to_stderr
+from nmt.runtime.signals import deferred_signals
 from nmt.training.checkpoint import (
     OPTIMISER,
     STATE,

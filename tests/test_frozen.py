@@ -14,7 +14,7 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.inference_weights import freeze
 from nmt.model.kernels.linear import Linear
 from nmt.model.recurrence import RNN
-from nmt.runtime.distributed import bf16_is_faster, choose_precision, multiplies_int8, place
+from nmt.runtime.device import bf16_is_faster, choose_precision, multiplies_int8, place
 
 int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
 

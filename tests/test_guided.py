@@ -21,7 +21,7 @@ from nmt.errors import UserError
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
-from nmt.runtime.distributed import place
+from nmt.runtime.device import place
 from nmt.train import read_corpus
 from nmt.training.objective import objective
 from nmt.training.optim import build_optimiser

@@ -29,7 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import Batch, Indices, assemble, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.distributed import LAUNCHED, gathered, joined, place, rank, ranks, summed
+from nmt.runtime.device import place
+from nmt.runtime.distributed import gathered, joined, rank, ranks, summed
+from nmt.runtime.launch import LAUNCHED
 from nmt.train import read_corpus
 from nmt.training.checkpoint import find_checkpoint, last_whole
 from nmt.training.optim import build_optimiser

@@ -22,9 +22,10 @@ from nmt.decoding.hypotheses import Hypothesis
 from nmt.decoding.search import Model, force, stream
 from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import within_memory
-from nmt.runtime.distributed import dealt, gathered, log, rank
+from nmt.runtime.distributed import dealt, gathered, rank
 from nmt.runtime.files import read_dictionary
 from nmt.runtime.lines import counted, first_of
+from nmt.runtime.logging import log
 
 R = TypeVar("R")
 WEIGHTS = 2**21  # attention weights of one line at most; of a damaged one of 100,000 characters they would fill memory

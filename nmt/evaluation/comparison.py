@@ -20,8 +20,8 @@ from nmt.evaluation.metrics import (
     words_and_marks,
 )
 from nmt.evaluation.plot import curves
-from nmt.runtime.distributed import log
 from nmt.runtime.files import replacing_files, write_atomically
+from nmt.runtime.logging import log
 
 FEW, MANY = 100, 20_000  # sentences: the test takes 72 KB of memory for each
 ALPHA = 0.05  # a difference that chance makes less often than that is marked

@@ -1,15 +1,12 @@
-"""Where a command runs: device, precision, the other processes of its job, logging, signals.
+"""The processes of a job, and what they do together.
 
 `torchrun` starts the processes of a job and gives each a number, its rank. All do the same; what only one may do, like
 writing, the first one does (rank 0).
 """
 
 import contextlib
-import logging
 import os
 import re
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,138 +14,19 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from tqdm import tqdm
 
-from nmt.errors import UserError, named, printable, told_by_another
-from nmt.runtime.files import regular
-from nmt.runtime.memory import keep_memory
+from nmt.errors import UserError, told_by_another
+from nmt.runtime.device import choose_device
+from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.logging import log
 
 T = TypeVar("T")
-log = logging.getLogger("nmt")
-ALONE = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "TORCHELASTIC_RESTART_COUNT": 0}
-LAUNCHED = {  # by torchrun: processes of the job, and of this machine; the number of this one among either; restarts
-    name: int(os.environ.get(name, default)) for name, default in ALONE.items()
-}
-STDERR = 2  # its file descriptor
 OTHER_MODEL = (
     "the processes of this job have different models; see that the checkpoints (and search.dictionary) are the same on "
     "all machines"
 )
 OTHER_TEXT = "the processes of this job have different text; see that files have the same content on all machines"
 PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
-DTYPES = {
-    **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
-    "tf32": torch.float32,  # but for products
-    "int8": torch.float32,  # but for the weights
-}
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one; of several processes on a machine each takes its own.
-
-    Raises:
-        UserError: it is not there.
-    """
-    local, here = LAUNCHED["LOCAL_RANK"], LAUNCHED["LOCAL_WORLD_SIZE"]
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    device = torch.device(chosen)
-    if here > 1 and device == torch.device("cuda"):
-        device = torch.device("cuda", local)
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    count = there.get(device.type, 0)
-    if (device.index or 0) >= count:
-        found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
-        remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
-        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", own=chosen == "cuda")
-    return device
-
-
-def choose_precision(name: str, device: torch.device) -> str:
-    """`auto` by capability alone: bf16 where its products are faster, fp32 else.
-
-    Raises:
-        UserError: the device cannot do it.
-    """
-    if name == "fp64" and device.type == "mps":
-        raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
-    if name == "int8" and device.type != "cpu":
-        raise UserError(f"precision=int8 is not for device={device}; write device=cpu too, or another precision")
-    if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
-        raise UserError(
-            f"precision=tf32 is for NVIDIA GPUs from Ampere on, not for device={device}; write precision=fp32"
-        )
-    if name != "auto":
-        return name
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and bf16_is_faster() else "fp32"
-
-
-def bf16_is_faster() -> bool:
-    """Whether products of bf16 are faster here than those of fp32: by AMX, or by AVX-512 BF16 on processors of AMD. On
-    one of Intel without AMX, which a virtual machine may hide, training took 1.6 times as long (docs/benchmarks.md)."""
-    capabilities = torch.cpu.get_capabilities()
-    by_avx = capabilities.get("avx512_bf16") and "Intel" not in capabilities.get("cpu_name", "")
-    return bool(capabilities.get("amx_bf16") or by_avx)
-
-
-def multiplies_int8() -> bool:
-    """Whether products of int8 are exact here: without VNNI sums of 16 bits in between may overflow."""
-    x_NI = torch.full((4, 256), 127, dtype=torch.int8)
-    return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
-
-
-def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
-    """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
-    they are cast once, instead of at every step. On a GPU products of fp32 numbers are exact to fp32, or with tf32
-    rounded to its 10 bits, from here on in the whole process.
-
-    Raises:
-        UserError: this processor has no exact products of int8.
-    """
-    # The first call of one of MKL's functions sets up how exactly it computes. Two threads that make it together can
-    # leave one of them with fewer digits, so that the same command gives other numbers: let one thread make it.
-    for function in (torch.exp, torch.log, torch.tanh):
-        for dtype in (torch.float32, torch.float64):
-            function(torch.ones(1, dtype=dtype))
-    # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; PyTorch as many again of its own; by
-    # default 1,024. What is repeated fits into fewer, and an epoch has more shapes than any cache would hold. Read at
-    # the first product.
-    for kernels in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(kernels, "512" if training else "256")
-    if precision == "int8" and not multiplies_int8():
-        raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
-    if device.type == "cuda":  # PyTorch's defaults differ between the two
-        # Not by `fp32_precision`: after that has been set, a program that reads `allow_tf32` gets an error.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
-    model.dtype = DTYPES[precision]  # type: ignore[assignment]
-    if training:
-        keep_memory()
-    else:
-        model.freeze(precision == "int8")  # type: ignore[operator]
-
-
-def crowded(device: torch.device, speed: float, best: float) -> str | None:
-    """What to do where the threads of this process seem to wait for cores that others have: by the load of the machine,
-    or because the speed (tokens/s) has fallen to less than half of the best so far. None of a single thread, which
-    waits for nobody."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if device.type != "cpu" or threads == 1:
-        return None
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load <= cores + 0.5 and speed >= best / 2:
-        return None
-    seen = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
-    return (
-        f"{seen}, with a load of {load:.1f} on {cores} cores: other processes seem to have a part of them, and "
-        f"{threads} threads wait for each other; OMP_NUM_THREADS={threads - 1} before the command may make it faster "
-        "(with another number of threads numbers are rounded in another order)"
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- processes
 _times = 0  # that this process has joined others: once for each run of a sweep
 _store: Any = None  # torchrun's, which outlives the processes that it starts anew
 _joined = False  # the other processes of this job; torch.distributed may also be in use by somebody who imports nmt
@@ -317,101 +195,3 @@ def tried(work: Callable[[], T], mine: bool) -> T | None:
     if any(failed):
         told_by_another()
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------ logging
-class _Lines(logging.Handler):
-    """Lines to standard error that do not break a progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more: that ends no training
-            tqdm.write(printable(self.format(record)), file=sys.stderr)
-
-
-class _File(logging.FileHandler):
-    """Lines to a file that must not be lost: a full disk is an error, and not the complaint that logging prints."""
-
-    def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=regular)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  its name in the library
-        with named(self.baseFilename):
-            raise  # noqa: PLE0704  it is called where the exception is handled
-
-
-def log_to_stderr() -> None:
-    """Show what nmt reports on standard error; standard output is for results. The processes of a job find the same
-    things; beside the first, one shows only what is its `own`."""
-    log.handlers.clear()
-    log.propagate = False
-    log.setLevel(logging.INFO)
-    handler = _Lines()
-    handler.addFilter(lambda record: not getattr(record, "quiet", False))
-    if number := LAUNCHED["RANK"]:
-        handler.addFilter(lambda record: getattr(record, "own", False))
-        handler.setFormatter(logging.Formatter(f"process {number}: %(message)s"))
-    log.addHandler(handler)
-
-
-@contextlib.contextmanager
-def log_to_file(path: Path) -> Iterator[logging.Handler]:
-    """Append all reports to a file too, with the time."""
-    handler = _File(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    log.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-
-
-# ------------------------------------------------------------------------------------------------------------ signals
-@contextlib.contextmanager
-def deferred_signals() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once.
-
-    It is answered past the log and Python's buffers: they cannot be written to where it comes while they are.
-    """
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-        for other in before:
-            signal.signal(other, signal.SIG_DFL)
-        if LAUNCHED["RANK"]:
-            return
-        below = "\n" * os.isatty(STDERR)  # a progress bar
-        answer = f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once\n"
-        with contextlib.suppress(OSError):  # nobody reads any more
-            os.write(STDERR, (below + answer).encode())
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Put off the first SIGINT or SIGTERM until what is done here is done; a second one is not put off."""
-    received: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-        for other, handler in before.items():
-            signal.signal(other, handler)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for other, handler in before.items():
-            signal.signal(other, handler)
-        for number in received:
-            signal.raise_signal(number)

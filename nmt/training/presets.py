@@ -10,7 +10,7 @@ from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError, nearest
 from nmt.runtime.cli import checked, composed, explain, keys
-from nmt.runtime.distributed import log
+from nmt.runtime.logging import log
 
 SECTIONS = ("tokenizer", "model", "optim", "train")
 WHY = {

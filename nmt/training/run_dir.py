@@ -15,8 +15,10 @@ from nmt.config import FREE, TrainRun, flat, lasting
 from nmt.config.data import exchanged
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
-from nmt.runtime.distributed import begin, begun, choose_precision, log
+from nmt.runtime.device import choose_precision
+from nmt.runtime.distributed import begin, begun
 from nmt.runtime.files import UNSUPPORTED, remove, remove_abandoned
+from nmt.runtime.logging import log
 from nmt.runtime.quoting import setting
 from nmt.training.checkpoint import (
     MODEL,

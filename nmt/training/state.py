@@ -24,8 +24,9 @@ from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import copied, log, rank, told
+from nmt.runtime.distributed import copied, rank, told
 from nmt.runtime.files import read_small, write_atomically
+from nmt.runtime.logging import log
 from nmt.runtime.quoting import setting
 from nmt.training.checkpoint import (
     STATE,

@@ -23,8 +23,9 @@ from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import GRAPHS, within_memory
 from nmt.model.kernels.linear import wide
 from nmt.model.loss import Loss
-from nmt.runtime.distributed import log, rank, ranks, summed
+from nmt.runtime.distributed import rank, ranks, summed
 from nmt.runtime.lines import counted
+from nmt.runtime.logging import log
 from nmt.training.optim import guarded_step, learning_rate
 from nmt.training.state import TrainState, seed_of
 

@@ -24,8 +24,9 @@ from nmt.evaluation.metrics import LinkCounts
 from nmt.model.kernels.cuda_graphs import within_memory
 from nmt.model.loss import Loss
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import dealt, gathered, log
+from nmt.runtime.distributed import dealt, gathered
 from nmt.runtime.lines import counted, first_of
+from nmt.runtime.logging import log
 
 LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
 
