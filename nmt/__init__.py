@@ -24,7 +24,7 @@ from nmt.decoding.translator import Translation, Translator, check_scores, warn_
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import fastest
-from nmt.runtime.cli import settled
+from nmt.runtime.command_line import settled
 from nmt.runtime.device import choose_device, choose_precision, place
 from nmt.training.checkpoint import export, load_model
 

@@ -24,10 +24,10 @@ from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_precision, place
 from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, mine, rank, same
-from nmt.runtime.files import CHUNK, TextInput, check_readable, output
 from nmt.runtime.lines import between_spaces
 from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.streams import check_files, is_stdout
+from nmt.runtime.text_io import CHUNK, TextInput, check_readable, output
 from nmt.training.checkpoint import load_model
 
 

@@ -30,8 +30,9 @@ from nmt.model.kernels.cuda_graphs import fastest
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_precision, place
 from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, rank, same, told
-from nmt.runtime.files import echo, finite, replacing_files, write_atomically
+from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.text_io import echo, finite
 from nmt.training.checkpoint import find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 

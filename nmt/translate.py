@@ -19,11 +19,12 @@ from nmt.decoding.translator import Translation, Translator, check_scores, warn_
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, mine, ranks, same
-from nmt.runtime.files import TextInput, check_readable, chunks, finite, output, sha256_of, write
+from nmt.runtime.files import sha256_of
 from nmt.runtime.lines import counted
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.signals import held_signals
 from nmt.runtime.streams import check_files, is_file, is_stdin, is_stdout
+from nmt.runtime.text_io import TextInput, check_readable, chunks, finite, output, write
 
 
 def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:

@@ -42,7 +42,7 @@ def serve(connection: Connection, precision: str) -> None:
     from nmt.data.batching import epoch_batches
     from nmt.data.corpus import load_pairs
     from nmt.data.encoding import cached_tokenizer, encode_corpus
-    from nmt.runtime.cli import CONFIGS, checked
+    from nmt.runtime.command_line import CONFIGS, checked
     from nmt.runtime.device import choose_precision
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nmt.runtime.files import finite
+from nmt.runtime.text_io import finite
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -29,7 +29,8 @@ from nmt.config import (
 )
 from nmt.config.data import exchanged, opposite
 from nmt.errors import UserError, nearest
-from nmt.runtime.cli import SYNONYMS, keys, main
+from nmt.runtime.cli import main
+from nmt.runtime.command_line import SYNONYMS, keys
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """

@@ -37,10 +37,11 @@ from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
 from nmt.data.cache import made
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, printable
-from nmt.runtime.cli import trouble
-from nmt.runtime.files import echo, output, replacing_files, sha256_of, unfinished, warn_once, write, write_atomically
+from nmt.runtime.command_line import trouble
+from nmt.runtime.files import replacing_files, sha256_of, unfinished, warn_once, write_atomically
 from nmt.runtime.logging import _Lines, log, log_to_file, log_to_stderr
 from nmt.runtime.signals import deferred_signals
+from nmt.runtime.text_io import echo, output, write
 from nmt.training.checkpoint import (
     OPTIMISER,
     STATE,

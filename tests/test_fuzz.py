@@ -39,7 +39,7 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import scores
 from nmt.evaluation.report import page
 from nmt.model.seq2seq import build_model
-from nmt.runtime.files import read_dictionary
+from nmt.runtime.text_io import read_dictionary
 from nmt.training.checkpoint import load_config, load_model
 from nmt.training.state import read_progress
 from nmt.translate import FORMATS, translate

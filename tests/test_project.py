@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
 
 from nmt.config import COMMANDS
-from nmt.runtime.cli import CONFIGS, checked
+from nmt.runtime.command_line import CONFIGS, checked
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {

@@ -14,7 +14,7 @@ from nmt.config import DataConfig, TrainRun
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.data.encoding import SIDES
 from nmt.errors import UserError
-from nmt.runtime.cli import checked
+from nmt.runtime.command_line import checked
 from nmt.training.presets import SECTIONS, WHY, sized
 
 TABLE: dict[str, dict[int, Any]] = {

@@ -29,9 +29,9 @@ from nmt.data.readers import jsonl_pairs, text_pairs, tsv_pairs
 from nmt.decoding.translator import split_long
 from nmt.errors import UserError
 from nmt.runtime import lines as lines_module
-from nmt.runtime.files import TextInput, chunks, output
 from nmt.runtime.lines import LineReader, opened
 from nmt.runtime.streams import check_files, identity, is_file, own_descriptor
+from nmt.runtime.text_io import TextInput, chunks, output
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
 
@@ -351,7 +351,7 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
 
 
 def test_long_lines_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.runtime.files.CHARACTERS", 10)
+    monkeypatch.setattr("nmt.runtime.text_io.CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
     assert [len(chunk) for chunk in chunks(rows, lambda since: True)] == [2, 1, 1]
 

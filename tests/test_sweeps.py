@@ -19,7 +19,9 @@ from omegaconf import OmegaConf
 
 from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
-from nmt.runtime.cli import CONFIGS, NAME_BYTES, UNNAMED, main, named_by_what_varies, run_name
+from nmt.runtime.cli import main
+from nmt.runtime.command_line import CONFIGS, UNNAMED
+from nmt.runtime.sweep_names import NAME_BYTES, named_by_what_varies, run_name
 from nmt.train import check_direction
 
 # Best where optim.lr is 0.01, as far as anybody can tell.

@@ -23,9 +23,9 @@ from nmt.decoding.search import Model, force, stream
 from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import within_memory
 from nmt.runtime.distributed import dealt, gathered, rank
-from nmt.runtime.files import read_dictionary
 from nmt.runtime.lines import counted, first_of
 from nmt.runtime.logging import log
+from nmt.runtime.text_io import read_dictionary
 
 R = TypeVar("R")
 WEIGHTS = 2**21  # attention weights of one line at most; of a damaged one of 100,000 characters they would fill memory

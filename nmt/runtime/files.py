@@ -1,44 +1,33 @@
-"""Reading and writing for commands: whole files or none, and nothing in them that their format does not have."""
+"""Files and folders that are written as a whole or not at all, and safe reading of a run's own files."""
 
 import errno
 import fcntl
 import glob
 import hashlib
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import BinaryIO
 
-import pyarrow as pa
 from safetensors import SafetensorError
 
-from nmt.errors import UserError, named, printable
-from nmt.runtime.lines import PACKED, LineReader, opened, read_lines
-from nmt.runtime.streams import descriptor_path, is_file, is_stdout, open_descriptor, own_descriptor
+from nmt.errors import UserError, named
 
-T = TypeVar("T", bound=Sequence[Sized])
 log = logging.getLogger("nmt")
-CHUNK = 4096  # lines in memory at a time
-CHARACTERS = 2**22  # ... or as many as have so many characters
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
 UNFINISHED = re.compile(r"\..*\.[0-9a-f]+\.new")  # names of what is not whole yet
 NAME = 50  # characters of a file's name in them: a name may have 255 bytes at most
 UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
 
-# -------------------------------------------------------------------------------------------------- whole files or none
 def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | None = None) -> None:
     """Replace a file in one step by these texts or bytes, one after the other. The file is written next to `beside`
     first, by default next to itself."""
@@ -196,7 +185,6 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
             os.close(handle)
 
 
-# ------------------------------------------------------------------------------------------------ reading and writing
 def regular(path: str | Path, flags: int) -> int:
     """Open a file of a run (the `opener` of `open`). A pipe, on which reading would wait, is refused, and so is writing
     through a symbolic link: a run may be somebody else's.
@@ -230,142 +218,6 @@ def read_small(path: Path) -> str:
     if len(content) > PLAIN:
         raise ValueError(f"it has more than {PLAIN:,} bytes")
     return content.decode()
-
-
-def finite(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for each number that JSON does not have: infinities and NaN."""
-    return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
-
-
-def check_readable(paths: dict[str, str | None]) -> None:
-    """Refuse a setting that is no file, nor a pipe or a device.
-
-    Raises:
-        UserError: there is no such thing, or it is a folder.
-    """
-    for key, path in paths.items():
-        if path is not None and own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
-            raise UserError(f"{key}={path} is not a file")
-
-
-@dataclass
-class TextInput(Iterable[str]):
-    """The lines of a file, which may be packed, or of a pipe; bytes that are not UTF-8 become U+FFFD, with a warning.
-    With a prompt they are those that somebody types.
-
-    Raises:
-        UserError: a packed file is damaged, or a line is too long.
-    """
-
-    path: str
-    prompt: str | None = None
-    done: int = 0  # lines with which the command is done
-    lines: LineReader | None = None  # once they are read
-
-    def __iter__(self) -> Iterator[str]:
-        if self.prompt is not None:
-            yield from typed(self.prompt)
-            return
-        with opened(Path(self.path)) as file:
-            self.lines = LineReader(file, self.path)
-            yield from read_lines(self.lines, "replace")
-
-    def more(self, since: float) -> bool:
-        """As `LineReader.more`; lines are typed one by one."""
-        return self.lines is not None and self.lines.more(since)
-
-
-def typed(prompt: str) -> Iterator[str]:
-    """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
-    with suppress(ImportError):  # not on every system
-        import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
-
-    sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    while True:
-        try:
-            yield input(prompt).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        except EOFError:
-            print(file=sys.stderr)
-            return
-
-
-def chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
-    """Lists of rows of text: of at most `CHUNK` rows, and no longer once they have `CHARACTERS`; where no more follow,
-    as `more(since)` says, of those that are there."""
-    chunk: list[T] = []
-    size, since = 0, 0.0
-    for row in rows:
-        since = since if chunk else time.monotonic()
-        chunk.append(row)
-        size += sum(map(len, row))
-        if len(chunk) == CHUNK or size > CHARACTERS or not more(since):
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def read_dictionary(path: str | None) -> dict[str, str]:
-    """Target words by source word.
-
-    Raises:
-        UserError: there is no such file, or a line of it is no pair of words.
-    """
-    check_readable({"search.dictionary": path})
-    found = {}
-    for number, line in enumerate(TextInput(path) if path else (), 1):
-        source, tab, target = line.partition("\t")
-        if not (source and tab and target):
-            raise UserError(f"{path}:{number}: {line[:80]!r} is no source word, tab, target word")
-        found[source] = target
-    return found
-
-
-class Terminal:
-    """Standard output where somebody looks at it: control characters are escaped."""
-
-    def write(self, data: bytes) -> int:
-        return sys.stdout.buffer.write(printable(data.decode("utf-8", "replace")).encode())
-
-    def flush(self) -> None:
-        sys.stdout.buffer.flush()
-
-
-@contextmanager
-def output(path: str) -> Iterator[BinaryIO]:
-    """A file to write to, packed if its name says so.
-
-    A regular file appears, or is replaced, only when it is whole. A pipe, a device or an open descriptor, as
-    `/dev/stdout`, is written to as it is.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
-    try:
-        with sink(path) as file, pa.CompressedOutputStream(file, packed) if packed else nullcontext(file) as stream:
-            yield cast(BinaryIO, stream)
-            stream.flush()  # standard output stays open
-    except BrokenPipeError:
-        nobody_reads()
-    except OSError as error:
-        if is_stdout(path):
-            error.filename = "standard output"
-            raise
-        raise UserError(f"{error.filename or path} failed: {error.strerror or error}") from error
-
-
-def sink(path: str) -> AbstractContextManager[BinaryIO]:
-    """Where `output` writes to."""
-    if is_file(path):
-        return replaced(Path(os.path.realpath(path)))
-    number = own_descriptor(path)
-    if is_stdout(path) and sys.__stdout__ is not None and sys.stdout.isatty():
-        return nullcontext(cast(BinaryIO, Terminal()))
-    if number is not None:
-        return open_descriptor(path, number, "wb")
-    # A descriptor of another process, as /proc/PID/fd/1, cannot be shared; its file must not be truncated.
-    return open(path, "ab" if descriptor_path(path) else "wb")
 
 
 @contextmanager
@@ -412,26 +264,3 @@ def put(new: Path, path: Path, old: os.stat_result | None) -> None:
             new.replace(path)
             return
     shutil.copyfile(new, path)
-
-
-def nobody_reads() -> NoReturn:
-    """End without a word: who reads the output has enough, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at its end
-    sys.exit(1)
-
-
-def write(file: BinaryIO, text: str) -> None:
-    try:
-        file.write(text.encode("utf-8", errors="replace"))
-        file.flush()
-    except BrokenPipeError:
-        nobody_reads()
-    except OSError as error:
-        if file is sys.stdout.buffer:
-            error.filename = "standard output"
-        raise
-
-
-def echo(text: str) -> None:
-    """Print results, in which text of somebody else's may be."""
-    write(sys.stdout.buffer, printable(text) + "\n")

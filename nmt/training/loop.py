@@ -25,10 +25,11 @@ from nmt.model.kernels.cuda_graphs import within_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.device import crowded
 from nmt.runtime.distributed import agreed, rank
-from nmt.runtime.files import finite, regular, write_atomically
+from nmt.runtime.files import regular, write_atomically
 from nmt.runtime.logging import log
 from nmt.runtime.memory import peak_device_memory, release_memory
 from nmt.runtime.signals import deferred_signals
+from nmt.runtime.text_io import finite
 from nmt.training.checkpoint import save_config
 from nmt.training.state import TrainState, Validated, save
 from nmt.training.step import Outcome, shapes_of, train_step

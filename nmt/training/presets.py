@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError, nearest
-from nmt.runtime.cli import checked, composed, explain, keys
+from nmt.runtime.command_line import checked, composed, explain, keys
 from nmt.runtime.logging import log
 
 SECTIONS = ("tokenizer", "model", "optim", "train")

@@ -1,0 +1,111 @@
+"""Settings from a YAML file: `config=FILE`."""
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nmt.errors import UserError, nearest
+from nmt.runtime.command_line import CONFIGS, OWN, explain, keys, parsed, trouble
+from nmt.runtime.quoting import from_yaml, literal, quoted, setting
+
+LARGEST = 2**22  # bytes of a file of settings
+
+
+def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, dict[str, Any]]:
+    """The path of `config=FILE`, and the settings in the file by dotted key.
+
+    Raises:
+        UserError: there is no such file, it is no YAML, or a key or a value of it is none of this command.
+    """
+    override = parsed(argument)
+    if override is None or override.is_sweep_override() or not isinstance(path := override.value(), str):
+        remedy = setting("config", argument.partition("=")[2])
+        raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: {remedy}")
+    if os.path.isdir(path):
+        raise UserError(
+            f"{argument} is a folder; give the file: {setting('config', os.path.join(path, 'config.yaml'))}"
+        )
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"it has more than {LARGEST:,} bytes")
+        tree = from_yaml(content.decode())
+    except OSError as error:
+        raise UserError(f"config={trouble(error)}") from None
+    except UserError as error:
+        raise UserError(f"config={path}: {error}") from None
+    except Exception as error:  # YAML's own errors and those of types that it makes have no common base
+        reason = " ".join((str(error) or repr(error)).split())
+        raise UserError(f"config={path} is not YAML: {reason[:200]}") from None
+    known = keys(schema)
+    found: dict[str, Any] = {}
+
+    def collect(tree: Any, prefix: str) -> None:
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            if key in groups and not isinstance(value, dict):
+                raise UserError(
+                    f"config={path}: {key}: {value} is a choice for the command line; write the keys of {key}"
+                )
+            if key not in known:
+                raise UserError(f"config={path}: there is no key '{key}'{nearest(key, known)}; --help lists them all")
+            if not dataclasses.is_dataclass(known[key]):
+                found[key] = value
+            elif isinstance(value, dict):
+                collect(value, f"{key}.")
+            elif value is not None:
+                raise UserError(f"config={path}: {key} is a section; write its keys below it")
+
+    if not isinstance(tree, dict):
+        raise UserError(f"config={path} holds no settings: a line for each is KEY: VALUE")
+    collect(tree, "")
+    config = OmegaConf.structured(schema)
+    try:
+        for key, value in found.items():
+            OmegaConf.update(config, key, literal(value), merge=False)
+    except OmegaConfBaseException as error:
+        raise UserError(f"config={path}: {explain(error)}") from None
+    return path, found
+
+
+def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """A command line without `config=FILE`, and the settings of the file; what Hydra has to know of them before a job
+    begins, which is the name of a run and what kind of corpus is the default, in the place of it.
+
+    Raises:
+        UserError: as `read_settings`; or the command line chooses one of the groups, too.
+    """
+    places = [place for place, argument in enumerate(arguments) if argument.startswith("config=")]
+    if not places:
+        return arguments, {}
+    if len(places) > 1:
+        raise UserError(f"{arguments[places[1]]}: config= is there already; give one file")
+    [place] = places
+    path, found = read_settings(arguments[place], schema, groups)
+    written = {argument.partition("=")[0] for argument in arguments}
+    if both := sorted(written & set(groups)):
+        raise UserError(
+            f"{both[0]}= and config={path} both say what many keys are; leave out {both[0]}=, and write single keys, "
+            "which win over those of the file"
+        )
+    for key in OWN:
+        if (value := found.pop(key, None)) not in (None, False, "false"):
+            logging.getLogger("nmt").warning(f"{path}: {key}: {value} is not taken over; write {key}= yourself")
+    early = []
+    if "data" in groups and (CONFIGS / "data" / f"{found.get('data.format')}.yaml").is_file():
+        early.append(f"data={found['data.format']}")
+    if isinstance(found.get("name"), str) and not written & {"name", "hydra.run.dir"}:
+        early.append(f"name={quoted(found['name'])}")
+    return [*arguments[:place], *early, *arguments[place + 1 :]], found
+
+
+def take(settings: dict[str, Any], config: DictConfig, written: set[str]) -> None:
+    """Set what a file has, but for keys that are `written` on the command line."""
+    for key, value in settings.items():
+        if not any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in written):
+            OmegaConf.update(config, key, literal(value), merge=False)
