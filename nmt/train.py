@@ -37,7 +37,6 @@ from nmt.runtime.logging import log, log_to_file, log_to_stderr
 from nmt.runtime.memory import peak_device_memory, peak_memory
 from nmt.runtime.quoting import setting
 from nmt.training.loop import fit, load_window
-from nmt.training.objective import GraphedGradient
 from nmt.training.optim import build_optimiser
 from nmt.training.run_dir import find_start, open_folder
 from nmt.training.state import Progress, TrainState, seed_of, share
@@ -148,8 +147,8 @@ def train(run: TrainRun) -> float:
         try:
             best = fit(state)
         finally:
-            if isinstance(state.differentiate, GraphedGradient):
-                log.info(state.differentiate.graphs.summary("gradients"))
+            if state.graphs is not None:
+                log.info(state.graphs.graphs.summary("gradients"))
             if state.board is not None:
                 state.board.close()
         on_gpu = peak_device_memory(device)

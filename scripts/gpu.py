@@ -55,7 +55,7 @@ from nmt.runtime.memory import PEAKS, peak_device_memory
 from nmt.training.loop import updates
 from nmt.training.optim import build_optimiser
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import find_gradient, train_step
+from nmt.training.step import forward_backward, train_step
 
 STYLES: dict[str, dict[str, Any]] = {
     "gnmt": {"style": "gnmt"},
@@ -231,7 +231,7 @@ def gradient(state: TrainState) -> dict[str, Tensor]:
     """The loss of a batch and its gradient, in fp64 on the processor, where no replay overwrites them."""
     rows = np.arange(24)
     tokens = int(state.train.lengths(rows)[1].sum())
-    found, sums = find_gradient(state, [rows], tokens, 100)
+    found, sums = forward_backward(state, [rows], tokens, 100)
     named = dict(zip(dict(state.model.named_parameters()), found, strict=True)) | {"loss": sums.smoothed / tokens}
     factor = {name: 1.0 if name == "loss" else state.scale.factor.item() for name in named}
     return {name: value.double().cpu() / factor[name] for name, value in named.items() if value is not None}
@@ -428,8 +428,8 @@ def out_of_memory(setting: Setting) -> Iterator[Values]:
     finally:
         limit_memory(setting, None)
     off = abs(loss / wanted - 1)
-    yield {"ok": state.room < math.inf and not failed and off < 1e-2, "needed, GB": most / 1e9,
-           "positions at once": state.room, "loss off by": off}  # fmt: skip
+    yield {"ok": state.max_positions < math.inf and not failed and off < 1e-2, "needed, GB": most / 1e9,
+           "positions at once": state.max_positions, "loss off by": off}  # fmt: skip
 
 
 def less_while_recording(setting: Setting, state: TrainState, rest: int, most: int) -> None:
@@ -468,10 +468,10 @@ def record_in_little(how: str) -> None:
     outcomes = [train_step(state, rows, 100) for _ in range(4)]
     limit_memory(setting, None)
     failed, last = sum(bool(outcome.failed) for outcome in outcomes), float(outcomes[-1].sums.smoothed)
-    room = state.room if math.isfinite(state.room) else None
+    limit = state.max_positions if math.isfinite(state.max_positions) else None
     right = not failed and abs(last / wanted - 1) < 0.05  # the learning rate has only begun to rise
-    right = right and room is None and recorded_graphs() == 0
-    print(json.dumps({"ok": right, "graphs": recorded_graphs(), "room": room}))
+    right = right and limit is None and recorded_graphs() == 0
+    print(json.dumps({"ok": right, "graphs": recorded_graphs(), "positions at once": limit}))
     del held
 
 
@@ -561,7 +561,7 @@ def training(setting: Setting, size: str, name: str, precision: str, count: int)
         batches = list(epoch_batches(encoded, config, 1, 0))[::3]  # nothing is recorded: a third is enough
     else:
         state = begin(model, scale.vocabulary, encoded, device, precision, config)
-        update, batches = partial(train_step, state, last_step=10**6), list(updates(state))
+        update, batches = partial(train_step, state, total_steps=10**6), list(updates(state))
     tokens = sum(int(encoded.lengths(rows).sum()) for rows in batches)
     epochs: list[tuple[float, float | None]] = []
     before = -1

@@ -22,9 +22,8 @@ from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
 from nmt.model.seq2seq import build_model
 from nmt.training import step as update
-from nmt.training.objective import GraphedGradient, differentiate
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import size_of, train_step
+from nmt.training.step import GraphedBackward, backward, size_of, train_step
 
 VOCABULARY = 19
 MODELS: dict[str, dict[str, Any]] = {
@@ -188,7 +187,7 @@ def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.Monk
         "nmt.model.kernels.cuda_graphs.record", lambda *given: records.append(given) or stand_in(*given)
     )
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
-    recorded.differentiate = GraphedGradient(recorded.run, recorded.model)
+    recorded.graphs = GraphedBackward(recorded.run, recorded.model)
     monkeypatch.setattr("nmt.training.step.batch_of", padded)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
@@ -243,7 +242,7 @@ def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     for r_drop in (0.0, 3.0):
         train = TrainConfig(guided_alignment=0.3, coverage_loss=0.2, r_drop=r_drop)
         scales = torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()
-        loss, gradients = differentiate(replace(state.run, train=train), state.model, batch, *scales)
+        loss, gradients = backward(replace(state.run, train=train), state.model, batch, *scales)
         found.append([*loss, *gradients])
     torch.testing.assert_close(*found)
 
@@ -263,7 +262,7 @@ def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: 
     scales, found = (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()), []
     for own, dropping in ((batch, ("cpu",)), (padded, ("cpu",)), (padded, ())):
         monkeypatch.setattr("nmt.model.seq2seq.DROPPING", dropping)
-        loss, gradients = differentiate(replace(state.run, train=train), state.model, own, *scales)
+        loss, gradients = backward(replace(state.run, train=train), state.model, own, *scales)
         found.append([*loss, *gradients])
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(found[2], found[0])
@@ -273,7 +272,7 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
     """Memory runs out in its backward pass; the same batch then runs without a graph, with the same gradient."""
     state = begin("bahdanau", "lstm", torch.float64, dropout=0.0)
     batch, scales = padded(state, np.arange(8)), (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double())
-    _, expected = differentiate(state.run, state.model, batch, *scales)
+    _, expected = backward(state.run, state.model, batch, *scales)
 
     def fails(work: Callable[[], Any], _: torch.device) -> None:
         seen: list[Tensor] = []
@@ -290,7 +289,7 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
             handle.remove()
 
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", fails)
-    graphed = GraphedGradient(state.run, state.model)
+    graphed = GraphedBackward(state.run, state.model)
     for _ in range(3):
         _, found = graphed(batch, *scales)
         torch.testing.assert_close(found, expected)
@@ -299,7 +298,7 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
 def test_graphs_go_with_what_they_are_of() -> None:
     """At once, not when the garbage is collected: they hold much memory of a GPU."""
     state = begin("bahdanau", "lstm", torch.float64)
-    graphed = GraphedGradient(state.run, state.model)
+    graphed = GraphedBackward(state.run, state.model)
     gone = weakref.ref(graphed.graphs)
     del graphed
     assert gone() is None
@@ -336,11 +335,11 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
     batch = assemble(state.train, np.arange(12))
     batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
-    again = GraphedGradient(run, state.model)
+    again = GraphedBackward(run, state.model)
     for share in (0.1, 0.5, 0.9):
         update_2 = torch.tensor([50, share], dtype=torch.float64)
         given = batch.padded(12, 16, 16), update_2, torch.tensor(4.0)
-        expected = differentiate(run, state.model, batch, *given[1:])
+        expected = backward(run, state.model, batch, *given[1:])
         with monkeypatch.context() as patch:
             patch.setattr("nmt.model.seq2seq.DROPPING", ())
             torch.testing.assert_close(again(*given), expected)
@@ -355,7 +354,7 @@ def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
     state.model.dtype = torch.bfloat16
     batch, found = padded(state, np.arange(8)).to(state.device), []
     update_2 = torch.tensor([50, 0.5], device=state.device)
-    for again in (partial(differentiate, state.run, state.model), *[state.differentiate] * 3):
+    for again in (partial(backward, state.run, state.model), *[GraphedBackward(state.run, state.model)] * 3):
         torch.manual_seed(1)
         loss, gradients = again(batch, update_2, state.scale.factor)
         found.append((loss, [None if gradient is None else gradient.clone() for gradient in gradients]))

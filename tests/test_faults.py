@@ -42,6 +42,7 @@ from nmt.runtime.files import replacing_files, sha256_of, unfinished, warn_once,
 from nmt.runtime.logging import _Lines, log, log_to_file, log_to_stderr
 from nmt.runtime.signals import deferred_signals
 from nmt.runtime.text_io import echo, output, write
+from nmt.training import step as training_step
 from nmt.training.checkpoint import (
     OPTIMISER,
     STATE,
@@ -118,22 +119,23 @@ def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
         load_model(str(tmp_path))
 
 
-def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path) -> None:
+def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved and not judged; the next start judges first, and ends as a run without a stop."""
     settings = {"max_steps": 8, "validate_every": 4}
     whole = state_of(text, tmp_path / "whole", **settings)
     fit(whole)
     torn = state_of(text, tmp_path / "torn", **settings)
-    sound = torn.differentiate
+    sound = training_step.backward
 
     def signalled(*given: Any) -> Any:
         if torn.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return sound(*given)
 
-    torn.differentiate = signalled
+    monkeypatch.setattr(training_step, "backward", signalled)
     with pytest.raises(SystemExit) as end:
         fit(torn)
+    monkeypatch.setattr(training_step, "backward", sound)
     assert end.value.code == 143 and not events(tmp_path / "torn", "validate")
     again = state_of(text, tmp_path / "torn", **settings)
     fit(again)

@@ -23,10 +23,9 @@ from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
 from nmt.runtime.device import place
 from nmt.train import read_corpus
-from nmt.training.objective import objective
 from nmt.training.optim import build_optimiser
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import train_step
+from nmt.training.step import add_attention_losses, train_step
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,9 @@ def test_links_weigh_more_as_training_goes_on() -> None:
     loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
     added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
     for share in (0.0, 0.25, 1.0):
-        found = objective(TrainConfig(guided_alignment=0.4), batch, loss, Weights(weights_BTS, None), share)
+        found = add_attention_losses(
+            TrainConfig(guided_alignment=0.4), batch, loss.smoothed, Weights(weights_BTS, None), share
+        )
         torch.testing.assert_close(found, 3 + share * added)
 
 
@@ -124,7 +125,7 @@ def test_what_was_attended_to_before_adds_to_the_loss() -> None:
     assert again > 0.5
     for weight in (0.0, 0.4, 2.0):
         config = TrainConfig(coverage_loss=weight)
-        found = objective(config, batch, loss, Weights(weights_BTS, None), torch.tensor(0.3))
+        found = add_attention_losses(config, batch, loss.smoothed, Weights(weights_BTS, None), torch.tensor(0.3))
         assert found.item() == pytest.approx(3 + weight * again)
 
 

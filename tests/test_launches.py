@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
 from nmt.model.seq2seq import build_model
-from nmt.training.objective import GraphedGradient
-from nmt.training.step import train_step
+from nmt.training.step import GraphedBackward, train_step
 
 META = torch.device("meta")
 FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "promote_types"}  # launch nothing
@@ -84,7 +83,7 @@ def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("bahdanau", "bahdanau, two layers"):
         state = begin(name, "lstm", torch.float32)
         state.run.train.accumulate = 1
-        state.differentiate = GraphedGradient(state.run, state.model)
+        state.graphs = GraphedBackward(state.run, state.model)
         rows = np.arange(8)
         for _ in range(2):
             train_step(state, rows, 100)

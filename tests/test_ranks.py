@@ -33,10 +33,11 @@ from nmt.runtime.device import place
 from nmt.runtime.distributed import gathered, joined, rank, ranks, summed
 from nmt.runtime.launch import LAUNCHED
 from nmt.train import read_corpus
+from nmt.training import step as training_step
 from nmt.training.checkpoint import find_checkpoint, last_whole
 from nmt.training.optim import build_optimiser
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import find_gradient, parts_of, train_step
+from nmt.training.step import forward_backward, parts_of, size_of_parts, train_step
 
 RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # as --standalone, under the name of all jobs
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, "--nproc-per-node=2")
@@ -221,15 +222,15 @@ def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) ->
     """One of the processes makes an update, the second one perhaps with too little memory, and keeps the weights."""
     with joined("cpu"):
         state, indices = opened(text, folder, accumulate=accumulate)
-        differentiate, calls = state.differentiate, []
+        backward, calls = training_step.backward, []
 
-        def stumbling(batch: Batch, *others: Any) -> Any:
+        def stumbling(run: TrainRun, model: Seq2Seq, batch: Batch, *others: Any) -> Any:
             calls.append(len(batch.source_BS))
             if short and rank() == 1 and len(calls) == accumulate:  # the last part, when others have been made
                 raise MemoryError
-            return differentiate(batch, *others)
+            return backward(run, model, batch, *others)
 
-        state.differentiate = stumbling
+        training_step.backward = stumbling
         outcome = train_step(state, indices, 10)
         assert not outcome.failed and sum(calls[-accumulate:]) <= len(indices)
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
@@ -301,7 +302,7 @@ def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
     with joined("cpu"):
         state, indices = opened(text, folder)
         tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: ranks()]
-        gradients = summed(find_gradient(state, parts_of(state, own), tokens, 10)[0])
+        gradients = summed(forward_backward(state, parts_of(state, own, size_of_parts(state, own)), tokens, 10)[0])
         twin = DistributedDataParallel(Mean(state.model))
         (ranks() * twin(assemble(state.train, own), tokens)).backward()  # torch takes the mean over processes
         for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):

@@ -15,7 +15,8 @@ from nmt.config import SearchConfig
 from nmt.decoding.search import Tally, bucket, kept, search
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels import cuda_graphs as replay
-from nmt.model.kernels.cuda_graphs import Recorded, Replayed, tensors, within_memory
+from nmt.model.kernels.cuda_graphs import Recorded, Replayed, tensors
+from nmt.model.out_of_memory import try_or_oom
 from nmt.runtime.memory import is_out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -105,10 +106,10 @@ def test_where_memory_is_short_graphs_are_freed_and_the_work_is_tried_once_more(
         raise MemoryError
 
     smaller = False
-    assert within_memory(work) is None and held == [1, 0]
+    assert try_or_oom(work) is None and held == [1, 0]
     replayed.step.graphs[()] = None
     smaller = True  # than all memory: it suffices without graphs
-    assert within_memory(work) == "done" and held == [1, 0, 1, 0]
+    assert try_or_oom(work) == "done" and held == [1, 0, 1, 0]
 
 
 def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.training import step as training_step
 from nmt.training.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
 from nmt.training.loop import finished, fit, horizon, judge, updates, validate
 from nmt.training.optim import build_optimiser
@@ -255,20 +256,21 @@ def test_updates_have_the_learning_rate_of_their_number(
 
 def trained(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int]], list[int]]:
     """The pairs of each update of a training, and torch's seed at each micro-batch."""
-    differentiate, rows, seeds = state.differentiate, [], []
+    backward, rows, seeds = training_step.backward, [], []
 
-    def noted(state: TrainState, indices: Any, last_step: int) -> Any:
+    def noted(state: TrainState, indices: Any, total_steps: int) -> Any:
         rows.append(indices.tolist())
-        return train_step(state, indices, last_step)
+        return train_step(state, indices, total_steps)
 
     def seeded(*given: Any) -> Any:
         seeds.append(torch.initial_seed())
-        return differentiate(*given)
+        return backward(*given)
 
     monkeypatch.setattr("nmt.training.loop.train_step", noted)
     monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
-    state.differentiate = seeded
+    monkeypatch.setattr(training_step, "backward", seeded)
     fit(state)
+    monkeypatch.setattr(training_step, "backward", backward)
     return rows, seeds
 
 
@@ -362,11 +364,11 @@ def test_failures_are_known_before_other_pairs_take_the_place_of_those(corpus: P
 
 
 def test_an_update_that_fails_is_skipped_and_counted(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "nmt")
     state = state_of(corpus, tmp_path, max_steps=8, max_skipped=2, log_every=4, save_every=5)
-    sound, seen = state.differentiate, []
+    sound, seen = training_step.backward, []
 
     def poisoned(*given: Any) -> Any:
         loss, gradients = sound(*given)
@@ -377,7 +379,7 @@ def test_an_update_that_fails_is_skipped_and_counted(
             seen.append(state.model.output.bias.detach().clone())
         return loss, gradients
 
-    state.differentiate = poisoned
+    monkeypatch.setattr(training_step, "backward", poisoned)
     fit(state)
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3]) and not torch.equal(seen[0], seen[2])
     shown = events(tmp_path, "train")
@@ -404,35 +406,34 @@ def test_a_machine_that_others_use_is_noticed_once(
     clock, seconds = [0.0], [1.0]
     monkeypatch.setattr("nmt.training.loop.time.perf_counter", lambda: clock[0])
     state = state_of(corpus, tmp_path, max_steps=12, log_every=3)
-    real = state.differentiate
+    real = training_step.backward
 
     def timed(*given: Any) -> Any:
         clock[0] += seconds[0]
         seconds[0] = 9.0 if slow and state.progress.step >= 6 else 1.0
         return real(*given)
 
-    state.differentiate = timed
+    monkeypatch.setattr(training_step, "backward", timed)
     fit(state)
     found = [message for message in caplog.messages if "OMP_NUM_THREADS" in message]
     assert len(found) == (said is not None) and all(re.match(str(said), message) for message in found)
 
 
 def test_a_batch_too_large_for_memory_is_divided(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The update is that of the whole batch; where a single pair is too large, that is said."""
-    found = []
+    found, sound = [], training_step.backward
     for most in (20, 7, 0):
         state = state_of(corpus, tmp_path / str(most), {"name": "sgd", "lr": 1.0}, max_steps=1)
         without_dropout(state)
-        sound = state.differentiate
 
-        def short(batch: Batch, *given: Any, most: int = most, sound: Any = sound) -> Any:
+        def short(run: TrainRun, model: Seq2Seq, batch: Batch, *given: Any, most: int = most) -> Any:
             if len(batch.source_BS) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return sound(batch, *given)
+            return sound(run, model, batch, *given)
 
-        state.differentiate = short
+        monkeypatch.setattr(training_step, "backward", short)
         if not most:
             with pytest.raises(UserError, match="single pair of up to .* lower data.max_length=.*hidden=[0-9]+$"):
                 train_step(state, np.arange(20), 1)

@@ -7,6 +7,7 @@ becomes an empty line; a line of more than `search.max_source` pieces is split, 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from nmt.decoding.alignment import Record
 from nmt.decoding.hypotheses import Hypothesis
 from nmt.decoding.search import Model, force, stream
 from nmt.errors import UserError
-from nmt.model.kernels.cuda_graphs import within_memory
+from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.runtime.distributed import dealt, gathered, rank
 from nmt.runtime.lines import counted, first_of
 from nmt.runtime.logging import log
@@ -306,11 +307,13 @@ class Translator:
 
         with tqdm(total=len(order), unit=" lines", disable=None if progress and not rank() else True) as bar:
 
-            def work() -> bool:
-                for row, result in run([row for row in rows if row not in results], size):
+            def work(rows: list[int], first_size: int, size: int) -> list[int]:
+                if size < first_size:  # no others wait in memory for their turn
+                    rows = [row for row in rows if row not in results][:size]
+                for row, result in run(rows, size):
                     results[row] = result
                     bar.update()
-                return True
+                return rows
 
             while order:
                 whole = batch_size(lengths[order[0]], width, self.config, self.device)
@@ -321,15 +324,16 @@ class Translator:
                     for row in order[: queue * size]
                     if batch_size(lengths[row], width, self.config, self.device) < 2 * whole
                 ]
-                short = within_memory(work) is None
-                order = [row for row in rows if row not in results] + order[len(rows) :]  # the first of it were in work
-                if short and len(rows) == 1:
-                    key = "n_best" if self.config.sample else "beam"
-                    remedy = f"; lower search.{key}={width}" if width > 1 else ""
-                    raise UserError(f"out of memory for one line of {lengths[rows[0]] + 1:,} pieces{remedy}", own=True)
-                if short:
-                    log.warning(f"out of memory for {size:,} lines at a time: going on with fewer", extra={"own": True})
-                    most, queue = max(1, size // 2), queue if size > 1 else 1
+                key = "n_best" if self.config.sample else "beam"
+                remedy = f"; lower search.{key}={width}" if width > 1 else ""
+                error = UserError(f"out of memory for one line of {lengths[order[0]] + 1:,} pieces{remedy}", own=True)
+                _, fits = halve_until_it_fits(partial(work, rows, size), size, error)
+                if fits < size:
+                    log.warning(
+                        f"out of memory for {size:,} lines at a time: going on with {fits:,}", extra={"own": True}
+                    )
+                    most, queue = fits, 1
+                order = [row for row in rows if row not in results] + order[len(rows) :]
         for part in gathered(results):
             results.update(part)
 

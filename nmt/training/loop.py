@@ -21,7 +21,7 @@ from nmt.data.subword_sampling import redrawn
 from nmt.decoding.translator import Translator, warn_of_reach
 from nmt.errors import UserError, named
 from nmt.evaluation.metrics import bleu, in_short
-from nmt.model.kernels.cuda_graphs import within_memory
+from nmt.model.out_of_memory import try_or_oom
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.device import crowded
 from nmt.runtime.distributed import agreed, rank
@@ -50,44 +50,46 @@ def fit(state: TrainState) -> float:
     """
     run, progress = state.run, state.progress
     batches = updates(state)
-    last_step = horizon(state, batches)
+    total_steps = horizon(state, batches)
     what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
-    log.info(f"{len(batches)} updates in {what}, {last_step} in all; padding {padding_waste(state.train, batches):.1%}")
-    if run.train.max_steps is not None and last_step < run.train.max_steps:
+    log.info(
+        f"{len(batches)} updates in {what}, {total_steps} in all; padding {padding_waste(state.train, batches):.1%}"
+    )
+    if run.train.max_steps is not None and total_steps < run.train.max_steps:
         log.warning(
-            f"train.max_epochs={run.train.max_epochs} ends training at step {last_step}, before "
+            f"train.max_epochs={run.train.max_epochs} ends training at step {total_steps}, before "
             f"train.max_steps={run.train.max_steps}; train.max_epochs=null leaves the end to the steps"
         )
     if state.model.reach is not None:
         warn_of_reach(state.model, state.train.source_lengths, "training pairs")
-    if finished(state, last_step) and progress.judged == progress.step:
-        more = "train.max_epochs or train.max_steps" if progress.step >= last_step else "train.patience"
+    if finished(state, total_steps) and progress.judged == progress.step:
+        more = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
     elif progress.step and not rank():
         save_config(state.folder, run)  # it goes on, maybe with other settings
     with (
         deferred_signals() as signals,
-        tqdm(total=last_step, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
+        tqdm(total=total_steps, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
-        if progress.judged != progress.step and validation_due(state, len(batches), last_step):
+        if progress.judged != progress.step and validation_due(state, len(batches), total_steps):
             judge(state, validate(state))  # a signal came before it
         meter, saved = Meter(state), time.monotonic()
-        while not finished(state, last_step):
+        while not finished(state, total_steps):
             if progress.position >= len(batches):
                 meter.settle()  # of what failed the pairs are told, while they are here
                 turn_over(state)
                 del batches  # of a large corpus two orders at a time are much memory
                 batches = updates(state)
-            meter.outcomes.append(train_step(state, batches[progress.position], last_step))
+            meter.outcomes.append(train_step(state, batches[progress.position], total_steps))
             progress.position += 1
             bar.update()
 
             late = save_due(run.train, progress.step, time.monotonic() - saved)
             # One word for both: a signal may have come to any process, and their clocks differ.
             signal, saving = divmod(agreed(2 * max(signals, default=0) + late), 2)
-            due = validation_due(state, len(batches), last_step)
+            due = validation_due(state, len(batches), total_steps)
             if progress.step % run.train.log_every == 0 or due:
-                bar.set_postfix_str(meter.report(last_step, quiet=not bar.disable))
+                bar.set_postfix_str(meter.report(total_steps, quiet=not bar.disable))
             if due and not signal:
                 judge(state, validate(state))
                 meter.restart()
@@ -107,9 +109,9 @@ def fit(state: TrainState) -> float:
     if progress.judged != progress.step:
         judge(state, validate(state))
     best = progress.best[0]
-    if progress.step >= last_step:
-        by_steps = last_step == run.train.max_steps
-        limit = f"max_steps={last_step}" if by_steps else f"max_epochs={run.train.max_epochs}"
+    if progress.step >= total_steps:
+        by_steps = total_steps == run.train.max_steps
+        limit = f"max_steps={total_steps}" if by_steps else f"max_epochs={run.train.max_epochs}"
         log.info(f"train.{limit} is reached")
     log.info(f"finished at step {progress.step}: best {run.train.monitor} {best.score:.4g} at step {best.step}")
     return best.score
@@ -161,14 +163,14 @@ def horizon(state: TrainState, present: Batches) -> int:
     return int(min(config.max_steps or math.inf, by_epochs))
 
 
-def validation_due(state: TrainState, updates: int, last_step: int) -> bool:
+def validation_due(state: TrainState, updates: int, total_steps: int) -> bool:
     """Whether to validate after this step, in an epoch of so many updates."""
     config, progress = state.run.train, state.progress
     if config.validate_every is None:
         due = progress.position == updates
     else:
         due = progress.step > 0 and progress.step % config.validate_every == 0
-    return due or progress.step == last_step
+    return due or progress.step == total_steps
 
 
 def save_due(config: TrainConfig, step: int, seconds: float) -> bool:
@@ -177,10 +179,10 @@ def save_due(config: TrainConfig, step: int, seconds: float) -> bool:
     return by_step or config.save_minutes is not None and seconds >= 60 * config.save_minutes
 
 
-def finished(state: TrainState, last_step: int) -> bool:
+def finished(state: TrainState, total_steps: int) -> bool:
     """Whether the last update is made, or patience is at its end."""
     config, progress = state.run.train, state.progress
-    return progress.step >= last_step or config.patience is not None and progress.waiting >= config.patience
+    return progress.step >= total_steps or config.patience is not None and progress.waiting >= config.patience
 
 
 # -------------------------------------------------------------------------------------------------------- validation
@@ -188,7 +190,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    model = within_memory(partial(prepared, state)) or state.model
+    model = try_or_oom(partial(prepared, state)) or state.model
     translator = Translator(model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     texts, references = [options[0].text for options in found], list(column(state.valid, "target"))
@@ -270,7 +272,7 @@ class Meter:
             if progress.in_a_row >= self.state.run.train.max_skipped:
                 raise astray(self.state, outcome)
 
-    def report(self, last_step: int, quiet: bool) -> str:
+    def report(self, total_steps: int, quiet: bool) -> str:
         """Write both to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
         Returns a short form of it.
 
@@ -298,12 +300,12 @@ class Meter:
             "device_memory": peak_device_memory(state.device),
         }
         write_event(state, event)
-        left = self.seconds / (progress.step - self.first) * (last_step - progress.step)
+        left = self.seconds / (progress.step - self.first) * (total_steps - progress.step)
         short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
         if any(self.failed):
             short += f", {sum(self.failed)} of {len(self.failed)} updates skipped (loss or gradient not finite)"
         log.info(
-            f"step {progress.step}/{last_step} epoch {progress.epoch + 1} {short}, lr {rate:.2g}, "
+            f"step {progress.step}/{total_steps} epoch {progress.epoch + 1} {short}, lr {rate:.2g}, "
             f"{left / 60:.1f} min left",
             extra={"quiet": quiet},
         )

@@ -71,31 +71,33 @@ def guarded_step(optimiser: torch.optim.Optimizer, norm: float | None, scale: Te
     return failed
 
 
-def learning_rate(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
-    """The rate of update `step` = 1, 2, ... `last_step`; `decays` counts the plateaus so far.
+def learning_rate(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+    """The rate of update `step` = 1, 2, ... `total_steps`; `decays` counts the plateaus so far.
 
     warm-up: lr step / warmup, then constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up
-    to a constant); cosine: half a wave from lr down to 0 at `last_step`; plateau: lr decay^decays.
+    to a constant); cosine: half a wave from lr down to 0 at `total_steps`; plateau: lr decay^decays.
     """
     return (
-        config.lr * min(1.0, step / max(1, config.warmup)) * SCHEDULES[config.schedule](config, step, last_step, decays)
+        config.lr
+        * min(1.0, step / max(1, config.warmup))
+        * SCHEDULES[config.schedule](config, step, total_steps, decays)
     )
 
 
-def constant(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
+def constant(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return 1.0
 
 
-def inverse_sqrt(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
+def inverse_sqrt(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return (config.warmup / max(step, config.warmup)) ** 0.5
 
 
-def cosine(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
-    share = max(0, step - config.warmup) / max(1, last_step - config.warmup)
+def cosine(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+    share = max(0, step - config.warmup) / max(1, total_steps - config.warmup)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
 
-def plateau(config: OptimConfig, step: int, last_step: int, decays: int) -> float:
+def plateau(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return config.decay**decays
 
 

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,6 @@ from nmt.training.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from nmt.training.objective import Differentiate, GraphedGradient, differentiate
 from nmt.training.optim import LossScale
 
 TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
@@ -85,19 +83,15 @@ class TrainState:
     progress: Progress
     board: Any = None  # TensorBoard's writer, where its extra is installed
     stream: Iterator[Window] | None = None  # where `train` is one window of it
-    room: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
+    graphs: Any = None  # step.GraphedBackward, on a GPU from the first update on
+    max_positions: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
     shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # what batches are padded to on a GPU
     tokenised: EncodedPairs = field(init=False)  # `train` before subwords were drawn
-    differentiate: Differentiate = field(init=False)  # of this run and this model
     scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokenised = self.train
         self.scale_loss()
-        if self.device.type == "cuda":
-            self.differentiate = GraphedGradient(self.run, self.model)
-        else:
-            self.differentiate = partial(differentiate, self.run, self.model)
 
     def scale_loss(self) -> None:
         """Take the loss scale from `progress`."""

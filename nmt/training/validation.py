@@ -21,8 +21,8 @@ from nmt.decoding.alignment import extract_links
 from nmt.decoding.translator import batch_size, default_batch_tokens, longest_first
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
-from nmt.model.kernels.cuda_graphs import within_memory
 from nmt.model.loss import Loss
+from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.distributed import dealt, gathered
 from nmt.runtime.lines import counted, first_of
@@ -82,9 +82,9 @@ def forced(
         size = batch_size(lengths[order[0]], 1, config, device)
         batches.append(order[:size])
         order = order[size:]
-    waiting = list(dealt(batches[::-1]))
 
-    def work(rows: list[int]) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
+    def work(rows: list[int], size: int) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
+        rows = rows[:size]
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         if weights is None:
@@ -92,15 +92,13 @@ def forced(
         weights_BTS = weights.dense(batch.source_BS.shape[1])
         return batch, loss, weights_BTS, entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
 
-    while waiting:
-        rows = waiting.pop()
-        found = within_memory(partial(work, rows))
-        if found is not None:
-            yield rows, *found
-        elif len(rows) > 1:
-            waiting += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
-        else:
-            raise UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
+    for rows in dealt(batches):
+        size = len(rows)
+        while rows:
+            error = UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
+            found, size = halve_until_it_fits(partial(work, rows), min(size, len(rows)), error)
+            yield rows[:size], *found
+            rows = rows[size:]
 
 
 def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,8 @@ than to run them.
 import contextlib
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from nmt.runtime.memory import allocated_by, free_device_memory, index_of, is_out_of_memory
 
-T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
 GRAPHS = 192  # kept at most
 MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
@@ -90,6 +88,17 @@ def clean_up_after_capture(device: torch.device, pool: Any) -> None:
     with contextlib.suppress(RuntimeError):  # it was released with its graph
         torch._C._cuda_releasePool(index, pool)
     torch.cuda.empty_cache()
+
+
+def free_graphs() -> int:
+    """Free all graphs, when no other thread is replaying one, and return how many there were."""
+    with contextlib.ExitStack() as held:
+        for number in range(torch.cuda.device_count()):
+            held.enter_context(lock_of(torch.device("cuda", number)))
+        count = drop_graphs()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return count
 
 
 def drop_graphs() -> int:
@@ -198,23 +207,3 @@ class Replayed:
 def fastest(model: Any, device: torch.device) -> Any:
     """A model whose weights no longer change as search should see it on a device."""
     return Replayed(model) if device.type == "cuda" else model
-
-
-def within_memory(work: Callable[[], T]) -> T | None:
-    """Return the result of `work`, or None if memory is too small for it. If it is with CUDA graphs, they are freed and
-    the work is tried once more without them."""
-    while True:
-        try:
-            return work()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Here the exception is gone, and with it all tensors of the work that it kept.
-        with ExitStack() as held:
-            for number in range(torch.cuda.device_count()):
-                held.enter_context(lock_of(torch.device("cuda", number)))
-            freed = drop_graphs()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if not freed:
-            return None
