@@ -18,14 +18,14 @@ import nmt.runtime.openmp  # noqa: F401  # isort: skip  it sets what torch reads
 import torch
 
 from nmt.config import SearchConfig, TranslateRun
-from nmt.config.data import opposite
+from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.cuda_graphs import fastest
-from nmt.runtime.command_line import settled
-from nmt.runtime.device import choose_device, choose_precision, place
+from nmt.model.kernels.cuda_graphs import maybe_graph
+from nmt.runtime.command_line import build_settings
+from nmt.runtime.device import choose_device, choose_precision, move_model
 from nmt.training.checkpoint import export, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
@@ -104,7 +104,7 @@ def load(
         raise UserError(f"there is no search.{unknown[0]}; there are {', '.join(sorted(known))}")
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
-    command: TranslateRun = settled(TranslateRun, given)  # refuses what cannot be
+    command: TranslateRun = build_settings(TranslateRun, given)  # refuses what cannot be
     settings = command.precision, command.average, command.search
     translator = open_translator(paths, choose_device(command.device), *settings)
     return Model(translator, [*map(os.path.abspath, paths)], command.average)
@@ -127,12 +127,12 @@ def open_translator(
                     f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
                     "share a tokenizer"
                 )
-        if opposite(trained[0], other.config.data):
+        if is_opposite_direction(trained[0], other.config.data):
             raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
-        place(other.model, choose_precision(precision, device), device)
+        move_model(other.model, choose_precision(precision, device), device)
     model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
     key = " ".join(other.key for other in loaded)
-    return Translator(fastest(model, device), tokenizer, search.after(*trained), device, key)
+    return Translator(maybe_graph(model, device), tokenizer, search.after(*trained), device, key)
 
 
 def texts(*sides: Iterable[str]) -> list[list[str]]:

@@ -14,24 +14,41 @@ from pathlib import Path
 import torch
 
 from nmt.config import AlignRun, SearchConfig, TrainRun
-from nmt.config.data import opposite
+from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import column, load_pairs
-from nmt.data.word_links import SYMMETRISATIONS, Gold, Link, Sentences, gold_of, ideal_weights, read_gold, turned
+from nmt.data.word_links import (
+    SYMMETRIZATIONS,
+    GoldLinks,
+    Link,
+    Sentences,
+    alignment_targets,
+    gold_links,
+    read_gold,
+    transpose_links,
+)
 from nmt.decoding.alignment import Record, writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, place
-from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, mine, rank, same
-from nmt.runtime.lines import between_spaces
+from nmt.runtime.device import choose_precision, move_model
+from nmt.runtime.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    check_same_on_all_ranks,
+    local_rank0_first,
+    process_group,
+    rank,
+    rank0_path,
+)
+from nmt.runtime.lines import split_on_spaces
 from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.streams import check_files, is_stdout
-from nmt.runtime.text_io import CHUNK, TextInput, check_readable, output
+from nmt.runtime.text_io import CHUNK, TextInput, check_readable, open_output
 from nmt.training.checkpoint import load_model
 
 
-def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[Gold] | None]:
+def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
     """Sources, targets and, where there are any, gold links. Words are what stands between white space; for the gold
     links of a corpus, what stands between spaces. (Without gold links the translator divides them further where their
     script is written without spaces.)
@@ -51,15 +68,15 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
         data = command.data.over(run.data)
         pairs = load_pairs(data, data.split)
         sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
-        gold = gold_of(pairs) if command.links.unit == "words" and command.gold is None else None
-    divide = str.split if gold is None else between_spaces
+        gold = gold_links(pairs) if command.links.unit == "words" and command.gold is None else None
+    divide = str.split if gold is None else split_on_spaces
     words = [divide(line) for line in sources], [divide(line) for line in targets]
     if command.gold is not None:
         gold = read_gold(Path(command.gold), command.gold_base, *words)
     return *words, gold
 
 
-def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
+def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
     """A model, ready for forced decoding, and the settings of its run.
 
     Raises:
@@ -68,17 +85,17 @@ def load(path: str, command: AlignRun, device: torch.device) -> tuple[Translator
     model, tokenizer, run, *_, key = load_model(path)
     if run.model.attention.score == "none":
         raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
-    place(model, choose_precision(command.precision, device), device)
+    move_model(model, choose_precision(command.precision, device), device)
     return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key), run
 
 
-def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
+def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
     """See that the second model goes back to where the first came from.
 
     Raises:
         UserError: it does not.
     """
-    if opposite(forward.data, backward.data) is False:
+    if is_opposite_direction(forward.data, backward.data) is False:
         there, back = ((run.data.source, run.data.target) for run in (forward, backward))
         raise UserError(
             f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
@@ -86,43 +103,43 @@ def check_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) ->
         )
 
 
-def links_of(forward: Record, backward: Record | None, command: AlignRun) -> list[Link]:
+def combine_links(forward: Record, backward: Record | None, command: AlignRun) -> list[Link]:
     """The links of one model, or those of both put together."""
     links = forward.links(command.links)
     if backward is None:
         return links
-    symmetrise = SYMMETRISATIONS[command.symmetrise or "grow_diag_final_and"]
-    return list(symmetrise(set(links), turned(backward.links(command.links))))
+    symmetrise = SYMMETRIZATIONS[command.symmetrise or "grow_diag_final_and"]
+    return list(symmetrise(set(links), transpose_links(backward.links(command.links))))
 
 
-def ideal(record: Record, gold: Gold) -> Record:
+def oracle_record(record: Record, gold: GoldLinks) -> Record:
     """The record of a model that knows the gold links; of a pair that is too long it has no weights either."""
     if record.weights is None:
         return record
-    weights = ideal_weights(gold, record.source_word_of_piece, record.target_word_of_piece)
+    weights = alignment_targets(gold, record.source_word_of_piece, record.target_word_of_piece)
     return replace(record, weights=weights)
 
 
 def align_pairs(
     command: AlignRun, forward: Translator, backward: Translator | None,
-    sources: Sentences, targets: Sentences, gold: list[Gold] | None,
+    sources: Sentences, targets: Sentences, gold: list[GoldLinks] | None,
 ) -> dict[str, float | None]:  # fmt: skip
     """Write the links of all pairs, some thousand pairs at a time. Returns how good they are, by the gold links."""
     counts, oracle = LinkCounts(), LinkCounts()
     shown = not is_stdout(command.output)
-    with output(mine(command.output)) as file, writer(command.output, file) as put:
+    with open_output(rank0_path(command.output)) as file, writer(command.output, file) as put:
         for start in range(0, len(sources), CHUNK):
             pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
             how = command.max_length, start + 1, shown, gold is None
             records = forward.align(pairs[0], pairs[1], *how)
             backs = backward.align(pairs[1], pairs[0], *how) if backward else [None] * len(records)
             for row, (record, back) in enumerate(zip(records, backs, strict=True), start):
-                links = links_of(record, back, command)
+                links = combine_links(record, back, command)
                 put(record, links)
                 if gold is not None:
                     counts.add(links, gold[row])
-                    best = ideal(record, gold[row]), back and ideal(back, gold[row].turned())
-                    oracle.add(links_of(*best, command), gold[row])
+                    best = oracle_record(record, gold[row]), back and oracle_record(back, gold[row].turned())
+                    oracle.add(combine_links(*best, command), gold[row])
         file.flush()
     return counts.scores() | {"oracle_aer": oracle.scores()["aer"]}
 
@@ -133,18 +150,20 @@ def align(command: AlignRun) -> float | None:
     log_to_stderr()
     check_files(command, ("source", "target", "gold"), ("output",))
     assert command.checkpoint is not None
-    with joined(command.device) as device:
+    with process_group(command.device) as device:
         files = {"source": command.source, "target": command.target, "gold": command.gold}
-        in_turn(lambda: check_readable(files))
-        forward, run = in_turn(partial(load, command.checkpoint, command, device))
+        local_rank0_first(lambda: check_readable(files))
+        forward, run = local_rank0_first(partial(load_translator, command.checkpoint, command, device))
         backward = None
         if command.reverse_checkpoint is not None:
-            backward, reverse_run = in_turn(partial(load, command.reverse_checkpoint, command, device))
-            check_direction(command, run, reverse_run)
+            backward, reverse_run = local_rank0_first(
+                partial(load_translator, command.reverse_checkpoint, command, device)
+            )
+            check_reverse_direction(command, run, reverse_run)
         models = [forward, backward] if backward else [forward]
-        same(lambda: " ".join(model.key for model in models), OTHER_MODEL)
-        sources, targets, gold = in_turn(lambda: read_pairs(command, run))
-        same(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), OTHER_TEXT)
+        check_same_on_all_ranks(lambda: " ".join(model.key for model in models), OTHER_MODEL)
+        sources, targets, gold = local_rank0_first(lambda: read_pairs(command, run))
+        check_same_on_all_ranks(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), OTHER_TEXT)
         measures = align_pairs(command, forward, backward, sources, targets, gold)
         if gold is not None and not rank():
             for name, value in measures.items():

@@ -29,7 +29,7 @@ class UserError(Exception):
         self.own = own
 
 
-def told_by_another() -> NoReturn:
+def exit_silently() -> NoReturn:
     """End this process of a job without a word, where another one says why: torchrun then ends it, or it does so itself
     after the time that torchrun would give it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which training puts off
@@ -38,7 +38,7 @@ def told_by_another() -> NoReturn:
 
 
 @contextmanager
-def named(path: str | Path) -> Iterator[None]:
+def with_filename(path: str | Path) -> Iterator[None]:
     """What the system cannot do here is said with the name of this file: it says none where a disk becomes full."""
     try:
         yield
@@ -47,7 +47,7 @@ def named(path: str | Path) -> Iterator[None]:
         raise
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def suggest(word: str, choices: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the choice nearest to `word` by its dotted name or the last part of it, else `""`."""
     choices = list(choices)
     leaves = {choice.rpartition(".")[2]: choice for choice in reversed(choices)}
@@ -58,7 +58,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
-        raise UserError(f"{key}={value} is not one of {', '.join(choices)}{nearest(value, choices)}")
+        raise UserError(f"{key}={value} is not one of {', '.join(choices)}{suggest(value, choices)}")
 
 
 def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:

@@ -23,16 +23,24 @@ from nmt.decoding.alignment import as_written
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.errors import UserError
 from nmt.evaluation.comparison import MANY, compare, show, write
-from nmt.evaluation.metrics import choose_tokenizer, in_short, scores, settle_tokenizer
+from nmt.evaluation.metrics import choose_tokenizer, in_short, resolve_tokenizer, scores
 from nmt.evaluation.plot import heat_map
 from nmt.evaluation.report import page
-from nmt.model.kernels.cuda_graphs import fastest
+from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, place
-from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, rank, same, told
+from nmt.runtime.device import choose_precision, move_model
+from nmt.runtime.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    broadcast_from_rank0,
+    check_same_on_all_ranks,
+    local_rank0_first,
+    process_group,
+    rank,
+)
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.text_io import echo, finite
+from nmt.runtime.text_io import echo, finite_or_none
 from nmt.training.checkpoint import find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 
@@ -61,7 +69,7 @@ def draw(folder: Path, sources: list[str], translations: list[Translation], limi
 def evaluate(command: EvaluateRun) -> float | None:
     """Returns BLEU, of several runs that of the last one."""
     log_to_stderr()
-    with joined(command.device) as device:
+    with process_group(command.device) as device:
         if command.compare:
             return compare_runs(command, device)
         measured = measure(command, device)
@@ -84,7 +92,7 @@ class Measured(NamedTuple):
 
 def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one."""
-    bleu_tokenizer = in_turn(lambda: check_text(command))
+    bleu_tokenizer = local_rank0_first(lambda: check_text(command))
     command = replace(command, bleu_tokenizer=bleu_tokenizer)
     found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
     first = found[0]
@@ -136,21 +144,23 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
     """Measure a run and write the results into it."""
     assert command.checkpoint is not None
     checkpoint = command.checkpoint
-    model, tokenizer, run, folder, steps, key = in_turn(lambda: load_model(checkpoint, command.average))
-    same(lambda: key, OTHER_MODEL)
+    model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
+    check_same_on_all_ranks(lambda: key, OTHER_MODEL)
     precision = choose_precision(command.precision, device)
-    place(model, precision, device)
+    move_model(model, precision, device)
     data = command.data.over(run.data)
-    pairs = in_turn(lambda: load_pairs(data, data.split))
-    same(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), OTHER_TEXT)
+    pairs = local_rank0_first(lambda: load_pairs(data, data.split))
+    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), OTHER_TEXT)
     sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
 
-    bleu_tokenizer = told(lambda: settle_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references))
+    bleu_tokenizer = broadcast_from_rank0(
+        lambda: resolve_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
+    )
     results = folder / "eval" / data.split
-    told(lambda: make_results(results))  # fails before the work, where it must fail
+    broadcast_from_rank0(lambda: make_results(results))  # fails before the work, where it must fail
     measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.after(run.data)
-    translator = Translator(fastest(model, device), tokenizer, search, device)
+    translator = Translator(maybe_graph(model, device), tokenizer, search, device)
     started = time.perf_counter()
     found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     check_scores(found, 1)
@@ -174,7 +184,9 @@ def measure(command: EvaluateRun, device: torch.device) -> Measured:
         write_atomically(new / "translations.txt", (translation.text + "\n" for translation in found))
         write_atomically(new / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
         write_atomically(new / "report.html", [page(title, measures, sources, references, found)])
-        write_atomically(new / "metrics.json", [json.dumps(finite(measures), indent=1, ensure_ascii=False), "\n"])
+        write_atomically(
+            new / "metrics.json", [json.dumps(finite_or_none(measures), indent=1, ensure_ascii=False), "\n"]
+        )
         try:
             pictures = draw(new, sources, found, command.pictures)
             measured.pictures.extend(results / picture.name for picture in pictures)

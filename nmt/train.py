@@ -23,23 +23,30 @@ from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, content_key, encode_corpus, gold_key
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.processed import warn_of_training_text
-from nmt.data.stream import counts_of, nothing_yet, sample, windows
+from nmt.data.stream import empty_corpus, pairs_per_corpus, sample_stream, stream_windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import words_in
 from nmt.errors import UserError
-from nmt.evaluation.metrics import choose_tokenizer, settle_tokenizer
+from nmt.evaluation.metrics import choose_tokenizer, resolve_tokenizer
 from nmt.model.seq2seq import build_model
-from nmt.runtime.cli import given, main
-from nmt.runtime.device import place
-from nmt.runtime.distributed import in_turn, joined, rank, ranks, same, told
-from nmt.runtime.lines import counted
+from nmt.runtime.cli import given_keys, main
+from nmt.runtime.device import move_model
+from nmt.runtime.distributed import (
+    broadcast_from_rank0,
+    check_same_on_all_ranks,
+    local_rank0_first,
+    process_group,
+    rank,
+    world_size,
+)
+from nmt.runtime.lines import count_of
 from nmt.runtime.logging import log, log_to_file, log_to_stderr
 from nmt.runtime.memory import peak_device_memory, peak_memory
-from nmt.runtime.quoting import setting
+from nmt.runtime.quoting import quote_setting
 from nmt.training.loop import fit, load_window
-from nmt.training.optim import build_optimiser
+from nmt.training.optim import build_optimizer
 from nmt.training.run_dir import find_start, open_folder
-from nmt.training.state import Progress, TrainState, seed_of, share
+from nmt.training.state import Progress, TrainState, broadcast_state, seed_of
 
 
 def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:
@@ -51,7 +58,7 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
     """
     valid = load_pairs(run.data, "valid")
     if run.data.streaming:
-        encoded = nothing_yet(run, tokenizer or cached_tokenizer(sample(run), run))
+        encoded = empty_corpus(run, tokenizer or cached_tokenizer(sample_stream(run), run))
     else:
         pairs, shares = load_mixture(run.data)
         warn_of_training_text(run.data, pairs, [end for end, _ in shares] or [len(pairs)], valid, by_words(run))
@@ -108,33 +115,39 @@ def train(run: TrainRun) -> float:
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     early = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # what is said before the run has a log
     log.addHandler(early)
-    with joined(run.device) as device, ExitStack() as held:
-        start = told(lambda: find_start(run, folder, device, given))
+    with process_group(run.device) as device, ExitStack() as held:
+        start = broadcast_from_rank0(lambda: find_start(run, folder, device, given_keys))
         run = start.run
-        in_turn(lambda: choose_tokenizer(run.bleu_tokenizer, []))  # refused before the text is read, if it must be
+        local_rank0_first(
+            lambda: choose_tokenizer(run.bleu_tokenizer, [])
+        )  # refused before the text is read, if it must be
         for idle in run.model.idle:
             log.warning(f"{idle} means nothing to this model")
-        encoded, valid, key = in_turn(lambda: read_corpus(run, start.tokenizer))
-        same(
+        encoded, valid, key = local_rank0_first(lambda: read_corpus(run, start.tokenizer))
+        check_same_on_all_ranks(
             lambda: key,
             "the processes of this job have different text, or made different tokenizers of it; see that "
             f"data.path={run.data.path} has the same files on all machines",
         )
-        bleu_tokenizer = told(lambda: settle_tokenizer(run.bleu_tokenizer, list(column(valid, "target"))))
+        bleu_tokenizer = broadcast_from_rank0(
+            lambda: resolve_tokenizer(run.bleu_tokenizer, list(column(valid, "target")))
+        )
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)
         warn_of_sentences(run, valid)
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
-        place(model, run.precision, device, training=True)
-        optimiser = build_optimiser(run.optim, model.parameters())
+        move_model(model, run.precision, device, training=True)
+        optimiser = build_optimizer(run.optim, model.parameters())
         state = TrainState(run, folder, device, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
-        told(lambda: bool(held.enter_context(open_folder(state, start))))  # nobody else can be told of a lock
-        share(state)
+        broadcast_from_rank0(
+            lambda: bool(held.enter_context(open_folder(state, start)))
+        )  # nobody else can be told of a lock
+        broadcast_state(state)
         if run.data.streaming:
-            state.stream = windows(run, encoded.tokenizer, state.progress.places)
+            state.stream = stream_windows(run, encoded.tokenizer, state.progress.places)
             load_window(state)
-            ends = np.cumsum(counts_of(run.data, run.data.buffer)).tolist()
+            ends = np.cumsum(pairs_per_corpus(run.data, run.data.buffer)).tolist()
             warn_of_training_text(run.data, state.train.pairs, ends, valid, by_words(run))
         log.removeHandler(early)
         if not rank():
@@ -142,8 +155,8 @@ def train(run: TrainRun) -> float:
             early.flush()
             state.board = tensorboard(folder, state.progress.step)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        how = f"{device}, {run.precision}, {counted(torch.get_num_threads(), 'thread')}"
-        log.info(f"{folder}: {parameters:,} parameters, {how}" + f", {ranks()} processes" * (ranks() > 1))
+        how = f"{device}, {run.precision}, {count_of(torch.get_num_threads(), 'thread')}"
+        log.info(f"{folder}: {parameters:,} parameters, {how}" + f", {world_size()} processes" * (world_size() > 1))
         try:
             best = fit(state)
         finally:
@@ -154,7 +167,7 @@ def train(run: TrainRun) -> float:
         on_gpu = peak_device_memory(device)
         gpu = "" if on_gpu is None else f", of the GPU {on_gpu / 1e9:.2f} GB"
         log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")
-        log.info(f"evaluate with: python -m nmt.evaluate {setting('checkpoint', str(folder))}")
+        log.info(f"evaluate with: python -m nmt.evaluate {quote_setting('checkpoint', str(folder))}")
     return best
 
 

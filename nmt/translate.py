@@ -18,13 +18,21 @@ from nmt.decoding.alignment import as_written, writer
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
 from nmt.errors import UserError
 from nmt.runtime.cli import main
-from nmt.runtime.distributed import OTHER_MODEL, OTHER_TEXT, in_turn, joined, mine, ranks, same
+from nmt.runtime.distributed import (
+    OTHER_MODEL,
+    OTHER_TEXT,
+    check_same_on_all_ranks,
+    local_rank0_first,
+    process_group,
+    rank0_path,
+    world_size,
+)
 from nmt.runtime.files import sha256_of
-from nmt.runtime.lines import counted
+from nmt.runtime.lines import count_of
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.signals import held_signals
 from nmt.runtime.streams import check_files, is_file, is_stdin, is_stdout
-from nmt.runtime.text_io import TextInput, check_readable, chunks, finite, output, write
+from nmt.runtime.text_io import TextInput, check_readable, finite_or_none, open_output, read_chunks, write
 
 
 def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -38,7 +46,7 @@ def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> st
     translations = [
         {
             "text": option.text,
-            **finite({"score": option.score, "ranking_score": option.ranking_score}),
+            **finite_or_none({"score": option.score, "ranking_score": option.ranking_score}),
             "source_words": as_written(line, record.source_words),
             "target_words": as_written(option.text, record.target_words),
             "source_pieces": option.source_pieces,
@@ -92,7 +100,7 @@ def stopped(source: TextInput, path: str) -> Iterator[None]:
             whole = f", but {path} appears only when it is whole" if is_file(path) else ""
             left = source.lines.count - source.done
             log.warning(
-                f"stopped: {counted(source.done, 'line')} translated{whole}; {counted(left, 'line')} read and not "
+                f"stopped: {count_of(source.done, 'line')} translated{whole}; {count_of(left, 'line')} read and not "
                 "translated"
             )
         raise
@@ -103,13 +111,13 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
     translated are written."""
     want_links = command.alignments is not None or command.format != "text"
     with ExitStack() as stack:
-        text_file = stack.enter_context(output(mine(command.output)))
+        text_file = stack.enter_context(open_output(rank0_path(command.output)))
         align = None
         if command.alignments is not None:
-            links_file = stack.enter_context(output(mine(command.alignments)))
+            links_file = stack.enter_context(open_output(rank0_path(command.alignments)))
             align = stack.enter_context(writer(command.alignments, links_file))
         stack.enter_context(stopped(source, command.output))
-        for pairs in chunks(paired(source, command, "prefix"), source.more):
+        for pairs in read_chunks(paired(source, command, "prefix"), source.more):
             chunk, beginnings = zip(*pairs, strict=True)
             first = source.done + 1
             found: list[list[Translation]] = []
@@ -133,8 +141,8 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
 
 def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the log-probability of each given pair."""
-    with output(mine(command.output)) as file, stopped(source, command.output):
-        for pairs in chunks(paired(source, command, "target"), source.more):
+    with open_output(rank0_path(command.output)) as file, stopped(source, command.output):
+        for pairs in read_chunks(paired(source, command, "target"), source.more):
             sources, targets = zip(*pairs, strict=True)
             scored = translator.score(sources, targets, progress=not is_stdout(command.output))
             check_scores(scored, source.done + 1)
@@ -153,18 +161,18 @@ def translate(command: TranslateRun) -> None:
     log_to_stderr()
     check_files(command, ("input", "target", "prefix"), ("output", "alignments"))
     read = {"input": command.input, "target": command.target, "prefix": command.prefix}
-    with joined(command.device) as device:
-        in_turn(lambda: check_readable(read))
+    with process_group(command.device) as device:
+        local_rank0_first(lambda: check_readable(read))
         for key, path in read.items():
-            if path and ranks() > 1 and not is_file(path):
+            if path and world_size() > 1 and not is_file(path):
                 shared = "standard input" if is_stdin(path) else f"{key}={path}"
-                raise UserError(f"{ranks()} processes cannot share {shared}; write {key}=FILE")
+                raise UserError(f"{world_size()} processes cannot share {shared}; write {key}=FILE")
         settings = command.precision, command.average, command.search
-        translator = in_turn(lambda: open_translator(command.checkpoint, device, *settings))
-        same(lambda: (translator.key, tuple(translator.dictionary.items())), OTHER_MODEL)
-        if ranks() > 1:
-            digests = in_turn(lambda: digests_of(read))
-            same(lambda: digests, OTHER_TEXT)
+        translator = local_rank0_first(lambda: open_translator(command.checkpoint, device, *settings))
+        check_same_on_all_ranks(lambda: (translator.key, tuple(translator.dictionary.items())), OTHER_MODEL)
+        if world_size() > 1:
+            digests = local_rank0_first(lambda: digests_of(read))
+            check_same_on_all_ranks(lambda: digests, OTHER_TEXT)
         shows = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
         if (command.alignments or command.format == "links") and not translator.model.attends:
             raise UserError(f"{shows} shows where attention was, and the model has none; leave it out")

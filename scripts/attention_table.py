@@ -29,12 +29,12 @@ import torch
 from settings import settings_given
 
 from nmt.config import SearchConfig
-from nmt.config.model import NORMALISERS, SCORES, WINDOWS
+from nmt.config.model import NORMALIZERS, SCORES, WINDOWS
 from nmt.data.corpus import column, load_pairs
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu_by_length
 from nmt.evaluation.plot import curves, heat_map
-from nmt.runtime.device import place
+from nmt.runtime.device import move_model
 from nmt.training.checkpoint import load_config, load_model
 
 DOCS = Path("docs")
@@ -89,7 +89,7 @@ FAMILY = [
 
 def refined(best: Variant) -> list[Variant]:
     """A variant with each normaliser, with one head and with four."""
-    return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALISERS for heads in (1, 4)]
+    return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALIZERS for heads in (1, 4)]
 
 
 def pictured(best: Variant) -> dict[str, Variant]:
@@ -97,7 +97,7 @@ def pictured(best: Variant) -> dict[str, Variant]:
     return {
         **{score: Variant("bahdanau", score) for score in SCORES if score not in ("concat", "none")},
         **{window: Variant("bahdanau", "general", window) for window in WINDOWS if window != "global"},
-        **{normaliser: dataclasses.replace(best, normaliser=normaliser) for normaliser in NORMALISERS[1:]},
+        **{normaliser: dataclasses.replace(best, normaliser=normaliser) for normaliser in NORMALIZERS[1:]},
         "heads": dataclasses.replace(best, heads=4),
         "coverage": dataclasses.replace(best, coverage=True),
         **{style: Variant(style, "additive") for style in ("luong", "gnmt")},
@@ -156,7 +156,7 @@ def draw_sentence(name: str, run: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(run))
     pair = load_pairs(config.data, "test")[SENTENCE]
     device = torch.device("cpu")
-    place(model, "fp32", device)
+    move_model(model, "fp32", device)
     translator = Translator(model, tokenizer, SearchConfig(), device)
     [record] = translator.align([pair["source"].split()], [pair["target"].split()])
     weights = record.word_weights()

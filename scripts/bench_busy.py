@@ -42,12 +42,12 @@ def serve(connection: Connection, precision: str) -> None:
     from nmt.data.batching import epoch_batches
     from nmt.data.corpus import load_pairs
     from nmt.data.encoding import cached_tokenizer, encode_corpus
-    from nmt.runtime.command_line import CONFIGS, checked
+    from nmt.runtime.command_line import CONFIGS, to_dataclasses
     from nmt.runtime.device import choose_precision
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        run: TrainRun = checked(compose("train"))
+        run: TrainRun = to_dataclasses(compose("train"))
     pairs, device = load_pairs(run.data, "train"), torch.device("cpu")
     tokenizer = cached_tokenizer(pairs, run)
     encoded = encode_corpus(pairs, tokenizer, run)

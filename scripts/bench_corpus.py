@@ -26,10 +26,10 @@ import pyarrow as pa
 from settings import settings_given
 
 from nmt.config import DataConfig, TokenizerConfig, TrainRun
-from nmt.data.batching import assemble, epoch_batches
+from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
-from nmt.data.stream import sample, windows
+from nmt.data.stream import sample_stream, stream_windows
 from nmt.runtime.logging import log_to_stderr
 
 WORDS = 100_000  # of each language
@@ -105,11 +105,11 @@ def prepare(run: TrainRun, updates: int, connection: Connection) -> None:
     started = time.perf_counter()
     batches = epoch_batches(encoded, run.train, run.seed, 0)
     ordered = time.perf_counter() - started
-    assemble(encoded, batches[0])
+    collate(encoded, batches[0])
     connection.send(("first batch", len(encoded), ordered))
     started, tokens = time.perf_counter(), 0
     for i in range(min(updates, len(batches))):
-        batch = assemble(encoded, batches[i])
+        batch = collate(encoded, batches[i])
         tokens += int(batch.source_length_B.sum() + batch.target_length_B.sum())
     connection.send(("read", tokens / (time.perf_counter() - started), 0.0))
 
@@ -118,11 +118,11 @@ def read_stream(run: TrainRun) -> None:
     """The same text as a stream: windows read, tokenised, sorted and cut into batches."""
     data, config = replace(run.data, streaming=True), replace(run.train, max_steps=1, validate_every=1)
     run = replace(run, data=data, train=config)
-    coming = windows(run, cached_tokenizer(sample(run), run), [])
+    coming = stream_windows(run, cached_tokenizer(sample_stream(run), run), [])
     started, tokens = time.perf_counter(), 0
     for number, (pairs, _) in enumerate(itertools.islice(coming, WINDOWS)):
         for rows in epoch_batches(pairs, run.train, run.seed, number):
-            batch = assemble(pairs, rows)
+            batch = collate(pairs, rows)
             tokens += int(batch.source_length_B.sum() + batch.target_length_B.sum())
     print(f"reading as a stream: {tokens / (time.perf_counter() - started):,.0f} tokens/s", flush=True)
 

@@ -27,7 +27,7 @@ from peer import HERE, configure, install, joined, lines, predict, run, write_pi
 from settings import settings_given
 from xxhash import xxh3_128_hexdigest
 
-from nmt.config import FREE, TokenizerConfig
+from nmt.config import NON_NUMERIC, TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.errors import UserError
 
@@ -81,7 +81,7 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
         sections = {name: config[name] for name in ("tokenizer", "model", "optim", "train")}
         sections["search"] = tested["search"]
         settings = {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
-        settings = {key: value for key, value in settings.items() if key not in FREE}
+        settings = {key: value for key, value in settings.items() if key not in NON_NUMERIC}
         alike = alike or settings
         if unlike := [key for key, value in settings.items() if value != alike.get(key)]:
             sys.exit(f"runs= must be of one recipe, but {runs[0]} and {ours} differ in {', '.join(unlike)}")

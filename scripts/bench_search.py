@@ -19,9 +19,9 @@ from settings import settings_given
 from nmt.config import EOS, AttentionConfig, ModelConfig, SearchConfig
 from nmt.data.tokenizer import SPECIALS
 from nmt.decoding.search import search
-from nmt.model.kernels.cuda_graphs import fastest
+from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import choose_device, place
+from nmt.runtime.device import choose_device, move_model
 
 PIECES = 16  # of a sentence of 12 words, as the pieces of Multi30k are
 LENGTHS = (50, 100, 200, 500, 1000)
@@ -39,7 +39,7 @@ def build(config: ModelConfig, vocabulary: int, device: torch.device, precision:
     model = build_model(config, vocabulary, vocabulary).eval()
     with torch.no_grad():
         model.output.bias[EOS] = -1e4  # a translation is as long as it may be
-    place(model, precision, device)
+    move_model(model, precision, device)
     return model
 
 
@@ -62,7 +62,7 @@ def translate(
     source_BS = torch.randint(len(SPECIALS), model.output.out_features, (sentences, positions), device=device)
     config = SearchConfig(beam=beam, max_length=written)
     length_B = torch.full((sentences,), positions, device=device)
-    quick = fastest(model, device)
+    quick = maybe_graph(model, device)
     return seconds(lambda: search(quick, source_BS, length_B, config), device, rounds)
 
 

@@ -39,16 +39,16 @@ from torch import Tensor, nn
 from nmt.config import OptimConfig, TrainConfig, TrainRun
 from nmt.config.data import DataConfig, TokenizerConfig
 from nmt.config.model import WINDOWS, AttentionConfig, ModelConfig
-from nmt.data.batching import assemble, epoch_batches, padding_waste
+from nmt.data.batching import collate, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_tokenizer, encode_corpus
 from nmt.data.tokenizer import SPECIALS
 from nmt.evaluation.plot import canvas
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import choose_device, choose_precision, place
+from nmt.runtime.device import choose_device, choose_precision, move_model
 from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.memory import peak_memory
-from nmt.training.optim import build_optimiser
+from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import shapes_of, train_step
 
@@ -110,9 +110,9 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
     if not system.plain:
         run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
         model = build_model(system.model, vocabulary, vocabulary)
-        place(model, system.precision, device, training=True)
+        move_model(model, system.precision, device, training=True)
         nothing: Any = None
-        optimiser = build_optimiser(run.optim, model.parameters())
+        optimiser = build_optimizer(run.optim, model.parameters())
         progress = Progress(encoded.key)
         state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
         if device.type == "cuda":
@@ -124,7 +124,7 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
     adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)
 
     def update(indices: Any) -> Tensor:
-        batch = assemble(encoded, indices).to(device)
+        batch = collate(encoded, indices).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=system.precision == "bf16"):
             loss = plain(batch)
         loss.backward()

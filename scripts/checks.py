@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nmt.runtime.text_io import finite
+from nmt.runtime.text_io import finite_or_none
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,7 +69,7 @@ class Report:
         with self.lock:
             self.results.append(result)
             with open(self.folder / "results.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite(result)) + "\n")
+                file.write(json.dumps(finite_or_none(result)) + "\n")
         print(f"{section}: {check}: {status}", file=sys.stderr, flush=True)
 
     def close(self) -> bool:

@@ -34,7 +34,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
 os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a process that is killed leaves semaphores
 
-from nmt.config import lasting  # noqa: E402
+from nmt.config import immutable_settings  # noqa: E402
 from nmt.data.toy.corpus import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.runtime.streams import use_utf8  # noqa: E402
@@ -42,10 +42,10 @@ from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
     STEP_FOLDER,
     find_checkpoint,
     last_checkpoint,
-    last_whole,
+    last_intact,
     load_model,
+    load_verified,
     step_of,
-    verified,
 )
 from nmt.training.state import read_progress  # noqa: E402
 
@@ -268,7 +268,7 @@ def flip(times: int, folder: Path) -> None:
     """A flipped bit in a file of a run is named, or changes nothing."""
     run, rng, found = small_run(folder), random.Random(1), Counter[str]()
     wanted = contents(run)
-    step = last_whole(run)
+    step = last_intact(run)
     files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *step.iterdir()]
     files = sorted(path for path in files if path.is_file())
     warnings = MemoryHandler(times)
@@ -291,12 +291,12 @@ def flip(times: int, folder: Path) -> None:
 
 def contents(run: Path) -> tuple[Any, ...]:
     """What is read of a run: a model to translate with, and where training goes on."""
-    step = last_whole(run)
-    config, tokenizer = verified(run, step)
-    goes_on = lasting(asdict(config)), tokenizer, step, read_progress(step / "state.json")
+    step = last_intact(run)
+    config, tokenizer = load_verified(run, step)
+    goes_on = immutable_settings(asdict(config)), tokenizer, step, read_progress(step / "state.json")
     loaded = load_model(str(run))
     weights = {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()}
-    return *goes_on, weights, loaded.tokenizer, lasting(asdict(loaded.config))
+    return *goes_on, weights, loaded.tokenizer, immutable_settings(asdict(loaded.config))
 
 
 def small_run(folder: Path) -> Path:

@@ -44,16 +44,16 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, epoch_batches
+from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.decoding.search import force, search
+from nmt.decoding.search import score_targets, search
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import DTYPES, choose_device, choose_precision, place
+from nmt.runtime.device import DTYPES, choose_device, choose_precision, move_model
 from nmt.runtime.memory import PEAKS, peak_device_memory
-from nmt.training.loop import updates
-from nmt.training.optim import build_optimiser
+from nmt.training.loop import epoch_batches_of
+from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import forward_backward, train_step
 
@@ -200,9 +200,9 @@ def begin(
     torch.manual_seed(1)
     with device:
         model = build_model(config if dropout is None else replace(config, dropout=dropout), vocabulary, vocabulary)
-    place(model, precision, device, training=True)
+    move_model(model, precision, device, training=True)
     nothing: Any = None
-    optimiser = build_optimiser(run.optim, model.parameters())
+    optimiser = build_optimizer(run.optim, model.parameters())
     progress = Progress(encoded.key, loss_scale=loss_scale)
     return TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
 
@@ -262,15 +262,15 @@ def gradients(setting: Setting, name: str, cell: str) -> Iterator[Values]:
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
     """Record nothing."""
-    before, replay.GRAPHS = replay.GRAPHS, 0
+    before, replay.MAX_GRAPHS = replay.MAX_GRAPHS, 0
     try:
         yield
     finally:
-        replay.GRAPHS = before
+        replay.MAX_GRAPHS = before
 
 
 def recorded_graphs() -> int:
-    return sum(len(recorded.graphs) for recorded in replay.RECORDED)
+    return sum(len(recorded.graphs) for recorded in replay.GRAPHED)
 
 
 def graph(setting: Setting, name: str) -> Iterator[Values]:
@@ -315,7 +315,7 @@ def whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
             device, dtype = (setting.device if wanted else torch.device("cpu")), DTYPES[precision]
             rnn = RNN(cell, inputs, hidden)
             scatter(rnn)
-            place(rnn, precision, device, training=True)
+            move_model(rnn, precision, device, training=True)
             x = x_BTI.clone().to(device, dtype).requires_grad_()
 
             def work(rnn: RNN = rnn, x: Tensor = x, towards: Tensor = towards) -> Tensor:
@@ -348,15 +348,15 @@ def searches(setting: Setting, name: str, cell: str) -> Iterator[Values]:
     for device in (torch.device("cpu"), setting.device):
         state = small(setting, name, cell, device, "fp64", 0.0)
         model = state.model.eval()
-        place(model, "fp64", device)
-        quick, batch = replay.fastest(model, device), assemble(state.train, np.arange(24)).to(device)
+        move_model(model, "fp64", device)
+        quick, batch = replay.maybe_graph(model, device), collate(state.train, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
         for kind, options in SEARCHES.items():
             config = SearchConfig(max_length=20, **options)
             for _ in range(2):
                 best = [one for several in search(quick, *source, config, at_once=12) for one in several]
                 found.setdefault(kind, []).append([(one.tokens, one.score) for one in best])
-        forced = force(quick, *source, batch.target_BT)
+        forced = score_targets(quick, *source, batch.target_BT)
         found.setdefault("forced", []).append([(one.tokens, one.score) for one in forced])
     for kind, (wanted, *others) in found.items():
         pairs = [(one, another) for other in others for one, another in zip(wanted, other, strict=True)]
@@ -561,7 +561,7 @@ def training(setting: Setting, size: str, name: str, precision: str, count: int)
         batches = list(epoch_batches(encoded, config, 1, 0))[::3]  # nothing is recorded: a third is enough
     else:
         state = begin(model, scale.vocabulary, encoded, device, precision, config)
-        update, batches = partial(train_step, state, total_steps=10**6), list(updates(state))
+        update, batches = partial(train_step, state, total_steps=10**6), list(epoch_batches_of(state))
     tokens = sum(int(encoded.lengths(rows).sum()) for rows in batches)
     epochs: list[tuple[float, float | None]] = []
     before = -1
@@ -577,7 +577,7 @@ def training(setting: Setting, size: str, name: str, precision: str, count: int)
         "on the GPU": on_gpu and 1e3 * on_gpu / len(batches),
         "first epoch": tokens / epochs[0][0],
         "second": tokens / epochs[1][0],
-        **{"updates": len(batches), "shapes": sum(len(recorded.met) for recorded in replay.RECORDED)},
+        **{"updates": len(batches), "shapes": sum(len(recorded.met) for recorded in replay.GRAPHED)},
         **{"graphs": recorded_graphs(), "recorded last": recorded_graphs() - before},
         "share of product": target / wall * work / rate(device, "fp32" if precision == "fp32" else "bf16"),
         "GB": on_gpu and (peak_device_memory(device) or 0) / 1e9,

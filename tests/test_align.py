@@ -20,7 +20,7 @@ from nmt.align import align as program
 from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.toy.corpus import Pair, generate
-from nmt.data.word_links import Gold, grow_diag_final_and
+from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
 from nmt.runtime.distributed import place as put
@@ -113,7 +113,7 @@ def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pai
     counts = LinkCounts()
     for pair, found in zip(pairs, links, strict=True):
         assert all(s < len(pair.german.split()) and t < len(pair.english.split()) for s, t in found)
-        counts.add(found, Gold.of(pair.sure, pair.possible))
+        counts.add(found, GoldLinks.of(pair.sure, pair.possible))
     assert list(shown) == ["precision", "recall", "aer", "oracle_aer"]
     assert shown == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
     assert 0.1 < shown["aer"] < 0.95

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import LinksConfig
-from nmt.data.word_links import Gold, ideal_weights, pharaoh
+from nmt.data.word_links import GoldLinks, alignment_targets, pharaoh
 from nmt.decoding.alignment import WRITERS, Record, extract_links, pool, writer
 from nmt.decoding.translator import Translation
 from nmt.evaluation.metrics import LinkCounts
@@ -98,8 +98,8 @@ def test_who_knows_the_gold_links_is_read_as_knowing_them(pair, data):
     choices = st.tuples(st.none() | word, st.sets(word)) if source_words else st.just((None, set()))
     chosen = [data.draw(choices) for _ in range(target_words)]
     sure = {(s, t) for t, (s, _) in enumerate(chosen) if s is not None}
-    gold = Gold.of(sure, {(s, t) for t, (_, others) in enumerate(chosen) for s in others})
-    weights = ideal_weights(gold, source, target)
+    gold = GoldLinks.of(sure, {(s, t) for t, (_, others) in enumerate(chosen) for s in others})
+    weights = alignment_targets(gold, source, target)
     np.testing.assert_allclose(weights.sum(1), 1)
     links = extract_links(weights, source, target)
     assert sure <= set(links) <= gold.possible
@@ -110,8 +110,8 @@ def test_who_knows_the_gold_links_is_read_as_knowing_them(pair, data):
 
 
 def test_of_two_sure_links_of_a_target_word_the_best_one_is_read_or_both_over_a_threshold():
-    gold = Gold.of({(0, 0), (2, 0)}, {(1, 0)})
-    weights = ideal_weights(gold, [0, 0, 1, 2, -1], [0, -1])
+    gold = GoldLinks.of({(0, 0), (2, 0)}, {(1, 0)})
+    weights = alignment_targets(gold, [0, 0, 1, 2, -1], [0, -1])
     np.testing.assert_allclose(weights, [[0.25, 0.25, 0, 0.5, 0], [0, 0, 0, 0, 1]])
     assert extract_links(weights, [0, 0, 1, 2, -1], [0, -1]) == [(0, 0)]
     assert extract_links(weights, [0, 0, 1, 2, -1], [0, -1], 0.4) == [(0, 0), (2, 0)]

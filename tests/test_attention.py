@@ -12,12 +12,12 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.config import model as schema
-from nmt.decoding.search import force, search
+from nmt.decoding.search import score_targets, search
 from nmt.decoding.translator import warn_of_reach
 from nmt.model.attention import SCORES, Attention
 from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
-from nmt.model.normalizers import NORMALISERS
+from nmt.model.normalizers import NORMALIZERS
 from nmt.model.recurrence import CELLS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.model.windows import WHOLE, WINDOWS
@@ -33,7 +33,7 @@ OWN_SCORES = [score for score in SCORES if score != "concat"]  # which is `addit
 FAMILY = [
     {"score": score, "window": window, "normaliser": normaliser, "heads": heads, "coverage": coverage}
     for score, window, normaliser, heads, coverage in itertools.product(
-        OWN_SCORES, WINDOWS, NORMALISERS, (1, 2), (False, True)
+        OWN_SCORES, WINDOWS, NORMALIZERS, (1, 2), (False, True)
     )
 ]
 
@@ -206,20 +206,20 @@ def test_a_local_window_is_the_same_cut_out_or_in_its_place(
             torch.testing.assert_close(one, other, msg=name(kind))
 
 
-@pytest.mark.parametrize("normaliser", NORMALISERS)
+@pytest.mark.parametrize("normaliser", NORMALIZERS)
 def test_normalisers_sum_to_one_and_see_no_masked_score(normaliser: str) -> None:
     torch.manual_seed(3)
     scores = torch.randn(5, 40, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [1], [10], [1000]])
     scores[:, ::7] = float("-inf")
     scores[0, 1:4] = 2.0  # equal ones
     for dtype in (torch.float64, torch.float32):
-        weights = NORMALISERS[normaliser](scores.to(dtype))
+        weights = NORMALIZERS[normaliser](scores.to(dtype))
         expected = np.array([EQUATIONS[normaliser](row - row.max()) for row in scores.numpy()])
         np.testing.assert_allclose(weights.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-6)
         assert (weights.sum(1) - 1).abs().max() < 1e-5 and not weights[:, ::7].any()
     finite = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(NORMALISERS[normaliser], finite)
-    assert NORMALISERS[normaliser](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
+    assert torch.autograd.gradcheck(NORMALIZERS[normaliser], finite)
+    assert NORMALIZERS[normaliser](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -344,7 +344,7 @@ def test_every_attention_is_searched_and_forced(style: str, monkeypatch: pytest.
             target_BT = torch.full((4, 6), PAD)
             for row, hypothesis in enumerate(best):
                 target_BT[row, : len(hypothesis.tokens) + 1] = torch.tensor([BOS, *hypothesis.tokens])
-            for one, other in zip(best, force(model, source_BS, length_B, target_BT), strict=True):
+            for one, other in zip(best, score_targets(model, source_BS, length_B, target_BT), strict=True):
                 assert one.tokens == other.tokens and one.score == pytest.approx(other.score, abs=1e-9), name(kind)
                 ended += one.tokens[-1] == EOS
                 assert (one.weights_TS is None) == (other.weights_TS is None) == (kind["score"] == "none")
@@ -530,7 +530,7 @@ def test_coverage_loss_counts_what_was_attended_to_before() -> None:
 
 def test_choices_are_those_of_the_configuration() -> None:
     assert (*SCORES, "none") == schema.SCORES
-    assert tuple(WINDOWS) == schema.WINDOWS and tuple(NORMALISERS) == schema.NORMALISERS
+    assert tuple(WINDOWS) == schema.WINDOWS and tuple(NORMALIZERS) == schema.NORMALIZERS
     assert SCORES["concat"] is SCORES["additive"]  # so that it needs no test of its own
 
 
@@ -546,7 +546,7 @@ def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
     torch.manual_seed(1)
-    for normaliser in NORMALISERS:
+    for normaliser in NORMALIZERS:
         attention = attention_of(1, score="dot", window=window, normaliser=normaliser)
         memory = attention.memorise(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
         query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)

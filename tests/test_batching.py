@@ -29,13 +29,13 @@ from nmt.data import batch_encode as pieces
 from nmt.data import batching, encoding
 from nmt.data.batching import (
     NO_SHAPES,
-    assemble,
     choose_shapes,
+    collate,
     epoch_batches,
     make_batch,
     micro_batches,
+    padded_positions,
     padding_waste,
-    positions,
     shape_for,
 )
 from nmt.data.corpus import load_pairs
@@ -49,9 +49,9 @@ from nmt.data.encoding import (
     sampled,
     text_key,
 )
-from nmt.data.tokenizer import Side, Tokenizer, train_tokenizer
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, train_tokenizer
 from nmt.errors import UserError
-from nmt.model.kernels.cuda_graphs import GRAPHS
+from nmt.model.kernels.cuda_graphs import MAX_GRAPHS
 
 MULTI30K = Path(__file__).parents[2] / "shared" / "data" / "multi30k"
 LETTERS = "abcdefgh"
@@ -130,7 +130,7 @@ def test_a_corpus_is_encoded(run: Run, tokenizer: Tokenizer, monkeypatch: pytest
         assert encoded.target[i].tolist() == tokenizer.target.encode([row["target"]])[0]
         assert encoded.lengths(np.array([i])).tolist() == [[len(encoded.source[i]) + 1], [len(encoded.target[i]) + 1]]
     assert encoded.source_lengths.tolist() == encoded.lengths(encoded.order)[0].tolist()
-    batch = assemble(encoded, np.array([3, 1]))
+    batch = collate(encoded, np.array([3, 1]))
     expected = make_batch(*([side[3], side[1]] for side in (encoded.source, encoded.target)))
     assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
 
@@ -149,7 +149,7 @@ def test_what_is_left_out_is_counted(run: Run, tokenizer: Tokenizer, caplog: pyt
         "left out 1 pair of the built-in corpus, en: longer than data.max_length=10 pieces (first: 7)",
     ):
         assert message in caplog.text
-    batch = assemble(encoded, np.array([7]))
+    batch = collate(encoded, np.array([7]))
     assert batch.source_BS.tolist() == [[*tokenizer.source.encode(["cd"])[0], EOS]]
 
     encoded = encode_corpus(corpus(sources, targets), tokenizer, run(max_length=100))
@@ -269,7 +269,7 @@ def test_white_space_is_what_it_is_to_python() -> None:
 
 
 @lru_cache
-def side_of(type: str, normalisation: str) -> Side:
+def side_of(type: str, normalisation: str) -> LanguageTokenizer:
     pairs = random_corpus(300)
     config = TokenizerConfig(type=type, vocab_size=270, normalisation=normalisation)
     return train_tokenizer(pairs["source"], pairs["target"], config).source
@@ -380,7 +380,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(run: Run, tokenizer:
 
 # ------------------------------------------------------------------------------------------------------ endless lines
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
-def side(request: pytest.FixtureRequest) -> Side:
+def side(request: pytest.FixtureRequest) -> LanguageTokenizer:
     pairs = random_corpus(300)
     config = TokenizerConfig(vocab_size=280, normalisation=request.param)
     return train_tokenizer(pairs["source"], pairs["target"], config).source
@@ -391,7 +391,7 @@ def side(request: pytest.FixtureRequest) -> Side:
     | st.sampled_from(["abcd " * 20, "abcd" * 20, " " * 80, "\u200b" * 80, "e\u0301" * 40]),
     limit=st.integers(1, 9),
 )
-def test_what_is_surely_longer_is_longer(side: Side, text: str, limit: int) -> None:
+def test_what_is_surely_longer_is_longer(side: LanguageTokenizer, text: str, limit: int) -> None:
     if side.surely_longer(text, limit):
         assert len(side.encode([text])[0]) > limit
 
@@ -400,13 +400,13 @@ def test_endless_lines_are_not_tokenised(
     run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    encode, longest = Side.encode, []
+    encode, longest = LanguageTokenizer.encode, []
 
-    def watched(side: Side, lines: list[str], **others: Any) -> list[list[int]]:
+    def watched(side: LanguageTokenizer, lines: list[str], **others: Any) -> list[list[int]]:
         longest.append(max(map(len, lines)))
         return encode(side, lines, **others)
 
-    monkeypatch.setattr(Side, "encode", watched)
+    monkeypatch.setattr(LanguageTokenizer, "encode", watched)
     encoded = encode_corpus(corpus(["ab", "x" * 100_000, "cd"], ["ab", "ef", "ab " * 40_000]), tokenizer, run())
     assert kept(encoded) == [0] and max(longest) == 2
     assert "dropped 0 with an empty side, 2 longer than data.max_length=100 pieces" in caplog.text
@@ -490,12 +490,14 @@ def test_cuts_are_those_of_going_along(lengths: list[int], budget: int) -> None:
         count = 1
         while start + count < len(lengths) and sum(lengths[start : start + count + 1]) <= budget:
             count += 1
-        start += count if count <= batching.STEP else count // batching.STEP * batching.STEP
+        start += (
+            count if count <= batching.SHAPE_MULTIPLE else count // batching.SHAPE_MULTIPLE * batching.SHAPE_MULTIPLE
+        )
         ends.append(start)
     sizes, counts = np.unique(lengths, return_counts=True)
-    assert batching.cuts(sizes, counts, budget).tolist() == ends
+    assert batching.batch_boundaries(sizes, counts, budget).tolist() == ends
     again = np.repeat(sizes, counts)  # runs may be of the same size
-    assert batching.cuts(again, np.ones(len(again), dtype=np.int64), budget).tolist() == ends
+    assert batching.batch_boundaries(again, np.ones(len(again), dtype=np.int64), budget).tolist() == ends
 
 
 def size_of(source: int, target: int) -> tuple[int, int]:
@@ -525,7 +527,7 @@ def test_an_epoch_is_that_of_its_slow_twin() -> None:
         count = 1
         while count < len(rows) and sum(max(sizes[row]) for row in rows[: count + 1]) <= 500:
             count += 1
-        count -= count % batching.STEP
+        count -= count % batching.SHAPE_MULTIPLE
         expected.append([sizes[row] for row in rows[:count]])
         rows = rows[count:]
     batches = epoch_batches(encoded, TrainConfig(batch_tokens=500), 3, 4)
@@ -582,7 +584,7 @@ def test_waste_is_what_a_batch_pads() -> None:
     encoded = with_lengths([rng.randint(2, 9) for _ in range(50)], [rng.randint(2, 9) for _ in range(50)])
     batches = epoch_batches(encoded, TrainConfig(batch_tokens=60), 0, 0)
     positions = padding = 0
-    for batch in (assemble(encoded, indices) for indices in batches):
+    for batch in (collate(encoded, indices) for indices in batches):
         for ids, lengths in ((batch.source_BS, batch.source_length_B), (batch.target_BT[:, 1:], batch.target_length_B)):
             positions += ids.numel()
             padding += ids.numel() - int(lengths.sum())
@@ -606,7 +608,7 @@ def test_micro_batches(size: int, parts: int) -> None:
 )
 def test_few_shapes_hold_every_batch(sizes: list[tuple[int, int, int]], most: int, waste: float) -> None:
     sizes_N3 = np.array(sizes)
-    pieces = int(positions(sizes_N3).sum())
+    pieces = int(padded_positions(sizes_N3).sum())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "WASTE", waste)
         patch.setattr(batching, "MAX_EXCESS", 100)
@@ -618,7 +620,7 @@ def test_few_shapes_hold_every_batch(sizes: list[tuple[int, int, int]], most: in
     assert len(shapes_K3) <= most
     assert len(shapes_K3) == 1 or len(shapes_K3) <= len(each)
     few_enough = len({*sizes}) <= most
-    assert not few_enough or positions(found_N3).sum() <= pieces / (1 - waste)
+    assert not few_enough or padded_positions(found_N3).sum() <= pieces / (1 - waste)
 
 
 def test_shapes_that_add_the_least_padding_are_joined_first() -> None:
@@ -665,10 +667,10 @@ def test_an_epoch_is_few_shapes_and_little_padding(mean: float, spread: float, s
     batches = epoch_batches(encoded, TrainConfig(**settings), 1, 0)
     sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
     pieces = int(encoded.lengths(encoded.order).sum())
-    shapes_K3 = choose_shapes(sizes_N3, pieces, GRAPHS)
+    shapes_K3 = choose_shapes(sizes_N3, pieces, MAX_GRAPHS)
     found_N3 = np.array([shape_for(size, shapes_K3) for size in sizes_N3.tolist()])
-    assert len(np.unique(found_N3, axis=0)) <= len(shapes_K3) <= GRAPHS
-    assert 1 - pieces / positions(found_N3).sum() < 0.06
+    assert len(np.unique(found_N3, axis=0)) <= len(shapes_K3) <= MAX_GRAPHS
+    assert 1 - pieces / padded_positions(found_N3).sum() < 0.06
 
 
 # ----------------------------------------------------------------------------------------------------------- measures
@@ -683,5 +685,5 @@ def test_waste_on_multi30k(tmp_path: Path) -> None:
     assert padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)) < 0.05
     batches = epoch_batches(encoded, TrainConfig(batch_tokens=1_000), 1, 0)
     sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
-    shapes_K3 = choose_shapes(sizes_N3, int(encoded.lengths(encoded.order).sum()), GRAPHS)
+    shapes_K3 = choose_shapes(sizes_N3, int(encoded.lengths(encoded.order).sum()), MAX_GRAPHS)
     assert len(shapes_K3) < 50  # and few of them, on a text such as this

@@ -27,10 +27,10 @@ from nmt.config import (
     TrainRun,
     TranslateRun,
 )
-from nmt.config.data import exchanged, opposite
-from nmt.errors import UserError, nearest
+from nmt.config.data import is_opposite_direction, swapped_side
+from nmt.errors import UserError, suggest
 from nmt.runtime.cli import main
-from nmt.runtime.command_line import SYNONYMS, keys
+from nmt.runtime.command_line import SYNONYMS, schema_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
@@ -149,9 +149,9 @@ def test_the_quoting_that_is_advised_works(train: Callable[..., Result], value: 
 
 
 def test_synonyms_are_of_keys_that_there_are() -> None:
-    known = {key for schema in COMMANDS.values() for key in keys(schema)}
+    known = {key for schema in COMMANDS.values() for key in schema_keys(schema)}
     assert {name for names in SYNONYMS.values() for name in names} <= known
-    leaves = {key.rpartition(".")[2] for key in keys(TrainRun)}
+    leaves = {key.rpartition(".")[2] for key in schema_keys(TrainRun)}
     assert not {name for name in SYNONYMS if name in leaves} - {"max_length"}
 
 
@@ -364,7 +364,7 @@ def test_commands_take_the_data_of_the_run_unless_told() -> None:
 def test_directions_are_told_by_the_names_of_the_sides() -> None:
     def opposites(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool | None:
         first, second = (DataConfig(format="tsv", path=path, source=s, target=t) for path, s, t in (one, other))
-        return opposite(first, second)
+        return is_opposite_direction(first, second)
 
     assert opposites(("a", "de", "en"), ("b", "en", "de")) is True
     assert opposites(("a", "de", "en"), ("b", "de", "en")) is False
@@ -389,7 +389,7 @@ def test_directions_are_told_by_the_names_of_the_sides() -> None:
     ],
 )
 def test_nearest(word: str, choices: list[str], expected: str) -> None:
-    assert nearest(word, choices) == expected
+    assert suggest(word, choices) == expected
 
 
 @pytest.mark.parametrize(
@@ -411,4 +411,4 @@ def test_a_side_with_the_language_of_the_other_one(parent: str, child: str, side
         DataConfig(format="tsv", path="corpus", source=source, target=target)
         for source, target in (child.split(), parent.split())
     )
-    assert exchanged(one, other) == side
+    assert swapped_side(one, other) == side

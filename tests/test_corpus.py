@@ -336,7 +336,7 @@ def fill(part):
     time.sleep(0.5)
 log_to_stderr()
 import nmt.data.cache
-nmt.data.cache.PATIENCE = 0.1
+nmt.data.cache.LOCK_POLL = 0.1
 made(Path(sys.argv[1]), fill)
 """
 
@@ -361,8 +361,8 @@ def test_without_locks_it_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch, 
         raise NotImplementedError("FileSystem does not appear to support flock")
 
     monkeypatch.setattr(cache.FileLock, "acquire", unsupported)
-    folder = cache.made(tmp_path / "thing", lambda part: (part / "x").touch())
-    assert (folder / "x").exists() and cache.whole(folder)
+    folder = cache.get_or_build(tmp_path / "thing", lambda part: (part / "x").touch())
+    assert (folder / "x").exists() and cache.is_valid(folder)
 
 
 def flip(file: Path) -> None:
@@ -437,11 +437,11 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_filled_stays(re
     litter = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
     for path in litter:
         path.touch()
-    with cache.making(text / "busy") as busy:
+    with cache.building(text / "busy") as busy:
         os.utime(busy, (0, 0))
         assert read(TEXT) == PAIRS
         assert busy.exists() and other.exists() and not any(path.exists() for path in (left, *litter))
-    assert cache.whole(text / "busy")
+    assert cache.is_valid(text / "busy")
 
 
 def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> None:

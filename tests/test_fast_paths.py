@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config import AttentionConfig, ModelConfig, OptimConfig, TrainConfig, TrainRun
-from nmt.data.batching import NO_SHAPES, Batch, assemble, epoch_batches, shape_for
+from nmt.data.batching import NO_SHAPES, Batch, collate, epoch_batches, shape_for
 from nmt.data.encoding import EncodedPairs, EncodedSide, by_length
 from nmt.model.loss import AT_ONCE, Loss, cross_entropy
 from nmt.model.recurrence import RNN, State
@@ -89,7 +89,7 @@ def plain_step(optimiser: torch.optim.Optimizer, norm: float, scale: Tensor, los
 
 
 def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("nmt.model.kernels.linear.bind", plain_bind)
+    patch.setattr("nmt.model.kernels.linear.linear_for_steps", plain_bind)
     patch.setattr("nmt.model.recurrence.bind", plain_bind)
     patch.setattr("nmt.model.recurrence._LSTMCell", SimpleNamespace(apply=plain_lstm))
     patch.setattr("nmt.model.recurrence._GRUCell", SimpleNamespace(apply=plain_gru))
@@ -139,7 +139,7 @@ def begin(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout
 
 
 def gradients(state: TrainState) -> dict[str, Tensor]:
-    batch = assemble(state.train, np.arange(12)).twice()
+    batch = collate(state.train, np.arange(12)).twice()
     torch.manual_seed(1)
     loss, weights = state.model.loss(
         batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
@@ -176,7 +176,7 @@ def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell
 def padded(state: TrainState, pairs: np.ndarray) -> Batch:
     """The batch of some pairs as a GPU has it, with two pairs of padding."""
     count, source, target = shape_for(size_of(state, pairs), NO_SHAPES)
-    return assemble(state.train, pairs).padded(count + 2, source, target)
+    return collate(state.train, pairs).padded(count + 2, source, target)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -184,7 +184,7 @@ def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.Monk
     """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
     records = []
     monkeypatch.setattr(
-        "nmt.model.kernels.cuda_graphs.record", lambda *given: records.append(given) or stand_in(*given)
+        "nmt.model.kernels.cuda_graphs.capture_graph", lambda *given: records.append(given) or stand_in(*given)
     )
     state, recorded = begin(name, "lstm", torch.float64), begin(name, "lstm", torch.float64)
     recorded.graphs = GraphedBackward(recorded.run, recorded.model)
@@ -225,7 +225,7 @@ def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.Mon
         monkeypatch.setattr("nmt.model.recurrence.FUSED_BIAS", fused)
         state = begin(name, "lstm", torch.float64)
         trained = [*gradients(state).values()]
-        batch = assemble(state.train, np.arange(12))
+        batch = collate(state.train, np.arange(12))
         state.model.eval().freeze(int8=False)
         with torch.inference_mode():
             loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
@@ -236,7 +236,7 @@ def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.Mon
 def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     """Guided and with coverage, whose losses are of both passes too."""
     state = begin("coverage", "lstm", torch.float64, dropout=0.0)
-    batch = assemble(state.train, np.arange(12))
+    batch = collate(state.train, np.arange(12))
     batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
     found = []
     for r_drop in (0.0, 3.0):
@@ -251,7 +251,7 @@ def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
 def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pairs of padding, too, and whether the output layer sees padding or not."""
     state = begin(name, "gru", torch.float64, dropout=0.0)
-    batch = assemble(state.train, np.arange(12))
+    batch = collate(state.train, np.arange(12))
     guide_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
     batch = batch._replace(guide_BTS=guide_BTS)
     padded = batch.padded(16, 15, 17)
@@ -288,7 +288,7 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
         for handle in handles:
             handle.remove()
 
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", fails)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fails)
     graphed = GraphedBackward(state.run, state.model)
     for _ in range(3):
         _, found = graphed(batch, *scales)
@@ -330,10 +330,10 @@ def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
 
 def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filled and with padding masked, against a batch as it is with padding dropped."""
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
     state = begin("coverage", "lstm", torch.float64, dropout=0.0)
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
-    batch = assemble(state.train, np.arange(12))
+    batch = collate(state.train, np.arange(12))
     batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
     again = GraphedBackward(run, state.model)
     for share in (0.1, 0.5, 0.9):

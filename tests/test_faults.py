@@ -33,27 +33,27 @@ from safetensors.torch import load_file, save_file
 from test_training import events, folders, state_of, write_corpus
 
 import nmt
-from nmt.config import OptimConfig, TrainConfig, TrainRun, lasting
-from nmt.data.cache import made
+from nmt.config import OptimConfig, TrainConfig, TrainRun, immutable_settings
+from nmt.data.cache import get_or_build
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, printable
-from nmt.runtime.command_line import trouble
-from nmt.runtime.files import replacing_files, sha256_of, unfinished, warn_once, write_atomically
+from nmt.runtime.command_line import describe_os_error
+from nmt.runtime.files import replacing_files, sha256_of, temporary_sibling, warn_once, write_atomically
 from nmt.runtime.logging import _Lines, log, log_to_file, log_to_stderr
 from nmt.runtime.signals import deferred_signals
-from nmt.runtime.text_io import echo, output, write
+from nmt.runtime.text_io import echo, open_output, write
 from nmt.training import step as training_step
 from nmt.training.checkpoint import (
-    OPTIMISER,
+    OPTIMIZER,
     STATE,
     find_checkpoint,
     last_checkpoint,
-    last_whole,
+    last_intact,
     load_model,
     save_config,
 )
 from nmt.training.loop import fit, write_event
-from nmt.training.run_dir import check_folder, check_same, clear, lock
+from nmt.training.run_dir import check_folder, check_unchanged, clear, lock
 from nmt.training.state import Validated, read_progress, resume, save
 from scripts.faults import count_changes
 
@@ -88,7 +88,7 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_serves(
     torn = state_of(text, tmp_path / "torn", **settings | {"max_steps": 8})
     fit(torn)
     last = tmp_path / "torn" / "checkpoints" / "step_000008"
-    with open(last / OPTIMISER, "r+b") as file:
+    with open(last / OPTIMIZER, "r+b") as file:
         file.truncate(100)
     again = state_of(text, tmp_path / "torn", **settings)
     assert again.progress.step == 4 and "step_000008/optimizer.safetensors is missing or damaged" in caplog.text
@@ -100,7 +100,7 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_serves(
     for folder in (tmp_path / "torn" / "checkpoints").glob("step_*"):
         (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="has no checkpoint that is whole"):
-        last_whole(tmp_path / "torn")
+        last_intact(tmp_path / "torn")
 
 
 def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
@@ -108,11 +108,11 @@ def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
 ) -> None:
     fit(state_of(text, tmp_path, max_steps=2))
     save_config(tmp_path, TrainRun())
-    (last_whole(tmp_path) / "model.safetensors").unlink()
+    (last_intact(tmp_path) / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds a trained model already"):
         check_folder(tmp_path, TrainRun())
     with pytest.raises(UserError, match="has no checkpoint that is whole"):
-        last_whole(tmp_path)
+        last_intact(tmp_path)
     assert "step_000002/model.safetensors is missing or damaged" in caplog.text
     (tmp_path / "checkpoints" / "best").unlink()
     with pytest.raises(UserError, match="missing or damaged|is not there"):
@@ -169,7 +169,7 @@ def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> Non
     fit(state)
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "step_000002").rename(checkpoints / ".step_000002.old")
-    assert last_whole(tmp_path) == checkpoints / ".step_000002.old"
+    assert last_intact(tmp_path) == checkpoints / ".step_000002.old"
     again = state_of(text, tmp_path, max_steps=2)
     assert again.progress.step == 2
     save(again)
@@ -229,7 +229,7 @@ def test_a_save_that_is_killed_at_any_place_leaves_one_state(again: bool, text: 
         save(state)
 
     for copy in every_gap(tmp_path / "run", work):
-        judged = read_progress(last_whole(copy) / STATE).judged
+        judged = read_progress(last_intact(copy) / STATE).judged
         assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == expected[judged]
         resumed = state_of(text, copy, max_steps=9, validate_every=3, monitor="loss")
         assert resumed.progress.judged == judged and find_checkpoint(str(copy))[1].name == expected[judged]
@@ -297,7 +297,7 @@ def test_changed_settings_are_refused_or_named(caplog: pytest.LogCaptureFixture)
 
     def said(run: TrainRun, before: TrainRun) -> list[tuple[str, str]]:
         caplog.clear()
-        check_same(run, before)
+        check_unchanged(run, before)
         return [(record.levelname, record.getMessage().partition(": ")[2]) for record in caplog.records]
 
     longer = {"train": TrainConfig(max_epochs=30, log_every=9)}
@@ -314,7 +314,7 @@ def test_changed_settings_are_refused_or_named(caplog: pytest.LogCaptureFixture)
     assert said(TrainRun(optim=OptimConfig(lr=0.1)), plain) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
     for key, other in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
         with pytest.raises(UserError, match=f"these differ: {key}="):
-            check_same(other, plain)
+            check_unchanged(other, plain)
 
 
 def test_half_precision_keeps_its_scale(text: Path, tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_a_save_that_cannot_be_leaves_the_last_checkpoint(text: Path, tmp_path: 
         save(state)
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == before
     save(state)
-    assert last_whole(tmp_path).name == "step_000003"
+    assert last_intact(tmp_path).name == "step_000003"
 
 
 def test_a_file_that_cannot_grow_is_named(text: Path, tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ def test_a_file_that_cannot_grow_is_named(text: Path, tmp_path: Path) -> None:
         ):
             with pytest.raises(OSError) as caught:
                 act()
-            assert trouble(caught.value) == f"{path}: File too large"
+            assert describe_os_error(caught.value) == f"{path}: File too large"
     assert not list(tmp_path.glob("*page*"))
 
 
@@ -454,14 +454,14 @@ def test_training_goes_on_when_a_full_disk_has_room_again(home: Path, corpus: Pa
         command = ("data=text", f"data.path={corpus}", *TINY, f"hydra.run.dir={folder}", "resume=auto")
         works("train", *command, "train.max_epochs=1", folder=tmp_path)
         free = shutil.disk_usage(disk).free
-        size = sum(path.stat().st_size for path in last_whole(folder).iterdir())
+        size = sum(path.stat().st_size for path in last_intact(folder).iterdir())
         (disk / "ballast").write_bytes(bytes(free - size // 2))
         message = refused("train", *command, "train.max_epochs=2", folder=tmp_path)
         assert "No space left on device" in message and "resume=auto goes on from there" in message, message
         assert works("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n").count("\n") == 1
         (disk / "ballast").unlink()
         works("train", *command, "train.max_epochs=2", folder=tmp_path)
-        one, other = (load_file(last_whole(run) / "model.safetensors") for run in (folder, home / "runs" / "mine"))
+        one, other = (load_file(last_intact(run) / "model.safetensors") for run in (folder, home / "runs" / "mine"))
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
@@ -528,8 +528,8 @@ def test_a_file_system_without_fsync_and_locks_is_named_once(
     with lock(tmp_path / "run"):
         assert "has no locks" in caplog.text
     fit(state_of(text, tmp_path / "run", max_steps=4, validate_every=2))
-    made(tmp_path / "cache" / "thing", lambda part: (part / "x").touch())
-    assert last_whole(tmp_path / "run").name == "step_000004"
+    get_or_build(tmp_path / "cache" / "thing", lambda part: (part / "x").touch())
+    assert last_intact(tmp_path / "run").name == "step_000004"
     assert caplog.text.count("does not force files to the disk") == 1
     assert caplog.text.count("several processes may prepare") == 1
     litter = tmp_path / ".out.12ab.new"
@@ -545,7 +545,7 @@ def test_a_disk_that_fails_is_not_tolerated(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output") as caught:
         write_atomically(tmp_path / "out", ["text"])
-    assert trouble(caught.value) == f"{tmp_path}/out: Input/output error" and not list(tmp_path.iterdir())
+    assert describe_os_error(caught.value) == f"{tmp_path}/out: Input/output error" and not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -553,10 +553,10 @@ def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path
     path = tmp_path / ("[long] *" + "x" * 240)
 
     def work() -> None:
-        with unfinished(path):
+        with temporary_sibling(path):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with unfinished(path) as alive:
+    with temporary_sibling(path) as alive:
         assert dies_at(1000, work)
         assert len(list(tmp_path.iterdir())) == 2
         write_atomically(path, ["text"])
@@ -621,7 +621,7 @@ def with_settings(**model: object) -> Change:
         settings = asdict(loaded.config)
         settings["model"] |= model
         (run / "config.yaml").write_text(yaml.safe_dump(settings))
-        remade(run, lambda _, manifest: manifest.update(settings=lasting(settings)))
+        remade(run, lambda _, manifest: manifest.update(settings=immutable_settings(settings)))
 
     return change
 
@@ -631,7 +631,7 @@ def pointed(content: bytes) -> Change:
 
     def change(run: Path) -> None:
         (run / "checkpoints" / "best").write_bytes(content)
-        (last_whole(run) / STATE).unlink()
+        (last_intact(run) / STATE).unlink()
 
     return change
 
@@ -757,7 +757,7 @@ def test_nothing_is_written_through_links_and_pipes_of_a_run(name: str, text: Pa
         make()
         with pytest.raises(OSError, match=complaint) as caught:
             write()
-        assert str(path) in trouble(caught.value) and victim.read_text() == "precious"
+        assert str(path) in describe_os_error(caught.value) and victim.read_text() == "precious"
 
 
 def test_results_are_not_written_through_links(home: Path, tmp_path: Path) -> None:
@@ -788,7 +788,7 @@ def test_control_characters_reach_no_terminal(home: Path, tmp_path: Path, capsys
     assert capsys.readouterr().err == shown and (tmp_path / "train.log").read_text(encoding="utf-8").endswith(shown)
     echo(f"source {evil}")
     assert capsys.readouterr().out == f"source {printable(evil)}\n"
-    with output(str(tmp_path / "out")) as file:
+    with open_output(str(tmp_path / "out")) as file:
         write(file, evil)
     assert (tmp_path / "out").read_bytes() == evil.encode()
     done = refused("translate", "checkpoint=nowhere\x1b[31m", folder=tmp_path)
@@ -860,7 +860,7 @@ def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, t
 )
 def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_path: Path) -> None:
     fit(state_of(text, tmp_path, max_steps=1))
-    path = last_whole(tmp_path) / STATE
+    path = last_intact(tmp_path) / STATE
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match="state.json is damaged or from another version"):
         read_progress(path)
@@ -869,7 +869,7 @@ def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_pat
 def test_a_crafted_optimiser_is_refused(text: Path, tmp_path: Path) -> None:
     state = state_of(text, tmp_path, max_steps=1)
     fit(state)
-    path = last_whole(tmp_path) / OPTIMISER
+    path = last_intact(tmp_path) / OPTIMIZER
     sound = load_file(path)
     for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
         save_file(sound | change, path)

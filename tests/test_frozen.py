@@ -9,12 +9,12 @@ from test_model import STYLES, model_of, ragged_batch
 from torch.nn import functional as F
 
 import nmt
-from nmt.decoding.search import force
+from nmt.decoding.search import score_targets
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.inference_weights import freeze
+from nmt.model.kernels.inference_weights import prepare_linear
 from nmt.model.kernels.linear import Linear
 from nmt.model.recurrence import RNN
-from nmt.runtime.device import bf16_is_faster, choose_precision, multiplies_int8, place
+from nmt.runtime.device import bf16_is_faster, choose_precision, move_model, multiplies_int8
 
 int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
 
@@ -26,7 +26,7 @@ def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
     weight_OI, bias_O = torch.randn(33, 96).to(dtype), torch.randn(33).to(dtype) if biased else None
     for part in (weight_OI, weight_OI[:, :40], weight_OI[:, 40:]):
         for x in (torch.randn(7, part.shape[1]).to(dtype), torch.randn(1, 3, part.shape[1]).to(dtype)):
-            frozen, y = freeze(part, bias_O, int8=False), F.linear(x, part, bias_O)
+            frozen, y = prepare_linear(part, bias_O, int8=False), F.linear(x, part, bias_O)
             torch.testing.assert_close(frozen(x), y)
             for plus in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
                 rounding = {"rtol": 0.01, "atol": 0.05} if dtype == torch.bfloat16 else {}  # of y, before and after
@@ -84,7 +84,7 @@ def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
     bound_NO = half_x_N1 * weight_OI.double().abs().sum(1) + half_w_O * x_NI.double().abs().sum(1, keepdim=True)
     bound_NO += 96 * half_x_N1 * half_w_O + 1e-5
     exact_NO = x_NI.double() @ weight_OI.double().t() + bias_O
-    found_NO = freeze(weight_OI, bias_O, int8=True)(x_NI)
+    found_NO = prepare_linear(weight_OI, bias_O, int8=True)(x_NI)
     assert ((found_NO - exact_NO).abs() <= bound_NO).all()
     assert 0 < (found_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
 
@@ -92,7 +92,7 @@ def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
 @int8
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     torch.manual_seed(1)
-    x_BTI, product = torch.randn(4, 5, 64), freeze(torch.randn(48, 64), None, int8=True)
+    x_BTI, product = torch.randn(4, 5, 64), prepare_linear(torch.randn(48, 64), None, int8=True)
     whole_BTO = product(x_BTI)
     for row in range(4):
         assert torch.equal(product(x_BTI[row : row + 1])[0], whole_BTO[row])
@@ -103,10 +103,10 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 @pytest.mark.parametrize("style", STYLES)
 def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
     source_BS, length_B, target_BT = ragged_batch()
-    exact = force(model_of(style).eval(), source_BS, length_B, target_BT)
+    exact = score_targets(model_of(style).eval(), source_BS, length_B, target_BT)
     model = model_of(style).eval()
-    place(model, "int8", torch.device("cpu"))
-    near = force(model, source_BS, length_B, target_BT)
+    move_model(model, "int8", torch.device("cpu"))
+    near = score_targets(model, source_BS, length_B, target_BT)
     with torch.inference_mode():
         loss, _ = model.loss(source_BS, length_B, target_BT)
     assert float(loss.nats) == pytest.approx(-sum(hypothesis.score for hypothesis in near), rel=1e-4)
@@ -120,11 +120,11 @@ def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -
     source_BS, length_B, target_BT = ragged_batch()
     for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
         model = model_of(style, cell=cell).eval()
-        place(model, precision, torch.device("cpu"))
+        move_model(model, precision, torch.device("cpu"))
         assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
-        found = force(model, source_BS, length_B, target_BT)
+        found = score_targets(model, source_BS, length_B, target_BT)
         model.inputs_VG = None
-        for own, wanted in zip(found, force(model, source_BS, length_B, target_BT), strict=True):
+        for own, wanted in zip(found, score_targets(model, source_BS, length_B, target_BT), strict=True):
             assert own.score == pytest.approx(wanted.score, rel=1e-6)
 
 
@@ -132,10 +132,10 @@ def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -
 def test_members_of_an_ensemble_may_be_int8() -> None:
     source_BS, length_B, target_BT = ragged_batch()
     models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]
-    exact = force(Ensemble(models), source_BS, length_B, target_BT)
+    exact = score_targets(Ensemble(models), source_BS, length_B, target_BT)
     for model in models:
-        place(model, "int8", torch.device("cpu"))
-    for found, wanted in zip(force(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
+        move_model(model, "int8", torch.device("cpu"))
+    for found, wanted in zip(score_targets(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
         assert found.score == pytest.approx(wanted.score, rel=0.02)
 
 
@@ -177,7 +177,7 @@ def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
         rnn, linear = RNN("lstm", 256, 256), Linear(256, 256)
         x_BTI = torch.randn(4, 5, 256)
         exact = [rnn.double()(x_BTI.double(), rnn.zeros(x_BTI.double()))[0], linear.double()(x_BTI.double())]
-        place(model, precision, device)
+        move_model(model, precision, device)
         on_gpu = x_BTI.to(device)
         found = [rnn.float().to(device)(on_gpu, rnn.zeros(on_gpu))[0], linear.float().to(device)(on_gpu)]
         errors[precision] = [float((own.cpu() - wanted).abs().max()) for own, wanted in zip(found, exact, strict=True)]

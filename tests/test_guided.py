@@ -10,20 +10,20 @@ import torch
 from conftest import TINY, works, write_corpus
 
 from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import assemble, guide, make_batch
+from nmt.data.batching import collate, make_batch, target_weights
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
-from nmt.data.subword_sampling import redrawn
+from nmt.data.subword_sampling import resample_subwords
 from nmt.data.tokenizer import train_tokenizer, words
-from nmt.data.word_links import gold_of
+from nmt.data.word_links import gold_links
 from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
 from nmt.model.attention import Weights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import place
+from nmt.runtime.device import move_model
 from nmt.train import read_corpus
-from nmt.training.optim import build_optimiser
+from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import add_attention_losses, train_step
 
@@ -45,13 +45,13 @@ def run_of(corpus: Path, **data: object) -> TrainRun:
 def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampling: float) -> None:
     run = run_of(corpus)
     pairs = load_pairs(run.data, "train")
-    gold = gold_of(pairs)
+    gold = gold_links(pairs)
     assert gold is not None
     tokenizer = cached_tokenizer(pairs, run)
     encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
-    encoded = redrawn(encoded, 1, 3) if sampling else encoded
+    encoded = resample_subwords(encoded, 1, 3) if sampling else encoded
     indices = np.array([5, 1, 17, 30])
-    batch = assemble(encoded, indices)
+    batch = collate(encoded, indices)
     assert batch.guide_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
     for row, index in enumerate(indices):
         source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())
@@ -89,7 +89,7 @@ def test_links_mean_the_words_of_the_text_however_it_is_normalised(tmp_path: Pat
     texts = gold | {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}
     for tokenizer in tokenizers:
         sources, targets = tokenizer.source.encode(texts["source"]), tokenizer.target.encode(texts["target"])
-        guide_BTS = guide(tokenizer, texts, sources, targets).numpy()
+        guide_BTS = target_weights(tokenizer, texts, sources, targets).numpy()
         for row, links in enumerate(gold["sure"]):
             source = tokenizer.source.words_of(texts["source"][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(texts["target"][row], [*targets[row], EOS])
@@ -137,10 +137,10 @@ def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_p
     torch.manual_seed(1)
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu, rows = torch.device("cpu"), np.arange(6)
-    place(model, "fp64", cpu, training=True)
-    optimiser = build_optimiser(run.optim, model.parameters())
+    move_model(model, "fp64", cpu, training=True)
+    optimiser = build_optimizer(run.optim, model.parameters())
     state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
-    batch = assemble(encoded, rows)
+    batch = collate(encoded, rows)
     for n in (1, 3, 8):
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
         assert weights is not None
@@ -169,7 +169,7 @@ def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> No
         run_of(corpus, invalid="drop")
     run = run_of(corpus, alignments="nothing")
     pairs = load_pairs(run.data, "train")
-    assert gold_of(pairs) is None
+    assert gold_links(pairs) is None
     tokenizer = cached_tokenizer(pairs, run)
     with pytest.raises(UserError, match="train.guided_alignment=0.5 needs gold links"):
         encode_corpus(pairs, tokenizer, run)
@@ -190,5 +190,5 @@ def test_gold_links_count_what_any_white_space_divides(tmp_path: Path) -> None:
     """Pieces know words between spaces alone, and a no-break space is none of these."""
     for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
         (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
-    [gold] = gold_of(load_pairs(run_of(tmp_path).data, "test")) or []
+    [gold] = gold_links(load_pairs(run_of(tmp_path).data, "test")) or []
     assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure

@@ -76,7 +76,7 @@ def test_a_step_of_training(settings: dict[str, Any], expected: int, monkeypatch
 def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assembling the batch counts too; the number of parameters does not matter."""
     monkeypatch.setattr(
-        "nmt.model.kernels.cuda_graphs.record", lambda work, device: (stand_in(work, device)[0], lambda: None)
+        "nmt.model.kernels.cuda_graphs.capture_graph", lambda work, device: (stand_in(work, device)[0], lambda: None)
     )
     monkeypatch.setattr("nmt.training.step.batch_of", padded)
     totals = []

@@ -5,7 +5,15 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.data.word_links import SYMMETRISATIONS, Gold, gold_of, grow_diag_final_and, parse_gold, pharaoh, turned
+from nmt.data.word_links import (
+    SYMMETRIZATIONS,
+    GoldLinks,
+    gold_links,
+    grow_diag_final_and,
+    parse_gold,
+    pharaoh,
+    transpose_links,
+)
 from nmt.evaluation.metrics import LinkCounts
 
 WORDS = 5
@@ -27,8 +35,8 @@ def test_gold_reads_back(sure, possible, base, sign, random):
     texts = [f"{s + base}-{t + base}" for s, t in sure] + [f"{s + base}{sign}{t + base}" for s, t in possible]
     random.shuffle(texts)
     gold = parse_gold(" ".join(texts), base, WORDS, WORDS)
-    assert gold == Gold(frozenset(sure), frozenset(sure | possible)) == Gold.of(sure, possible)
-    assert gold.turned().turned() == gold and gold.turned().sure == turned(sure)
+    assert gold == GoldLinks(frozenset(sure), frozenset(sure | possible)) == GoldLinks.of(sure, possible)
+    assert gold.turned().turned() == gold and gold.turned().sure == transpose_links(sure)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,7 @@ def test_what_is_no_gold_is_named(line, base, complaint):
 
 
 def test_an_empty_sentence_has_no_words_to_link():
-    assert parse_gold("", 0, 0, 0) == Gold.of((), ())
+    assert parse_gold("", 0, 0, 0) == GoldLinks.of((), ())
     with pytest.raises(ValueError, match="the target sentence has no words"):
         parse_gold("0-0", 0, 1, 0)
 
@@ -75,8 +83,8 @@ def test_a_line_is_gold_or_refused(line, base):
 
 def test_the_gold_of_a_corpus():
     columns = {"source": ["a b", ""], "target": ["c", ""], "sure": [[[0, 0]], []], "possible": [[[1, 0]], []]}
-    assert gold_of(Dataset.from_dict(columns)) == [Gold.of({(0, 0)}, {(1, 0)}), Gold.of((), ())]
-    assert gold_of(Dataset.from_dict({"source": ["a"], "target": ["b"]})) is None
+    assert gold_links(Dataset.from_dict(columns)) == [GoldLinks.of({(0, 0)}, {(1, 0)}), GoldLinks.of((), ())]
+    assert gold_links(Dataset.from_dict({"source": ["a"], "target": ["b"]})) is None
 
 
 # ---------------------------------------------------------------------------------------------------- symmetrisation
@@ -112,7 +120,7 @@ def textbook(e2f, f2e):
 
 @given(link_sets, link_sets)
 def test_symmetrisation_is_what_the_textbook_says(forward, backward):
-    found = {name: symmetrise(forward, backward) for name, symmetrise in SYMMETRISATIONS.items()}
+    found = {name: symmetrise(forward, backward) for name, symmetrise in SYMMETRIZATIONS.items()}
     assert found["intersection"] == {link for link in forward if link in backward}
     assert found["union"] == {*forward, *backward}
     assert found["grow_diag_final_and"] == textbook(forward, backward)
@@ -121,7 +129,7 @@ def test_symmetrisation_is_what_the_textbook_says(forward, backward):
         left = {link[position] for link in found["union"]} - {link[position] for link in found["grow_diag_final_and"]}
         others = {link[1 - position] for link in found["grow_diag_final_and"]}
         assert all(link[1 - position] in others for link in found["union"] if link[position] in left)
-    assert all(symmetrise(forward, forward) == forward for symmetrise in SYMMETRISATIONS.values())
+    assert all(symmetrise(forward, forward) == forward for symmetrise in SYMMETRIZATIONS.values())
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_the_error_rate_sums_over_the_corpus_before_it_divides():
 @given(link_sets, link_sets, link_sets)
 def test_error_rates_are_shares(links, sure, possible):
     counts = LinkCounts()
-    counts.add(links, Gold.of(sure, possible))
+    counts.add(links, GoldLinks.of(sure, possible))
     assert all(value is None or 0 <= value <= 1 for value in counts.scores().values())
     if links and links == sure:
         assert counts.scores()["aer"] == 0

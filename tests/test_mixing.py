@@ -23,11 +23,11 @@ from test_stream import Pair, first_windows, random_pairs, run_of, stopped, text
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig, DataOverride
 from nmt.data import mixing
-from nmt.data.batching import copies, epoch_batches, padding_waste
+from nmt.data.batching import epoch_batches, padding_waste, repetitions
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
-from nmt.data.mixing import Part, check_tags, corpora_of, load_mixture
-from nmt.data.stream import sample
+from nmt.data.mixing import MixturePart, check_tags, corpora_of, load_mixture
+from nmt.data.stream import sample_stream
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -49,12 +49,12 @@ def test_after_some_epochs_each_pair_was_used_as_often_as_its_weight_says(
     weight = np.repeat([weight for _, weight in sizes], [size for size, _ in sizes])
     rows, total = np.arange(shares[-1][0]).astype(kind), 0
     for epoch in range(epochs):
-        times = copies(rows, shares, epoch)
+        times = repetitions(rows, shares, epoch)
         assert set(times.tolist()) <= {math.floor(w + whole) for w in weight for whole in (0, 1)}
         total = total + times.astype(int)  # type: ignore[assignment]
         assert np.abs(total - (epoch + 1) * weight).max() < 1
     shuffled = np.random.default_rng(0).permutation(rows)
-    assert copies(shuffled, shares, epochs).tolist() == copies(rows, shares, epochs)[shuffled].tolist()
+    assert repetitions(shuffled, shares, epochs).tolist() == repetitions(rows, shares, epochs)[shuffled].tolist()
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.1, 0.5, 0.75, 2.5])
@@ -63,7 +63,7 @@ def test_pairs_are_chosen_evenly(weight: float, first: int) -> None:
     """In each stretch of a corpus as many as its weight says, give or take a few."""
     rows, shares = np.arange(first, first + 5_000), [(first + 5_000, weight)]
     for epoch in (0, 1, 7, 100):
-        times = copies(rows, shares, epoch).astype(int)
+        times = repetitions(rows, shares, epoch).astype(int)
         for length in (20, 100, 1_000):
             found = times.reshape(-1, length).sum(axis=1)
             assert np.abs(found - weight * length).max() < 4
@@ -86,7 +86,7 @@ def test_an_epoch_has_each_pair_as_often_as_it_is_due(
     numbers = set()
     for epoch in range(4):
         batches = epoch_batches(encoded, config, 5, epoch)
-        due = copies(np.arange(count), shares, epoch)
+        due = repetitions(np.arange(count), shares, epoch)
         found = Counter(row for batch in batches for row in batch.tolist())
         assert [found[row] for row in range(count)] == due.tolist()
         numbers.add(len(batches))
@@ -135,8 +135,12 @@ def test_what_a_corpus_leaves_open_is_as_in_data() -> None:
     alone = dataclasses.replace(data, corpora=[])
     more = dataclasses.replace(alone, path="z", limit=None)
     tsv = dataclasses.replace(alone, path="y", limit=None, format="tsv", source="1", target="2")
-    assert corpora_of(data) == [Part(alone, 1.0, None), Part(more, 1.0, None), Part(tsv, 0.5, "<bt>")]
-    assert corpora_of(DataConfig()) == [Part(DataConfig(), 1.0, None)]
+    assert corpora_of(data) == [
+        MixturePart(alone, 1.0, None),
+        MixturePart(more, 1.0, None),
+        MixturePart(tsv, 0.5, "<bt>"),
+    ]
+    assert corpora_of(DataConfig()) == [MixturePart(DataConfig(), 1.0, None)]
 
 
 def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def test_a_corpus_that_is_missing_is_named_by_its_own_key(tmp_path: Path, stream
 
     def read(data: DataConfig) -> None:
         if streaming:
-            sample(TrainRun(data=data, train=ends))
+            sample_stream(TrainRun(data=data, train=ends))
         else:
             load_mixture(data)
 

@@ -13,7 +13,7 @@ from nmt.config import EOS, PAD, AttentionConfig, ModelConfig
 from nmt.config.model import BRIDGES, TIES
 from nmt.model.decoder import DecoderState
 from nmt.model.encoder import Encoder, backward_order, reverse
-from nmt.model.kernels.linear import Dropout, bind
+from nmt.model.kernels.linear import Dropout, linear_for_steps
 from nmt.model.loss import AT_ONCE, cross_entropy
 from nmt.model.recurrence import CELLS, RNN
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -216,7 +216,7 @@ def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
 
     def run(deferred: bool) -> tuple[Tensor, ...]:
         w, b = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-        linear = bind(w, b, torch.float64) if deferred else lambda x: F.linear(x, w, b)
+        linear = linear_for_steps(w, b, torch.float64) if deferred else lambda x: F.linear(x, w, b)
         h = torch.zeros(3, 5, dtype=torch.float64)
         for x in x_TNI:
             h = torch.tanh(linear(h, x) if deferred else linear(h) + x)

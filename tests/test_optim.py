@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from nmt.config import OPTIMISERS as NAMES
+from nmt.config import OPTIMIZERS as NAMES
 from nmt.config import SCHEDULES as SCHEDULE_NAMES
 from nmt.config import OptimConfig
-from nmt.training.optim import OPTIMISERS, SCHEDULES, LossScale, build_optimiser, guarded_step, learning_rate
+from nmt.training.optim import OPTIMIZERS, SCHEDULES, LossScale, build_optimizer, guarded_step, learning_rate
 
 
 def test_choices_are_those_of_the_configuration() -> None:
-    assert tuple(OPTIMISERS) == NAMES and tuple(SCHEDULES) == SCHEDULE_NAMES
+    assert tuple(OPTIMIZERS) == NAMES and tuple(SCHEDULES) == SCHEDULE_NAMES
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
     assert max(rates) == pytest.approx(0.3) and all(math.isfinite(rate) and rate >= 0 for rate in rates)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_goes_downhill(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1), [x])
+    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1), [x])
     before = x.square().sum()
     before.backward()
     optimiser.step()
@@ -62,7 +62,7 @@ def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("norm", [0.5, 100.0])
 def test_clipping_equals_torchs(name: str, norm: float) -> None:
     torch.manual_seed(1)
@@ -72,7 +72,7 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
     def run(ours: bool) -> list[torch.Tensor]:
         parameters = [torch.nn.Parameter(start.clone()) for start in starts]
         parameters.append(torch.nn.Parameter(torch.ones(2)))  # has no gradient
-        optimiser = build_optimiser(OptimConfig(name=name, lr=0.1), parameters)
+        optimiser = build_optimizer(OptimConfig(name=name, lr=0.1), parameters)
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=False):
                 parameter.grad = gradient.clone()
@@ -89,16 +89,16 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
 
 
 @pytest.mark.usefixtures("guarded")
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0)])
 def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: float) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
     twins = []
     for steps in ((False, True), (True, False, True)):
         with torch.no_grad():
             x.copy_(torch.tensor([3.0, -2.0]))
-        optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+        optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
         for failing in steps:
             x.grad = torch.tensor([0.5, gradient if failing else 2.0])
             value = torch.tensor(loss if failing else 1.0)
@@ -107,10 +107,10 @@ def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: fl
     torch.testing.assert_close(*twins, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimiser(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
     assert x.tolist() == [3, -2] and optimiser.param_groups[0]["weight_decay"] == 0.1
     for slots in optimiser.state.values():
         assert not any(value.any() for value in slots.values() if value is not None)

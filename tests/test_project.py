@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
 
 from nmt.config import COMMANDS
-from nmt.runtime.command_line import CONFIGS, checked
+from nmt.runtime.command_line import CONFIGS, to_dataclasses
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
@@ -52,7 +52,7 @@ def test_every_configuration_composes(path: Path) -> None:
         given = [f"{group}={path.stem}", *([] if path.stem == "toy" or group == "model" else ["data.path=x"])]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        run = checked(compose(command, overrides=given))
+        run = to_dataclasses(compose(command, overrides=given))
     assert isinstance(run, COMMANDS[command])
     assert "_target_" not in path.read_text(encoding="utf-8")
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from nmt.config import TrainRun
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.runtime.quoting import from_yaml, literal, pasted, quoted, setting, to_yaml
+from nmt.runtime.quoting import from_yaml, literal, quote_setting, quoted, shell_quoted, to_yaml
 from nmt.training.checkpoint import load_config, save_config
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
@@ -87,17 +87,17 @@ def read_by_hydra(argument: str) -> str:
 @given(any_text)
 def test_hydra_reads_a_quoted_text_as_it_was(text: str) -> None:
     assert read_by_hydra(f"key={quoted(text)}") == text
-    assert setting("key", text).isprintable()
+    assert quote_setting("key", text).isprintable()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_reads_a_pasted_setting_as_it_was(shell: str) -> None:
     draw = random.Random(1)
     texts = NAMES + ["".join(draw.choices(SIGNS, k=draw.randrange(1, 15))) for _ in range(500)]
-    found = read_by(shell, [setting("key", text) for text in texts])
+    found = read_by(shell, [quote_setting("key", text) for text in texts])
     assert [read_by_hydra(argument) for argument in found] == texts
-    assert read_by(shell, [pasted(text) for text in texts]) == texts
-    [several] = read_by(shell, [setting("key", texts)])
+    assert read_by(shell, [shell_quoted(text) for text in texts]) == texts
+    [several] = read_by(shell, [quote_setting("key", texts)])
     read = OmegaConf.create({"key": hydra.parse_override(several).value()})
     assert OmegaConf.to_container(read, resolve=True) == {"key": texts}
 
@@ -130,7 +130,7 @@ def test_what_is_printed_can_be_pasted(home: Path, corpus: Path, tmp_path: Path)
         if name in ("ünï", EVERY):
             given = (f"name={quoted(name)}", "data=text", f"data.path={corpus}", *TINY, "train.max_steps=1")
             works("train", *given, folder=tmp_path)
-        told = f"python -m nmt.evaluate {setting('checkpoint', f'runs/{name}')}"
+        told = f"python -m nmt.evaluate {quote_setting('checkpoint', f'runs/{name}')}"
         if name in ("ünï", EVERY):
             log = (tmp_path / "runs" / name / "train.log").read_text(encoding="utf-8").splitlines()
             assert told in log[-1]

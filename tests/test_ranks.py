@@ -27,15 +27,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import Batch, Indices, assemble, epoch_batches
+from nmt.data.batching import Batch, Indices, collate, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import place
-from nmt.runtime.distributed import gathered, joined, rank, ranks, summed
+from nmt.runtime.device import move_model
+from nmt.runtime.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
 from nmt.runtime.launch import LAUNCHED
 from nmt.train import read_corpus
 from nmt.training import step as training_step
-from nmt.training.checkpoint import find_checkpoint, last_whole
-from nmt.training.optim import build_optimiser
+from nmt.training.checkpoint import find_checkpoint, last_intact
+from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import forward_backward, parts_of, size_of_parts, train_step
 
@@ -127,7 +127,7 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(last_whole(run) / "model.safetensors")
+    return load_file(last_intact(run) / "model.safetensors")
 
 
 def assert_same_run(one: Path, other: Path, rtol: float) -> None:
@@ -147,8 +147,8 @@ def assert_same_run(one: Path, other: Path, rtol: float) -> None:
 def meet_thrice(late: int) -> None:
     for _ in range(3):
         time.sleep(0.5 * (LAUNCHED["RANK"] == late))
-        with joined("cpu"):
-            assert gathered(rank()) == [0, 1]
+        with process_group("cpu"):
+            assert all_gather(rank()) == [0, 1]
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -212,15 +212,15 @@ def opened(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainStat
     torch.manual_seed(1)
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu = torch.device("cpu")
-    place(model, "fp64", cpu, training=True)
-    optimiser = build_optimiser(run.optim, model.parameters())
+    move_model(model, "fp64", cpu, training=True)
+    optimiser = build_optimizer(run.optim, model.parameters())
     state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
     return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
 
 
 def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) -> None:
     """One of the processes makes an update, the second one perhaps with too little memory, and keeps the weights."""
-    with joined("cpu"):
+    with process_group("cpu"):
         state, indices = opened(text, folder, accumulate=accumulate)
         backward, calls = training_step.backward, []
 
@@ -237,7 +237,7 @@ def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) ->
 
 
 def keep_what_came(text: tuple[str, ...], folder: Path) -> None:
-    with joined("cpu"):
+    with process_group("cpu"):
         state, indices = opened(text, folder)
         sums = train_step(state, indices, 10).sums
         assert all(part.untyped_storage().nbytes() <= 8 * len(sums) for part in sums)
@@ -262,7 +262,7 @@ def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]
     """The weights after a step down the gradient of the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for rows in shares:
-        batch = assemble(state.train, rows)
+        batch = collate(state.train, rows)
         smoothing = state.run.optim.label_smoothing
         total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
         tokens += int(batch.target_length_B.sum())
@@ -299,12 +299,14 @@ class Mean(nn.Module):
 
 
 def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
-    with joined("cpu"):
+    with process_group("cpu"):
         state, indices = opened(text, folder)
-        tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: ranks()]
-        gradients = summed(forward_backward(state, parts_of(state, own, size_of_parts(state, own)), tokens, 10)[0])
+        tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: world_size()]
+        gradients = all_reduce_sum(
+            forward_backward(state, parts_of(state, own, size_of_parts(state, own)), tokens, 10)[0]
+        )
         twin = DistributedDataParallel(Mean(state.model))
-        (ranks() * twin(assemble(state.train, own), tokens)).backward()  # torch takes the mean over processes
+        (world_size() * twin(collate(state.train, own), tokens)).backward()  # torch takes the mean over processes
         for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
             assert parameter.grad is not None
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
@@ -515,7 +517,7 @@ def test_what_was_refused_is_not_resumed_when_torchrun_starts_again(text: tuple[
         launcher = launched(tmp_path, "name=x", *text, *SIZES, f"train.max_steps={steps}", restarts=restarts)
         assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "said").read_text()
     assert "holds a trained model already" in (tmp_path / "said").read_text()
-    assert last_whole(tmp_path / "runs" / "x").name == "step_000002"
+    assert last_intact(tmp_path / "runs" / "x").name == "step_000002"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -528,6 +530,6 @@ def test_a_signal_to_torchrun_saves(
     launcher.send_signal(number)
     code, said = launcher.wait(60), (tmp_path / "said").read_text()
     (step,) = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto goes on", said))
-    assert code != 0 and step >= 20 and last_whole(run).name == f"step_{step:06}"
+    assert code != 0 and step >= 20 and last_intact(run).name == f"step_{step:06}"
     works(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
     assert_equal(run, undisturbed)

@@ -12,10 +12,10 @@ from test_search import OPTIONS, sharp
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.decoding.search import Tally, bucket, kept, search
+from nmt.decoding.search import AsyncCounter, bucket, kept, search
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels import cuda_graphs as replay
-from nmt.model.kernels.cuda_graphs import Recorded, Replayed, tensors
+from nmt.model.kernels.cuda_graphs import GraphedCallable, GraphedModel, list_tensors
 from nmt.model.out_of_memory import try_or_oom
 from nmt.runtime.memory import is_out_of_memory
 
@@ -39,10 +39,10 @@ def stand_in(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[]
     results = work()
 
     def again() -> None:
-        for place, part in zip(tensors(results), tensors(work()), strict=True):
+        for place, part in zip(list_tensors(results), list_tensors(work()), strict=True):
             place.copy_(part)
 
-    for place in tensors(results):
+    for place in list_tensors(results):
         place.fill_(7)  # what a recording leaves behind is not to be used
     return results, again
 
@@ -69,14 +69,14 @@ def compare(model: Any, other: Any, config: SearchConfig, device: torch.device =
 def test_replayed_steps_find_the_same(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"beam": 1, "n_best": 1} if options == "greedy" else OPTIONS[options]
     model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | own)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
-    for most in (replay.GRAPHS, 2):
-        monkeypatch.setattr("nmt.model.kernels.cuda_graphs.GRAPHS", most)
-        replayed = Replayed(model)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
+    for most in (replay.MAX_GRAPHS, 2):
+        monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", most)
+        replayed = GraphedModel(model)
         with monkeypatch.context() as late:
             late.setattr("nmt.decoding.search.kept", lambda live, _: kept(live, GPU))
             late.setattr("nmt.decoding.search.bucket", lambda positions, _: bucket(positions, GPU))
-            late.setattr("nmt.decoding.search.Tally", lambda late: Tally(late=True))
+            late.setattr("nmt.decoding.search.AsyncCounter", lambda late: AsyncCounter(late=True))
             compare(model, replayed, config)
         assert 0 < len(replayed.step.graphs) <= most
 
@@ -88,13 +88,13 @@ def test_a_gpu_finds_the_same(name: str) -> None:
         model, other = MODELS[name](), MODELS[name]()
         for member in getattr(other, "members", [other]):
             member.to(device)
-        replayed = Replayed(other)
+        replayed = GraphedModel(other)
         compare(model, replayed, SearchConfig(beam=4, n_best=4, max_length=9), device, abs=1e-6)
         assert replayed.step.graphs
 
 
 def test_where_memory_is_short_graphs_are_freed_and_the_work_is_tried_once_more() -> None:
-    replayed = Replayed(model_of())
+    replayed = GraphedModel(model_of())
     replayed.step.graphs[()] = None
 
     held: list[int] = []
@@ -115,8 +115,8 @@ def test_where_memory_is_short_graphs_are_freed_and_the_work_is_tried_once_more(
 def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is the same object at each step of search, and a new one where sentences come or go."""
     copies: list[int] = []
-    recorded = Recorded(lambda state, memory: memory[0] + state)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
+    recorded = GraphedCallable(lambda state, memory: memory[0] + state)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
     copy = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda own, new: copies.append(id(new)) or copy(own, new))
     memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
@@ -133,8 +133,8 @@ def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_where_memory_might_not_suffice_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", lambda work, device: attempts.append(work))
-    recorded = Recorded(lambda x: x + 1)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", lambda work, device: attempts.append(work))
+    recorded = GraphedCallable(lambda x: x + 1)
     for step in range(5):
         assert recorded(torch.tensor([step])).item() == step + 1
     assert len(attempts) == 1 and not recorded.graphs  # it is tried once for a shape
@@ -154,7 +154,7 @@ def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkey
             torch.empty(2 * size, dtype=torch.uint8, device=device)
         return F.dropout(x, 0.5) + 1
 
-    recorded, others = Recorded(work), Recorded(lambda x: F.dropout(x, 0.5))
+    recorded, others = GraphedCallable(work), GraphedCallable(lambda x: F.dropout(x, 0.5))
     x = torch.ones(100, device=device)
     for _ in range(3):
         others(x[:50])
@@ -199,8 +199,8 @@ def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
 
 def test_a_late_count_is_that_of_the_call_before() -> None:
     counts = [torch.arange(5) < count for count in (1, 2, 4)]
-    assert [*map(Tally(late=False), counts)] == [1, 2, 4]
-    late = Tally(late=True)
+    assert [*map(AsyncCounter(late=False), counts)] == [1, 2, 4]
+    late = AsyncCounter(late=True)
     assert [*map(late, counts)] == [0, 1, 2]
     late.forget()
     assert late(counts[0]) == 0
@@ -213,8 +213,8 @@ def test_a_gpu_meets_few_shapes() -> None:
 
 
 def test_the_log_says_how_much_ran_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = Recorded(lambda x: x + 1)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.record", stand_in)
+    recorded = GraphedCallable(lambda x: x + 1)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
     for size in (1, 1, 2, 1):
         recorded(torch.zeros(size))
     expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"

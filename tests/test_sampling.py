@@ -13,7 +13,7 @@ from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import subword_sampling as sampling
 from nmt.data.batching import epoch_batches, padding_waste
 from nmt.data.encoding import EncodedPairs, by_length, encode_corpus
-from nmt.data.subword_sampling import redrawn
+from nmt.data.subword_sampling import resample_subwords
 from nmt.data.tokenizer import train_tokenizer
 
 WORDS = ["ab", "cd", "ef", "gh", "abcd", "efgh"]
@@ -38,7 +38,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_epoch_has_the_same_text_in_other_pieces(encoded: EncodedPairs) -> None:
-    first, second, again = redrawn(encoded, 1, 0), redrawn(encoded, 1, 1), redrawn(encoded, 1, 0)
+    first, second, again = (
+        resample_subwords(encoded, 1, 0),
+        resample_subwords(encoded, 1, 1),
+        resample_subwords(encoded, 1, 0),
+    )
     assert sorted(first.order) == sorted(encoded.order) and len(first) == 57
     for name, tokenizer in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         best, one, other, same = (getattr(pairs, name) for pairs in (encoded, first, second, again))
@@ -49,7 +53,7 @@ def test_an_epoch_has_the_same_text_in_other_pieces(encoded: EncodedPairs) -> No
 
 
 def test_batches_are_cut_by_what_was_drawn(encoded: EncodedPairs) -> None:
-    first = redrawn(encoded, 1, 0)
+    first = resample_subwords(encoded, 1, 0)
     rows = np.sort(first.order).astype(np.int64)
     order, runs = by_length(first.lengths(rows))
     assert first.order.tolist() == rows[order].tolist() and first.runs.tolist() == runs.tolist()
@@ -61,7 +65,7 @@ def test_batches_are_cut_by_what_was_drawn(encoded: EncodedPairs) -> None:
 
 def test_a_sentence_that_gets_too_long_keeps_its_best_pieces(encoded: EncodedPairs) -> None:
     longest = int(encoded.lengths(np.sort(encoded.order).astype(np.int64)).max()) - 1
-    drawn = redrawn(
+    drawn = resample_subwords(
         replace(encoded, sampling=0.01 if not encoded.tokenizer.source.merges else 0.99, max_length=longest), 1, 0
     )
     rows = [row for row in encoded.order if len(encoded.source[row]) == longest]
@@ -73,7 +77,7 @@ def test_a_sentence_that_gets_too_long_keeps_its_best_pieces(encoded: EncodedPai
 def test_any_number_of_processes_draws_the_same(
     encoded: EncodedPairs, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    alone, shares = redrawn(encoded, 1, 0), []
+    alone, shares = resample_subwords(encoded, 1, 0), []
 
     def give(own: object) -> None:
         shares.append(own)
@@ -84,9 +88,9 @@ def test_any_number_of_processes_draws_the_same(
     for number in range(count):
         monkeypatch.setattr(sampling, "rank", lambda number=number: number)
         with pytest.raises(StopIteration):
-            redrawn(encoded, 1, 0)
+            resample_subwords(encoded, 1, 0)
     monkeypatch.setattr(sampling, "gathered", lambda own: shares)
-    found = redrawn(encoded, 1, 0)
+    found = resample_subwords(encoded, 1, 0)
     for name in ("source", "target"):
         one, other = getattr(alone, name), getattr(found, name)
         assert one.ids.tolist() == other.ids.tolist() and one.offsets.tolist() == other.offsets.tolist()

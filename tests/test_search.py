@@ -13,12 +13,12 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding.hypotheses import begin
-from nmt.decoding.search import force, grow, search
+from nmt.decoding.search import beam_step, score_targets, search
 from nmt.decoding.translator import batch_size
 from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.linear import wide
-from nmt.model.logits import log_probabilities, top
+from nmt.model.kernels.linear import accumulation_dtype
+from nmt.model.logits import log_probabilities, top_continuations
 from nmt.model.seq2seq import Seq2Seq
 
 
@@ -46,8 +46,8 @@ def test_the_largest_of_blocks_are_the_largest_of_all(size: int, dtype: torch.dt
     logits_NV[18:27, 0] = -300
     exact_NV = expected_log_probabilities(logits_NV.double())
     logp_NV = log_probabilities(logits_NV)
-    assert logp_NV.dtype == wide(dtype) and (logp_NV <= 0).all()
-    token_BKC = top(logp_NV.view(15, 4, size), min(k, size))
+    assert logp_NV.dtype == accumulation_dtype(dtype) and (logp_NV <= 0).all()
+    token_BKC = top_continuations(logp_NV.view(15, 4, size), min(k, size))
     wanted = exact_NV.topk(min(k, size)).values.view(15, 4, -1)
     found_BKC = logp_NV.view(15, 4, size).gather(2, token_BKC)
     torch.testing.assert_close(found_BKC.double(), wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 4e-6)
@@ -67,7 +67,7 @@ def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam
                 continue
             ended += 1
             own = slice(row, row + 1)
-            [forced] = force(
+            [forced] = score_targets(
                 model, source_BS[own, : length_B[row]], length_B[own], torch.tensor([[BOS, *found.tokens]])
             )
             assert forced.score == pytest.approx(found.score, abs=1e-9)
@@ -138,7 +138,7 @@ def test_a_beam_as_large_as_the_space_is_exhaustive(settings: dict[str, Any]) ->
         for place, tokens in enumerate(whole):
             target_BT[place, : len(tokens) + 1] = torch.tensor([BOS, *tokens])
         source, length = own(row, source_BS, length_B)
-        forced = force(model, source.expand(len(whole), -1), length.expand(len(whole)), target_BT)
+        forced = score_targets(model, source.expand(len(whole), -1), length.expand(len(whole)), target_BT)
         scored = [
             (ranked(one.score, one.weights_TS, config), one.tokens)
             for one in forced
@@ -202,7 +202,7 @@ def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> N
         limit = min(config.max_length, int(config.max_ratio * length + 20) + len(given[row]))
         least = min(max(config.min_length, math.ceil(config.min_ratio * length)), limit)
         for found, other in zip(hypotheses, alone, strict=True):
-            [forced] = force(model, source, length, torch.tensor([[BOS, *found.tokens]]))
+            [forced] = score_targets(model, source, length, torch.tensor([[BOS, *found.tokens]]))
             assert found.score == pytest.approx(other.score, abs=1e-9)
             assert found.score == pytest.approx(forced.score, abs=1e-9)
             assert found.tokens[: len(given[row])] == given[row]
@@ -265,7 +265,8 @@ def test_coverage_knows_padding_and_what_no_window_shows() -> None:
         for row, hypotheses in enumerate(search(model, source_BS, length_B, config)):
             source, length = own(row, source_BS, length_B)
             forced = [
-                force(model, source, length, torch.tensor([[BOS, *found.tokens]]))[0].weights_TS for found in hypotheses
+                score_targets(model, source, length, torch.tensor([[BOS, *found.tokens]]))[0].weights_TS
+                for found in hypotheses
             ]
             ranks = [
                 ranked(found.score, weights, config)
@@ -338,7 +339,7 @@ def test_a_step_of_diverse_search_is_a_loop_over_groups(alpha: float) -> None:
         finished_BK=finished_BK,
     )
     twice = 0
-    grown, parent_BK = grow(logp_BKV, beams, config)
+    grown, parent_BK = beam_step(logp_BKV, beams, config)
     for row in range(sentences):
         taken, wanted = [0] * vocabulary, []
         for first in (0, 2, 4):

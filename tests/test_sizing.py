@@ -14,8 +14,8 @@ from nmt.config import DataConfig, TrainRun
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.data.encoding import SIDES
 from nmt.errors import UserError
-from nmt.runtime.command_line import checked
-from nmt.training.presets import SECTIONS, WHY, sized
+from nmt.runtime.command_line import to_dataclasses
+from nmt.training.presets import SECTIONS, WHY, apply_presets
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
@@ -32,7 +32,7 @@ def corpus(tmp_path: Path) -> DataConfig:
 
 def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
-    run = sized(TrainRun(data=corpus, by_pairs=TABLE), ())
+    run = apply_presets(TrainRun(data=corpus, by_pairs=TABLE), ())
     assert (run.tokenizer.vocab_size, run.model.dropout) == (400, 0.5)
     wanted = TrainRun(data=corpus)
     wanted.tokenizer.vocab_size, wanted.model.dropout = 400, 0.5
@@ -48,38 +48,38 @@ def test_before_its_first_number_a_table_has_nothing(corpus: DataConfig, caplog:
     caplog.set_level("INFO", "nmt")
     run = TrainRun(data=corpus, by_pairs={"model.dropout": {31: 0.4}, "model.embed": {}})
     run.model.dropout = 0.1
-    assert sized(run, ()) == replace(run, by_pairs={})
+    assert apply_presets(run, ()) == replace(run, by_pairs={})
     assert caplog.messages[-1] == "30 training pairs, for which by_pairs has nothing"
-    assert sized(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
+    assert apply_presets(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
 
 
 def test_each_side_may_have_its_table(corpus: DataConfig) -> None:
     tables: dict[str, dict[int, Any] | None] = {f"tokenizer.{side}_vocab_size": {0: 300, 30: 400} for side in SIDES}
     run = TrainRun(data=corpus, tokenizer=TokenizerConfig(joint=False), by_pairs=tables)
-    found = sized(run, {"tokenizer.target_vocab_size"}).tokenizer
+    found = apply_presets(run, {"tokenizer.target_vocab_size"}).tokenizer
     assert (found.size("source"), found.size("target")) == (400, 8000)
     with pytest.raises(UserError, match="tokenizer.source_vocab_size=400 .* tokenizer.joint=false"):
-        sized(replace(run, tokenizer=TokenizerConfig()), ())
+        apply_presets(replace(run, tokenizer=TokenizerConfig()), ())
 
 
 def test_what_is_given_stays(corpus: DataConfig) -> None:
     run = TrainRun(data=corpus, by_pairs=TABLE)
     run.model.dropout = 0.1
-    assert sized(run, {"model.dropout", "name"}).model.dropout == 0.1
+    assert apply_presets(run, {"model.dropout", "name"}).model.dropout == 0.1
 
 
 def test_a_corpus_counts_by_its_weight(corpus: DataConfig, tmp_path: Path) -> None:
     both = replace(corpus, corpora=[CorpusConfig(str(tmp_path), weight=0.4)])  # 30 and 12
-    assert sized(TrainRun(data=both, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
+    assert apply_presets(TrainRun(data=both, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
 
 
 def test_without_a_table_the_text_is_not_read() -> None:
     run = TrainRun(data=DataConfig(format="text", path="nowhere"), by_pairs=TABLE | {"train.max_epochs": None})
-    assert sized(run, TABLE.keys()) == replace(run, by_pairs={})
+    assert apply_presets(run, TABLE.keys()) == replace(run, by_pairs={})
 
 
 def test_pairs_beyond_the_limit_do_not_count(corpus: DataConfig) -> None:
-    assert sized(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
+    assert apply_presets(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
 
 
 @pytest.mark.parametrize(("recipe", "pairs"), [("multi30k_de_en", 29_000), ("tatoeba_de_en", 164_811)])
@@ -89,9 +89,10 @@ def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, t
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         small, own = (
-            checked(compose("train", [f"experiment={name}", f"data.path={tmp_path}"])) for name in ("small", recipe)
+            to_dataclasses(compose("train", [f"experiment={name}", f"data.path={tmp_path}"]))
+            for name in ("small", recipe)
         )
-    picked = sized(small, ())
+    picked = apply_presets(small, ())
     for section in SECTIONS:
         assert getattr(picked, section) == getattr(own, section)
 
@@ -108,7 +109,7 @@ def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, t
 )
 def test_what_cannot_be_is_named(corpus: DataConfig, table: dict[str, dict[int, Any]], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        sized(TrainRun(data=corpus, by_pairs=table), ())
+        apply_presets(TrainRun(data=corpus, by_pairs=table), ())
 
 
 def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:

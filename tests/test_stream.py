@@ -29,13 +29,21 @@ from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig
 from nmt.data import readers, stream
 from nmt.data import subword_sampling as drawing
-from nmt.data.batching import assemble, epoch_batches
+from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import cached_tokenizer, encode_corpus
-from nmt.data.stream import Window, counts_of, put_together, raw_windows, sample, stream_key, windows
+from nmt.data.stream import (
+    Window,
+    pairs_per_corpus,
+    put_together,
+    raw_windows,
+    sample_stream,
+    stream_key,
+    stream_windows,
+)
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.errors import UserError
 from nmt.training import loop as training
-from nmt.training.checkpoint import last_whole
+from nmt.training.checkpoint import last_intact
 
 Pair = tuple[str, str]
 WORDS = ["ab", "cd", "ef", "gh", "abcd"]
@@ -76,7 +84,7 @@ def texts_of(window: Window) -> list[Pair]:
 
 
 def first_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any = ()) -> list[Window]:
-    endless = windows(run, tokenizer, list(places))
+    endless = stream_windows(run, tokenizer, list(places))
     try:
         return list(itertools.islice(endless, count))
     finally:
@@ -117,7 +125,7 @@ def test_windows_are_those_of_a_slow_twin(
     paths = [write(folder / str(number), *shards) for number, shards in enumerate(corpora)]
     more = [CorpusConfig(str(path), weight) for path, weight in zip(paths[1:], weights, strict=False)]
     run = run_of(paths[0], buffer=buffer, limit=limit, corpora=more, seed=seed)
-    counts = counts_of(run.data, buffer)
+    counts = pairs_per_corpus(run.data, buffer)
     shares = np.array([1.0, *weights[: len(more)]])
     assert sum(counts) == buffer and np.abs(np.array(counts) - buffer * shares / shares.sum()).max() <= 1
     expected = list(itertools.islice(slow_windows(corpora, counts, seed, limit), 9))
@@ -225,7 +233,7 @@ def test_a_window_is_what_its_texts_are_as_a_corpus(
     batches = [list(epoch_batches(encoded, TrainConfig(batch_tokens=50), 1, 2)) for encoded in (found, whole)]
     assert [rows.tolist() for rows in batches[0]] == [rows.tolist() for rows in batches[1]]
     for rows in batches[0][:3]:
-        both = assemble(found, rows), assemble(whole, rows)
+        both = collate(found, rows), collate(whole, rows)
         assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
@@ -255,7 +263,7 @@ def test_windows_are_the_same_for_any_number_of_processes(
 
 def test_memory_does_not_grow(tmp_path: Path, tokenizer: Tokenizer) -> None:
     shards = [random_pairs(500, seed) for seed in range(4)]
-    endless = windows(run_of(write(tmp_path / "data", *shards), buffer=300), tokenizer, [])
+    endless = stream_windows(run_of(write(tmp_path / "data", *shards), buffer=300), tokenizer, [])
     held = []
     tracemalloc.start()
     try:
@@ -273,14 +281,14 @@ def test_the_tokenizer_is_trained_on_the_first_pairs(tmp_path: Path, monkeypatch
     shards = [[random_pairs(40, seed) for seed in numbers] for numbers in ((0, 1), (2,))]
     paths = [write(tmp_path / str(number), *given) for number, given in enumerate(shards)]
     run = run_of(paths[0], corpora=[CorpusConfig(str(paths[1]), 0.5)])
-    all_of_it = sample(run)
+    all_of_it = sample_stream(run)
     assert sorted(zip(all_of_it["source"], all_of_it["target"], strict=True)) == sorted(sum(sum(shards, []), []))
     monkeypatch.setattr(stream, "SAMPLE", 30)
-    some = sample(run)
+    some = sample_stream(run)
     expected = next(slow_windows(shards, [20, 10], 1, None))
     assert list(zip(some["source"], some["target"], strict=True)) == expected
     run.tokenizer.vocab_size = 290
-    assert cached_tokenizer(some, run) == cached_tokenizer(sample(run), run)
+    assert cached_tokenizer(some, run) == cached_tokenizer(sample_stream(run), run)
 
 
 # ------------------------------------------------------------------------------------------------------------- refused
@@ -334,7 +342,7 @@ def test_earlier_windows_come_before_a_complaint(
         file.write(b"\xff\n")
     with open(folder / "train.de", "ab") as file:
         file.write(b"last\n")
-    endless = windows(run_of(folder, buffer=20), tokenizer, [])
+    endless = stream_windows(run_of(folder, buffer=20), tokenizer, [])
     assert len(texts_of(next(endless)) + texts_of(next(endless))) == 40
     with pytest.raises(UserError, match=r"train\.en:61: not UTF-8"):
         for _ in range(2):
@@ -482,7 +490,7 @@ def stopped(step: int, times: int, *arguments: str) -> None:
 
 
 def state_in(run: Path) -> dict[str, Any]:
-    return dict(json.loads((last_whole(run) / "state.json").read_text()))
+    return dict(json.loads((last_intact(run) / "state.json").read_text()))
 
 
 def assert_equal(run: Path, undisturbed: Path) -> None:

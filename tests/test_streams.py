@@ -29,9 +29,9 @@ from nmt.data.readers import jsonl_pairs, text_pairs, tsv_pairs
 from nmt.decoding.translator import split_long
 from nmt.errors import UserError
 from nmt.runtime import lines as lines_module
-from nmt.runtime.lines import LineReader, opened
+from nmt.runtime.lines import LineReader, open_unpacked
 from nmt.runtime.streams import check_files, identity, is_file, own_descriptor
-from nmt.runtime.text_io import TextInput, chunks, output
+from nmt.runtime.text_io import TextInput, open_output, read_chunks
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
 
@@ -55,7 +55,7 @@ def as_descriptor(number: int, path: Path, flags: int) -> Iterator[None]:
 
 
 def write_to(path: object, text: bytes) -> None:
-    with output(str(path)) as file:
+    with open_output(str(path)) as file:
         file.write(text)
 
 
@@ -120,7 +120,7 @@ def test_a_link_stays_and_its_target_is_replaced(target: str, there: bool, tmp_p
     if there:
         real.write_bytes(b"old")
     before = real.stat().st_ino if there else None
-    with output(str(file)) as stream:
+    with open_output(str(file)) as stream:
         stream.write(b"new")
         stream.flush()
         assert not there or real.read_bytes() == b"old"
@@ -141,12 +141,12 @@ def test_all_names_of_a_file_see_what_is_written(tmp_path: Path) -> None:
     file, other = tmp_path / "file", tmp_path / "other"
     file.write_bytes(b"old and long")
     other.hardlink_to(file)
-    with output(str(file)) as stream:
+    with open_output(str(file)) as stream:
         stream.write(b"new")
         stream.flush()
         assert other.read_bytes() == b"old and long"
     assert file.read_bytes() == other.read_bytes() == b"new" and file.samefile(other)
-    with pytest.raises(ZeroDivisionError), output(str(file)) as stream:
+    with pytest.raises(ZeroDivisionError), open_output(str(file)) as stream:
         stream.write(b"half")
         raise ZeroDivisionError
     assert other.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 2
@@ -158,7 +158,7 @@ def test_where_only_the_content_can_be_replaced_it_is(tmp_path: Path, monkeypatc
     file.write_bytes(b"old and long")
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: path != tmp_path)
-        with output(str(file)) as stream:
+        with open_output(str(file)) as stream:
             assert [path.name for path in tmp_path.iterdir()] == ["file"]
             stream.write(b"new")
     assert file.read_bytes() == b"new"
@@ -175,7 +175,7 @@ def test_permissions_stay_and_a_protected_file_is_refused(tmp_path: Path, monkey
     file = tmp_path / "file"
     file.write_bytes(b"old")
     file.chmod(0o640)
-    with output(str(file)) as stream:
+    with open_output(str(file)) as stream:
         [new] = tmp_path.glob(".file.*")
         assert stat.S_IMODE(new.stat().st_mode) == 0o640
         stream.write(b"new")
@@ -319,7 +319,7 @@ def test_what_has_arrived_is_a_chunk() -> None:
     ours, theirs = os.pipe()
     with open(ours, "rb") as file, open(theirs, "wb", buffering=0) as pipe:
         reader = LineReader(file, "pipe")
-        rows = chunks(((line.decode(),) for line in reader), reader.more)
+        rows = read_chunks(((line.decode(),) for line in reader), reader.more)
         for text, found in ((b"one\n", ["one"]), (b"two\r\nthree\nfo", ["two", "three"]), (b"ur\n\n", ["four", ""])):
             pipe.write(text)
             assert next(rows) == [(line,) for line in found]
@@ -344,7 +344,7 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
     threading.Thread(target=feed).start()
     with open(ours, "rb") as file:
         reader = LineReader(file, "pipe")
-        found = list(chunks(((line.decode(),) for line in reader), reader.more))
+        found = list(read_chunks(((line.decode(),) for line in reader), reader.more))
     assert [len(chunk) for chunk in found[:4]] == [4096] * 4
     assert len(found) > 5 and sum(map(len, found)) == 20_100
     assert b"".join(row.encode() + b"\n" for [row] in itertools.chain(*found)).startswith(text)
@@ -353,7 +353,7 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
 def test_long_lines_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.runtime.text_io.CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
-    assert [len(chunk) for chunk in chunks(rows, lambda since: True)] == [2, 1, 1]
+    assert [len(chunk) for chunk in read_chunks(rows, lambda since: True)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["x", "x.gz", "x.zst", "/dev/zero"])
@@ -384,7 +384,7 @@ def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: p
 
 def test_a_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"ab . " * 2_000_000)
-    with opened(tmp_path / "x") as file:
+    with open_unpacked(tmp_path / "x") as file:
         [line] = LineReader(file, "x")
     pieces = ["▁ab", "▁."] * 2_000_000
     began = time.process_time()

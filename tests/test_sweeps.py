@@ -21,7 +21,7 @@ from nmt.config import MONITORS, TrainRun
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.command_line import CONFIGS, UNNAMED
-from nmt.runtime.sweep_names import NAME_BYTES, named_by_what_varies, run_name
+from nmt.runtime.sweep_names import NAME_BYTES, name_by_varying_keys, run_name
 from nmt.train import check_direction
 
 # Best where optim.lr is 0.01, as far as anybody can tell.
@@ -180,7 +180,7 @@ def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
     ],
 )
 def test_what_is_the_same_in_all_jobs_is_left_out_of_their_names(arguments: list[str], left_out: str | None) -> None:
-    added = [argument for argument in named_by_what_varies(arguments) if argument not in arguments]
+    added = [argument for argument in name_by_varying_keys(arguments) if argument not in arguments]
     wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*UNNAMED, str(left_out)])}]"]
     assert added == (wanted if left_out else [])
 

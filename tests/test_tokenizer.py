@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
-from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, train_tokenizer, words
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer, words
 from nmt.errors import UserError
 
 SUBWORDS = ("bpe", "unigram", "char")
@@ -334,5 +334,7 @@ def test_what_is_no_tokenizer(tmp_path: Path, content: bytes, capfd: pytest.Capt
 
 def test_a_side_is_known_by_its_model() -> None:
     model = trained("bpe").source.model
-    assert Side(model) == Side(model) and hash(Side(model)) == hash(Side(model))
+    assert LanguageTokenizer(model) == LanguageTokenizer(model) and hash(LanguageTokenizer(model)) == hash(
+        LanguageTokenizer(model)
+    )
     assert trained("bpe").source.merges and not trained("unigram").source.merges

@@ -27,7 +27,7 @@ from nmt.config import (
     TrainConfig,
     TrainRun,
 )
-from nmt.data.batching import Batch, assemble, epoch_batches, make_batch
+from nmt.data.batching import Batch, collate, epoch_batches, make_batch
 from nmt.data.corpus import column, load_pairs
 from nmt.data.encoding import cached_tokenizer, encode_corpus
 from nmt.decoding.translator import Translator
@@ -35,10 +35,10 @@ from nmt.errors import UserError
 from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.training import step as training_step
-from nmt.training.checkpoint import find_checkpoint, last_checkpoint, last_whole, save_checkpoint, save_config, verify
-from nmt.training.loop import finished, fit, horizon, judge, updates, validate
-from nmt.training.optim import build_optimiser
-from nmt.training.run_dir import check_folder, check_same, find_start, lock, open_folder
+from nmt.training.checkpoint import find_checkpoint, last_checkpoint, last_intact, save_checkpoint, save_config, verify
+from nmt.training.loop import count_total_steps, epoch_batches_of, finished, fit, update_best, validate
+from nmt.training.optim import build_optimizer
+from nmt.training.run_dir import check_folder, check_unchanged, find_start, lock, open_folder
 from nmt.training.state import Progress, TrainState, resume, save
 from nmt.training.step import train_step
 from nmt.training.validation import evaluate_loss
@@ -69,11 +69,11 @@ def state_of(
     encoded = encode_corpus(pairs, tokenizer, run)
     torch.manual_seed(1)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    optimiser = build_optimiser(run.optim, model.parameters())
+    optimiser = build_optimizer(run.optim, model.parameters())
     valid = load_pairs(run.data, "valid")
     state = TrainState(run, folder, CPU, model, tokenizer, optimiser, encoded, valid, Progress(encoded.key))
     if last_checkpoint(folder):
-        resume(state, last_whole(folder))
+        resume(state, last_intact(folder))
     return state
 
 
@@ -131,14 +131,14 @@ def test_models_are_ranked_by_their_score(monitor: str, corpus: Path, tmp_path: 
     progress, scores = state.progress, {}
     for step, (good, best, waiting, decays) in enumerate(JUDGED, 1):
         progress.step, score = step, good if BETTER[monitor] == "higher" else 10 - good
-        judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
+        update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
         scores[step] = (-math.inf if BETTER[monitor] == "higher" else math.inf) if math.isnan(score) else score
         assert [(one.score, one.step) for one in progress.best] == [(scores[step], step) for step in best]
         assert (progress.judged, progress.waiting, progress.decays) == (step, waiting, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
         assert finished(state, 100) == (waiting == 3)
     state.run.optim.schedule = "constant"
-    judge(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
+    update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
     assert (progress.waiting, progress.decays) == (4, 4)
 
 
@@ -166,7 +166,7 @@ def test_equal_scores_are_ranked_by_loss_and_a_score_at_its_floor_ends_nothing(
     progress = state.progress
     for step, (score, loss, best, waiting, decays) in enumerate(TIED, 1):
         progress.step = step
-        judge(state, {monitor: score, "loss": loss})
+        update_best(state, {monitor: score, "loss": loss})
         assert [one.step for one in progress.best] == best
         assert (progress.waiting, progress.decays, finished(state, 100)) == (waiting, decays, waiting == 2)
         assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
@@ -331,9 +331,9 @@ def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: 
         state = state_of(corpus, tmp_path, max_epochs=3)
         state.tokenised = replace(state.tokenised, sampling=0.5)
         state.progress.epoch = epoch
-        batches = updates(state)
+        batches = epoch_batches_of(state)
         assert len(batches) > len(epoch_batches(state.tokenised, state.run.train, state.run.seed, epoch))
-        found.append((horizon(state, updates(state)), state.train.source.ids.tolist()))
+        found.append((count_total_steps(state, epoch_batches_of(state)), state.train.source.ids.tolist()))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
@@ -459,8 +459,8 @@ def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Pat
         state_of(corpus, tmp_path, max_steps=4)
     longer = TrainRun(train=TrainConfig(batch_tokens=500))
     with pytest.raises(UserError, match=r"train.batch_tokens=500 \(was 1500\)"):
-        check_same(longer, TrainRun())
-    check_same(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
+        check_unchanged(longer, TrainRun())
+    check_unchanged(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
 
 
 def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
@@ -499,7 +499,7 @@ def test_a_folder_in_which_another_has_trained_meanwhile_is_left_to_it(
     save(replace(late, progress=Progress(late.progress.corpus, step=4)))
     with pytest.raises(UserError, match="another process has trained in .* meanwhile; repeat the command"):
         open_folder(late, start)
-    assert last_checkpoint(tmp_path) == last_whole(tmp_path) == tmp_path / "checkpoints" / "step_000004"
+    assert last_checkpoint(tmp_path) == last_intact(tmp_path) == tmp_path / "checkpoints" / "step_000004"
     assert late.progress.step == 2 * begun
     with open_folder(late, find_start(late.run, tmp_path, CPU, ())):
         assert late.progress.step == (2 * begun if overwrite else 4)
@@ -520,10 +520,10 @@ def test_checkpoints_are_found_verified_and_replaced(
         folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, progress)
         verify(folder)
     (tmp_path / "checkpoints" / "last").unlink()
-    assert last_checkpoint(tmp_path) == last_whole(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
+    assert last_checkpoint(tmp_path) == last_intact(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
     (tmp_path / "checkpoints" / "step_3000000").mkdir()
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
-    assert last_whole(tmp_path) == tmp_path / "checkpoints" / "step_1000000"  # the other is damaged
+    assert last_intact(tmp_path) == tmp_path / "checkpoints" / "step_1000000"  # the other is damaged
     assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
@@ -580,7 +580,7 @@ def test_what_validation_measures_is_what_forced_decoding_finds(
 ) -> None:
     """In nats a target piece, `</s>` included, whatever the batches."""
     state = state_of(corpus, tmp_path, {"lr": 0.1})
-    for rows in updates(state)[:10]:
+    for rows in epoch_batches_of(state)[:10]:
         train_step(state, rows, 10)
     model, (source, target) = state.model.eval(), (list(column(state.valid, name)) for name in ("source", "target"))
     pairs = list(zip(state.tokenizer.source.encode(source), state.tokenizer.target.encode(target), strict=True))
@@ -609,7 +609,7 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
     with torch.no_grad():
         counts = np.bincount(state.train.target.ids, minlength=state.tokenizer.target.vocab_size)
         state.model.output.bias += torch.from_numpy(counts).log1p()
-        batches = [assemble(state.train, rows) for rows in updates(state)[:3]]
+        batches = [collate(state.train, rows) for rows in epoch_batches_of(state)[:3]]
         parts = [forced(state.model, batch) for batch in batches]
     logits_RV, wanted_R = (torch.cat(each) for each in zip(*parts, strict=True))
     loss = F.cross_entropy(logits_RV, wanted_R).item()

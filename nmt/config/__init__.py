@@ -7,31 +7,31 @@ the value and the remedy.
 from nmt.config.commands import (
     BLEU_TOKENIZERS,
     COMMANDS,
-    FREE,
-    LASTING,
+    IMMUTABLE,
+    NON_NUMERIC,
     PRECISIONS,
     AlignRun,
     EvaluateRun,
     TrainRun,
     TranslateRun,
-    flat,
-    lasting,
+    flatten_keys,
+    immutable_settings,
 )
 from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.model import AttentionConfig, ModelConfig
 from nmt.config.search import LinksConfig, SearchConfig
-from nmt.config.training import FLOORS, MONITORS, OPTIMISERS, SCHEDULES, OptimConfig, TrainConfig
+from nmt.config.training import MONITOR_FLOORS, MONITORS, OPTIMIZERS, SCHEDULES, OptimConfig, TrainConfig
 
 __all__ = [
     "BLEU_TOKENIZERS",
     "BOS",
     "COMMANDS",
     "EOS",
-    "FLOORS",
-    "FREE",
-    "LASTING",
+    "MONITOR_FLOORS",
+    "NON_NUMERIC",
+    "IMMUTABLE",
     "MONITORS",
-    "OPTIMISERS",
+    "OPTIMIZERS",
     "PAD",
     "PRECISIONS",
     "SCHEDULES",
@@ -50,6 +50,6 @@ __all__ = [
     "TrainConfig",
     "TrainRun",
     "TranslateRun",
-    "flat",
-    "lasting",
+    "flatten_keys",
+    "immutable_settings",
 ]

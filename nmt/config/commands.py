@@ -16,17 +16,17 @@ BLEU_TOKENIZERS = (  # sacreBLEU's
 )
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
 # What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
-LASTING = {  # sections and keys
+IMMUTABLE = {  # sections and keys
     "data", "tokenizer", "model", "init_from", "seed", "precision", "bleu_tokenizer",
     "optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor",
 }  # fmt: skip
-FREE = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
+NON_NUMERIC = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
     "name", "resume", "overwrite", "data.path", "data.cache", "data.split", "data.num_proc", "data.invalid",
     "train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped",
 }  # fmt: skip
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten_keys(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """A nested dict as (dotted key, value) pairs. In the dicts of a list null is as good as nothing, so that a key that
     they get one day changes no run."""
     pairs = []
@@ -35,13 +35,17 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             value = [
                 {k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in value
             ]
-        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+        pairs += flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
     return pairs
 
 
-def lasting(settings: dict[str, Any]) -> dict[str, Any]:
+def immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Those of a run's settings, by dotted key, that stay as long as the run goes on."""
-    return {key: value for key, value in flat(settings) if {key, key.split(".")[0]} & LASTING and key not in FREE}
+    return {
+        key: value
+        for key, value in flatten_keys(settings)
+        if {key, key.split(".")[0]} & IMMUTABLE and key not in NON_NUMERIC
+    }
 
 
 def check_hardware(device: str, precision: str) -> None:
@@ -50,7 +54,7 @@ def check_hardware(device: str, precision: str) -> None:
     check_choice("precision", precision, PRECISIONS)
 
 
-def check_model(checkpoint: str | list[str] | None, device: str, precision: str) -> None:
+def check_checkpoint(checkpoint: str | list[str] | None, device: str, precision: str) -> None:
     check_hardware(device, precision)
     if not checkpoint or isinstance(checkpoint, list) and not all(checkpoint):
         raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
@@ -134,7 +138,7 @@ class EvaluateRun:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_model(self.checkpoint or self.compare, self.device, self.precision)
+        check_checkpoint(self.checkpoint or self.compare, self.device, self.precision)
         named = {path for path in self.compare if isinstance(path, str)}
         if self.compare and (self.checkpoint or len(named) < max(2, len(self.compare))):
             raise UserError(
@@ -165,7 +169,7 @@ class TranslateRun:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_model(self.checkpoint, self.device, self.precision)
+        check_checkpoint(self.checkpoint, self.device, self.precision)
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
         check_at_least(1, "", self, "average")
         check_choice("mode", self.mode, ("translate", "score"))
@@ -207,7 +211,7 @@ class AlignRun:
     data: DataOverride = field(default_factory=DataOverride)
 
     def __post_init__(self) -> None:
-        check_model(self.checkpoint, self.device, self.precision)
+        check_checkpoint(self.checkpoint, self.device, self.precision)
         check_at_least(2, "", self, "max_length", "batch_tokens")
         if bool(self.source) != bool(self.target):
             raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")

@@ -152,7 +152,7 @@ class DataOverride:
         stream = run.streaming and (self.format or run.format) == "hub"  # of which only the split is fetched
         alone = dict.fromkeys(unset) | {"streaming": stream, "corpora": []}
         data = dataclasses.replace(run, **{**alone, **given})
-        if opposite(data, run):
+        if is_opposite_direction(data, run):
             raise UserError(
                 f"data.source={data.source} data.target={data.target}: "
                 f"the model was trained to translate {run.source} to {run.target}"
@@ -160,28 +160,28 @@ class DataOverride:
         return data
 
 
-def leaf(name: str) -> str:
+def last_component(name: str) -> str:
     """`de` of `translation.de`, so that text can take the place of a dataset that has nested columns."""
     return name.rpartition(".")[2]
 
 
-def opposite(one: DataConfig, other: DataConfig) -> bool | None:
+def is_opposite_direction(one: DataConfig, other: DataConfig) -> bool | None:
     """Whether they go opposite ways. None where names do not tell: numbers of columns mean something in one table."""
     numbered = one.source.isdecimal() or other.source.isdecimal()
     if numbered and os.path.realpath(str(one.path)) != os.path.realpath(str(other.path)):
         return None
     there, back = (one.source, one.target), (other.target, other.source)
-    leaves = [[*map(leaf, ends)] for ends in (there, back)]
+    leaves = [[*map(last_component, ends)] for ends in (there, back)]
     return there == back or leaves[0] == leaves[1] and leaves[0] != leaves[0][::-1]
 
 
-def exchanged(one: DataConfig, other: DataConfig) -> str | None:
+def swapped_side(one: DataConfig, other: DataConfig) -> str | None:
     """The side of `one`, "source" or "target", whose language is that of the opposite side of `other`, as names tell;
     None where there is none."""
-    if opposite(one, other):
+    if is_opposite_direction(one, other):
         return "source"
     for side, across in (("source", "target"), ("target", "source")):
-        name = leaf(getattr(one, side))
-        if name == leaf(getattr(other, across)) and not name.isdecimal():
+        name = last_component(getattr(one, side))
+        if name == last_component(getattr(other, across)) and not name.isdecimal():
             return side
     return None

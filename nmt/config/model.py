@@ -9,11 +9,11 @@ STYLES = ("bahdanau", "luong", "gnmt")
 CELLS = ("lstm", "gru")
 SCORES = ("additive", "concat", "dot", "scaled_dot", "general", "location", "none")
 WINDOWS = ("global", "local_m", "local_p")
-NORMALISERS = ("softmax", "sparsemax", "entmax15")
+NORMALIZERS = ("softmax", "sparsemax", "entmax15")
 READOUTS = ("tanh", "maxout")
 BRIDGES = ("bridge", "last", "mean", "zero")
 TIES = ("none", "two", "three")
-LAYERS = 100  # at most, on either side
+MAX_LAYERS = 100  # at most, on either side
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         check_choice("model.attention.score", self.score, SCORES)
         check_choice("model.attention.window", self.window, WINDOWS)
-        check_choice("model.attention.normaliser", self.normaliser, NORMALISERS)
+        check_choice("model.attention.normaliser", self.normaliser, NORMALIZERS)
         check_at_least(1, "model.attention.", self, "half_width", "heads", "size", "max_positions")
         if self.score == "none":
             idle = [f for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default]
@@ -73,8 +73,8 @@ class ModelConfig:
         check_choice("model.tie", self.tie, TIES)
         check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden")
         for name in ("encoder_layers", "decoder_layers"):
-            if not 1 <= getattr(self, name) <= LAYERS:
-                raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {LAYERS}")
+            if not 1 <= getattr(self, name) <= MAX_LAYERS:
+                raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {MAX_LAYERS}")
         check_share("model.dropout", self.dropout)
         if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
             raise UserError(f"model.hidden={self.hidden} must be even for two directions, or set model.encoder_hidden")

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
 
-OPTIMISERS = ("adam", "adamw", "sgd")
+OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
-FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # below these the log shows 0: a model that has not learned yet
+MONITOR_FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # below these the log shows 0: a model that has not learned yet
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class OptimConfig:
     weight_decay: float = 0.0  # of Adam and SGD as a part of the gradient, of AdamW apart from it
 
     def __post_init__(self) -> None:
-        check_choice("optim.name", self.name, OPTIMISERS)
+        check_choice("optim.name", self.name, OPTIMIZERS)
         check_choice("optim.schedule", self.schedule, SCHEDULES)
         check_above_zero("optim.", self, "lr", "clip", "decay")
         check_at_least(0, "optim.", self, "warmup", "weight_decay")

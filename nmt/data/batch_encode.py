@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import UNK
-from nmt.data.tokenizer import Side
+from nmt.data.tokenizer import LanguageTokenizer
 
 KNOWN = 2**18  # words of a side whose ids are remembered while it is tokenised: the frequent ones are met first
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
 
-def encode_texts(texts: pa.Array, side: Side, max_length: int, known: dict[str, list[int]]) -> tuple[Array, Indices]:
+def encode_texts(
+    texts: pa.Array, side: LanguageTokenizer, max_length: int, known: dict[str, list[int]]
+) -> tuple[Array, Indices]:
     """The ids of some texts, end to end, and how many each has: word by word where that gives the same, which is four
     times as fast, for most words of a text have been met before."""
     plain = np.zeros(len(texts), dtype=bool)
@@ -41,7 +43,7 @@ def odd(texts: pa.Array, longest: int) -> npt.NDArray[np.bool_]:
     return np.logical_or.reduce([found.to_numpy(zero_copy_only=False) for found in spaces + others])
 
 
-def encode_words(texts: pa.Array, side: Side, known: dict[str, list[int]]) -> tuple[Array, Indices]:
+def encode_words(texts: pa.Array, side: LanguageTokenizer, known: dict[str, list[int]]) -> tuple[Array, Indices]:
     """The same of texts that are words one space apart; `known` has the ids of words, and is added to."""
     split = pc.split_pattern(texts, " ")
     words = split.flatten().dictionary_encode()
@@ -58,7 +60,7 @@ def encode_words(texts: pa.Array, side: Side, known: dict[str, list[int]]) -> tu
     return picked(ids, (np.cumsum(each) - each)[places], counts), lengths
 
 
-def encode_lines(texts: list[str], side: Side, max_length: int) -> tuple[Array, Indices]:
+def encode_lines(texts: list[str], side: LanguageTokenizer, max_length: int) -> tuple[Array, Indices]:
     """The same of any texts. Of one that has more than `max_length` pieces for certain, nothing but that it has more is
     kept: to tokenise lines without end could take longer than the corpus."""
     over = [len(text) > max_length and side.surely_longer(text, max_length) for text in texts]
@@ -68,7 +70,7 @@ def encode_lines(texts: list[str], side: Side, max_length: int) -> tuple[Array, 
     return end_to_end(found, side)
 
 
-def end_to_end(found: Sequence[Sequence[int] | Array], side: Side) -> tuple[Array, Indices]:
+def end_to_end(found: Sequence[Sequence[int] | Array], side: LanguageTokenizer) -> tuple[Array, Indices]:
     lengths = np.fromiter(map(len, found), np.int64, len(found))
     return np.fromiter(itertools.chain.from_iterable(found), kind_of(side), lengths.sum()), lengths
 
@@ -79,7 +81,7 @@ def picked(ids: Array, starts: Indices, lengths: Indices) -> Array:
     return ids[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
 
 
-def kind_of(side: Side) -> type[np.uint16] | type[np.int32]:
+def kind_of(side: LanguageTokenizer) -> type[np.uint16] | type[np.int32]:
     """The numbers that ids are kept as."""
     return np.uint16 if side.vocab_size <= 2**16 else np.int32
 

@@ -17,14 +17,16 @@ from torch.nn import functional as F
 from nmt.config import BOS, EOS, PAD, TrainConfig
 from nmt.data.encoding import Array, EncodedPairs, Indices, Rows
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.word_links import Gold, ideal_weights
+from nmt.data.word_links import GoldLinks, alignment_targets
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 PARTS = 64  # of the rows of an epoch, in memory one at a time
-LOOKED_AT = 2_000  # batches at most, to tell how much of them is padding
+SAMPLED_BATCHES = 2_000  # batches at most, to tell how much of them is padding
 WASTE = 0.055  # of the positions of an epoch, at most, in few shapes
 MAX_EXCESS = 1.75  # times a batch's positions: a larger shape is not used for it
-STEP = 8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
+SHAPE_MULTIPLE = (
+    8  # sentences: a batch has a multiple of it where it can, for each new shape costs a processor a kernel
+)
 NO_SHAPES: Indices = np.zeros((0, 3), np.int64)
 Ids = Sequence[int] | Array
 
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
     guide_BTS: torch.Tensor  # fp32: where each predicted piece should look; of shape (B, 0, 0) where nothing says so
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(sent(tensor, device) for tensor in self))
+        return Batch(*(to_device(tensor, device) for tensor in self))
 
     def twice(self) -> "Batch":
         """Each pair a second time, after all of them."""
@@ -63,7 +65,7 @@ class Batch(NamedTuple):
         )
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on a device. To a GPU it goes from memory that does not move, so that nobody waits for it."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
@@ -123,7 +125,7 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     source, target, counts = encoded.runs
     if encoded.shares:
         parts = np.array_split(encoded.order, PARTS)
-        times = np.concatenate([copies(rows, encoded.shares, epoch) for rows in parts])  # type: ignore[arg-type]
+        times = np.concatenate([repetitions(rows, encoded.shares, epoch) for rows in parts])  # type: ignore[arg-type]
         order: Rows = np.repeat(encoded.order, times)  # type: ignore[assignment]
         counts = np.add.reduceat(times, np.cumsum(counts) - counts, dtype=np.int64)
     else:
@@ -134,11 +136,11 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     if config.batch_sentences is not None:
         ends = np.append(np.arange(0, len(order), config.batch_sentences), len(order))
     else:
-        ends = cuts(np.maximum(source, target), counts, config.batch_tokens)
+        ends = batch_boundaries(np.maximum(source, target), counts, config.batch_tokens)
     return Batches(order, ends, rng.permutation(len(ends) - 1))
 
 
-def copies(rows: Rows, shares: Sequence[tuple[int, float]], epoch: int) -> npt.NDArray[np.uint16]:
+def repetitions(rows: Rows, shares: Sequence[tuple[int, float]], epoch: int) -> npt.NDArray[np.uint16]:
     """How often each row is used in an epoch: after n epochs n times its corpus' weight, rounded up or down, some rows
     sooner than others."""
     ends, weights = zip(*shares, strict=True)
@@ -147,11 +149,11 @@ def copies(rows: Rows, shares: Sequence[tuple[int, float]], epoch: int) -> npt.N
     return (np.floor((epoch + 1) * weight + phase) - np.floor(epoch * weight + phase)).astype(np.uint16)
 
 
-def cuts(sizes: Indices, counts: Indices, budget: int) -> Indices:
+def batch_boundaries(sizes: Indices, counts: Indices, budget: int) -> Indices:
     """Where to cut so many numbers of each size so that no part's sum is over the budget, unless it is a single number;
     0 and the end included.
 
-    A part of more than `STEP` has a multiple of it: libraries compile a kernel for each new shape, so few are fast.
+    A part of more than `SHAPE_MULTIPLE` has a multiple of it: libraries compile a kernel for each new shape, so few are fast.
     """
     numbers, sums = np.append(0, np.cumsum(counts)).tolist(), np.append(0, np.cumsum(sizes * counts)).tolist()
     each = sizes.tolist()
@@ -163,7 +165,7 @@ def cuts(sizes: Indices, counts: Indices, budget: int) -> Indices:
         last = bisect_right(sums, most, run) - 1  # the run that the budget ends in
         end = numbers[last] + (most - sums[last]) // each[last] if last < len(each) else numbers[-1]
         count = max(1, end - start)
-        ends.append(start + (count - count % STEP if count > STEP else count))
+        ends.append(start + (count - count % SHAPE_MULTIPLE if count > SHAPE_MULTIPLE else count))
     return np.array(ends)
 
 
@@ -175,14 +177,14 @@ def micro_batches(rows: Indices, parts: int) -> list[Indices]:
 def padding_waste(encoded: EncodedPairs, batches: Sequence[Indices]) -> float:
     """The share of padding in the positions of both sides of all batches; of many, of some that lie evenly."""
     pieces = positions = 0
-    for i in np.unique(np.linspace(0, len(batches) - 1, LOOKED_AT, dtype=np.int64)):
+    for i in np.unique(np.linspace(0, len(batches) - 1, SAMPLED_BATCHES, dtype=np.int64)):
         lengths = encoded.lengths(batches[i])
         pieces += int(lengths.sum())
         positions += int(lengths.max(axis=1).sum()) * lengths.shape[1]
     return 1 - pieces / positions
 
 
-def positions(sizes_X3: Indices) -> Indices:
+def padded_positions(sizes_X3: Indices) -> Indices:
     """Source and target positions of batches of these sizes (pairs, source pieces, target pieces)."""
     return sizes_X3[..., 0] * (sizes_X3[..., 1] + sizes_X3[..., 2])
 
@@ -198,12 +200,12 @@ def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
         pieces: the number of their tokens on both sides, without padding.
     """
     shapes_K3, counts_K = np.unique(sizes_N3, axis=0, return_counts=True)
-    own_K = counts_K * positions(shapes_K3)  # positions of all batches that have the shape
+    own_K = counts_K * padded_positions(shapes_K3)  # positions of all batches that have the shape
     limit = pieces / (1 - WASTE)
 
     def added(k: int) -> npt.NDArray[np.float64]:
         """How many positions are added where shape k is joined with each other one."""
-        joined_K = (counts_K[k] + counts_K) * positions(np.maximum(shapes_K3[k], shapes_K3)) - own_K[k] - own_K
+        joined_K = (counts_K[k] + counts_K) * padded_positions(np.maximum(shapes_K3[k], shapes_K3)) - own_K[k] - own_K
         return np.where((counts_K == 0) | (np.arange(len(counts_K)) == k), np.inf, joined_K)
 
     cost_KK = np.stack([added(k) for k in range(len(shapes_K3))])
@@ -216,7 +218,7 @@ def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
             break
         shapes_K3[i] = np.maximum(shapes_K3[i], shapes_K3[j])
         counts_K[i], counts_K[j] = counts_K[i] + counts_K[j], 0
-        own_K[i], own_K[j] = counts_K[i] * positions(shapes_K3[i]), 0
+        own_K[i], own_K[j] = counts_K[i] * padded_positions(shapes_K3[i]), 0
         cost_KK[j] = cost_KK[:, j] = np.inf
         cost_KK[i] = cost_KK[:, i] = added(i)
         stale_K = (least_K == i) | (least_K == j) | (cost_KK[:, i] < cost_KK[np.arange(len(least_K)), least_K])
@@ -227,26 +229,26 @@ def choose_shapes(sizes_N3: Indices, pieces: int, most: int) -> Indices:
 
 def shape_for(size_3: Sequence[int], shapes_K3: Indices) -> list[int]:
     """Return the smallest shape that holds a batch of this size. If none does, or all are much too large (as after a
-    split for lack of memory), round its own lengths up to a multiple of `STEP`."""
+    split for lack of memory), round its own lengths up to a multiple of `SHAPE_MULTIPLE`."""
     fitting_K3 = shapes_K3[(shapes_K3 >= size_3).all(1)]
     if len(fitting_K3):
-        smallest_3 = fitting_K3[positions(fitting_K3).argmin()]
-        if positions(smallest_3) <= MAX_EXCESS * positions(np.array(size_3)):
+        smallest_3 = fitting_K3[padded_positions(fitting_K3).argmin()]
+        if padded_positions(smallest_3) <= MAX_EXCESS * padded_positions(np.array(size_3)):
             return smallest_3.tolist()
-    return [size_3[0], *(-(-length // STEP) * STEP for length in size_3[1:])]
+    return [size_3[0], *(-(-length // SHAPE_MULTIPLE) * SHAPE_MULTIPLE for length in size_3[1:])]
 
 
-def assemble(encoded: EncodedPairs, rows: Indices) -> Batch:
+def collate(encoded: EncodedPairs, rows: Indices) -> Batch:
     """The batch of some pairs."""
     sources: list[Ids] = [encoded.source[row] for row in rows]
     targets: list[Ids] = [encoded.target[row] for row in rows]
     batch = make_batch(sources, targets)
     if encoded.guided:
-        return batch._replace(guide_BTS=guide(encoded.tokenizer, encoded.pairs[rows], sources, targets))
+        return batch._replace(guide_BTS=target_weights(encoded.tokenizer, encoded.pairs[rows], sources, targets))
     return batch
 
 
-def guide(
+def target_weights(
     tokenizer: Tokenizer, pairs: dict[str, list[Any]], sources: Sequence[Ids], targets: Sequence[Ids]
 ) -> torch.Tensor:
     """guide_BTS: the weights of one who knows the gold links of these pairs, 0 at padding and where a pair has none."""
@@ -255,6 +257,6 @@ def guide(
         if sure or possible:
             source = tokenizer.source.words_of(pairs["source"][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(pairs["target"][row], [*targets[row], EOS])
-            ideal_TS = ideal_weights(Gold.of(sure, possible), source, target)
+            ideal_TS = alignment_targets(GoldLinks.of(sure, possible), source, target)
             guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
     return guide_BTS

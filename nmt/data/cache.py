@@ -26,7 +26,7 @@ from nmt.runtime.files import UNFINISHED, UNSUPPORTED, locked, remove_abandoned,
 log = logging.getLogger("nmt")
 DIGESTS = "digests.json"
 PARTS = re.compile(r".*\.[0-9a-f]{32}\.part|[0-9a-f]{32}.*\.lock|" + UNFINISHED.pattern)  # of folders being filled
-PATIENCE = 5.0  # seconds of waiting for another process before the log says so
+LOCK_POLL = 5.0  # seconds of waiting for another process before the log says so
 
 
 def cache_folder(data: DataConfig) -> Path:
@@ -46,23 +46,23 @@ def cache_folder(data: DataConfig) -> Path:
     return folder
 
 
-def made(folder: Path, fill: Callable[[Path], None]) -> Path:
+def get_or_build(folder: Path, fill: Callable[[Path], None]) -> Path:
     """The folder, whole: as it is there already, or new and filled. Of several processes of a machine one fills it, and
     the others wait.
 
     Raises:
         UserError: the cache cannot be written, as on a full disk.
     """
-    if whole(folder):
+    if is_valid(folder):
         return folder
     with alone(folder):
-        if not whole(folder):
-            with making(folder) as part:
+        if not is_valid(folder):
+            with building(folder) as part:
                 fill(part)
     return folder
 
 
-def whole(folder: Path) -> bool:
+def is_valid(folder: Path) -> bool:
     """Whether a folder of the cache is there, with all its files as they were written; a damaged one is removed.
 
     Raises:
@@ -81,7 +81,7 @@ def whole(folder: Path) -> bool:
     return False
 
 
-def seal(folder: Path) -> None:
+def write_digests(folder: Path) -> None:
     """Write the digests of a folder that is whole; others who look there see all of them or none."""
     content = json.dumps(digests(folder), indent=1)
     write_atomically(folder / DIGESTS, [content], beside=folder.with_name(f"{folder.name}.{DIGESTS}"))
@@ -106,7 +106,7 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=PATIENCE)
+            lock.acquire(timeout=LOCK_POLL)
         except Timeout:
             log.info(f"waiting for another process that prepares {folder}")
             lock.acquire()
@@ -122,7 +122,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[Path]:
+def building(folder: Path) -> Iterator[Path]:
     """A new folder to fill, which becomes `folder` when it is whole, and goes if it is not to be.
 
     Raises:
@@ -133,13 +133,13 @@ def making(folder: Path) -> Iterator[Path]:
         with locked(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:
             remove_abandoned(folder.parent, names=PARTS)
             yield part
-            seal(part)
+            write_digests(part)
             part.rename(folder)
     except OSError as error:
         where = Path(str(error.filename or folder)).absolute()
         if not where.is_relative_to(folder.parent.absolute()):  # of a file that is read
             raise
-        if not whole(folder):  # else another process was faster
+        if not is_valid(folder):  # else another process was faster
             raise unwritable(folder.parent, error) from error
 
 

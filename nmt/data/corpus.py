@@ -23,13 +23,13 @@ from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig
-from nmt.data.cache import DIGESTS, cache_folder, digest, made, seal, unwritable, whole
+from nmt.data.cache import DIGESTS, cache_folder, digest, get_or_build, is_valid, unwritable, write_digests
 from nmt.data.readers import LINE_READERS, SCHEMA, TEXTS, BadLine, clipped, listed
 from nmt.data.splits import VALID, called, existing_folder, files_of, is_text, names_of, parquet_files
 from nmt.data.toy import corpus as toy
 from nmt.data.word_links import read_gold
-from nmt.errors import UserError, nearest
-from nmt.runtime.lines import FIRST, NOT_TEXT, PACKED, between_spaces, counted, first_of, undecodable
+from nmt.errors import UserError, suggest
+from nmt.runtime.lines import FIRST, NOT_TEXT, PACKED, count_of, describe_decode_error, first_few, split_on_spaces
 
 log = logging.getLogger("nmt")
 CHUNK = 10_000  # pairs in memory at a time
@@ -102,7 +102,7 @@ def read_files(data: DataConfig, split: str) -> Dataset:
         (part / REPORT).write_text(json.dumps(report), encoding="utf-8")
 
     begun = key()
-    folder = made(cache_folder(data) / "text" / begun, fill)
+    folder = get_or_build(cache_folder(data) / "text" / begun, fill)
     tell(json.loads((folder / REPORT).read_bytes()), files)
     pairs = Dataset.from_file(str(folder / PAIRS))
     return pairs if len(shards) == 1 else pairs.remove_columns("line")  # of which of them?
@@ -130,7 +130,7 @@ def tell(report: list[Any], files: list[Path]) -> None:
 
 
 def tell_of(file: Path, trouble: str, count: int, *first: int) -> None:
-    log.warning(f"data.invalid=drop: left out {counted(count, 'line')} of {file}: {trouble} ({first_of(first)})")
+    log.warning(f"data.invalid=drop: left out {count_of(count, 'line')} of {file}: {trouble} ({first_few(first)})")
 
 
 def origins(data: DataConfig, split: str) -> tuple[str, str]:
@@ -169,7 +169,7 @@ def with_gold(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
 def words_around(line: str) -> list[int]:
     """For each word of a line the place of the word between spaces that it is in: pieces know these alone, and gold
     links count what any white space divides, a no-break space for one."""
-    return [place for place, word in enumerate(between_spaces(line)) for _ in word.split()]
+    return [place for place, word in enumerate(split_on_spaces(line)) for _ in word.split()]
 
 
 # ----------------------------------------------------------------------------------------------------- parquet and hub
@@ -271,16 +271,16 @@ def through_cache(cache: Path | None, *arguments: Any, **others: Any) -> Any:
     try:
         table = load()
     except Exception:
-        if all([whole(file.parent) for file in list(cache.rglob(DIGESTS))]):
+        if all([is_valid(file.parent) for file in list(cache.rglob(DIGESTS))]):
             raise
         table = load()
     splits = list(table.values()) if isinstance(table, DatasetDict) else [table]
     folders = {Path(file["filename"]).parent for split in splits for file in split.cache_files}
-    if not all([whole(folder) for folder in folders if (folder / DIGESTS).exists()]):
+    if not all([is_valid(folder) for folder in folders if (folder / DIGESTS).exists()]):
         return through_cache(cache, *arguments, **others)
     for folder in folders:
         if not (folder / DIGESTS).exists():
-            seal(folder)
+            write_digests(folder)
     return table
 
 
@@ -312,13 +312,13 @@ def two_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
 
     parts = (LAYOUT, *names, [digest(Path(file["filename"])) for file in pairs.cache_files])
     key = xxh3_128(repr(parts).encode()).hexdigest()
-    return Dataset.from_file(str(made(cache_folder(data) / "text" / key, fill) / PAIRS))
+    return Dataset.from_file(str(get_or_build(cache_folder(data) / "text" / key, fill) / PAIRS))
 
 
 def check_columns(names: list[str], where: str, data: DataConfig) -> None:
     for key, name in (("source", data.source), ("target", data.target)):
         if name not in names:
-            raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{nearest(name, names)}")
+            raise UserError(f"data.{key}={name}: {where} has no such column but {listed(names)}{suggest(name, names)}")
 
 
 def as_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa.Table:
@@ -350,7 +350,7 @@ def as_texts(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa.Tab
                 except UnicodeDecodeError as error:
                     raise UserError(
                         f"{where}: row {rows + row + 1} has no text in '{name}', of type {table[key].type}: "
-                        f"{undecodable(error)}; write the column as strings in UTF-8"
+                        f"{describe_decode_error(error)}; write the column as strings in UTF-8"
                     ) from None
             raise
     return pa.table(columns, schema=TEXTS)

@@ -26,12 +26,12 @@ from xxhash import xxh3_128
 
 from nmt.config import TrainRun
 from nmt.data.batch_encode import Array, Indices, as_list, encode_texts, kind_of
-from nmt.data.cache import cache_folder, made
+from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import origins
-from nmt.data.tokenizer import Side, Tokenizer, load_tokenizer, train_tokenizer
-from nmt.data.word_links import gold_of
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer
+from nmt.data.word_links import gold_links
 from nmt.errors import UserError
-from nmt.runtime.lines import FIRST, counted, first_of
+from nmt.runtime.lines import FIRST, count_of, first_few
 from nmt.runtime.memory import release_memory
 
 log = logging.getLogger("nmt")
@@ -140,7 +140,7 @@ def encode_corpus(
         arrange(part, limit)
 
     # The limit belongs to the name, for what is far longer is not tokenised.
-    folder = made(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
+    folder = get_or_build(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
     report = json.loads((folder / REPORT).read_bytes())
     tell_dropped(len(pairs), report["kept"], report["empty"], limit)
     for trouble, number, count, first in report["left out"]:
@@ -172,7 +172,9 @@ def mapped(path: Path, kind: type[np.generic]) -> Array:
     return np.asarray(np.memmap(path, kind, "r"))
 
 
-def encode_side(folder: Path, name: str, pairs: Dataset, side: Side, max_length: int, threads: int) -> None:
+def encode_side(
+    folder: Path, name: str, pairs: Dataset, side: LanguageTokenizer, max_length: int, threads: int
+) -> None:
     """Write the ids of one side, and where each row begins. Chunks are encoded by several threads, SentencePiece being
     no Python, and written in their order."""
     encode = partial(encode_texts, side=side, max_length=max_length, known={})
@@ -252,11 +254,11 @@ def tell(where: str, side: str, trouble: str, count: int, first: list[int], pair
     """Which lines of a side are left out, in the log; of what is not read from lines, which pairs."""
     lines = "line" in pairs.column_names
     numbers = pairs[first]["line"] if lines else [row + 1 for row in first]
-    log.info(f"left out {counted(count, 'line' if lines else 'pair')} of {where}: {trouble} ({first_of(numbers)})")
+    log.info(f"left out {count_of(count, 'line' if lines else 'pair')} of {where}: {trouble} ({first_few(numbers)})")
     returns = [number for number, row in zip(numbers, pairs[first][side], strict=True) if row.count("\r") > 1]
     if returns:
         log.warning(
-            f"{where}: there are carriage returns (CR, \\r) within these ({first_of(returns)}); if lines end "
+            f"{where}: there are carriage returns (CR, \\r) within these ({first_few(returns)}); if lines end "
             "there, make line ends of them: tr '\\r' '\\n' < FILE"
         )
 
@@ -284,7 +286,7 @@ def cached_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
         trained[0].save(part)
         release_memory()
 
-    folder = made(cache_folder(run.data) / "tokenizers" / xxh3_128(repr(parts).encode()).hexdigest(), fill)
+    folder = get_or_build(cache_folder(run.data) / "tokenizers" / xxh3_128(repr(parts).encode()).hexdigest(), fill)
     if not trained:
         log.info(f"the {what} was trained on this text before")
     return load_tokenizer(folder)
@@ -325,7 +327,7 @@ def text_key(pairs: Dataset) -> str:
 
 def gold_key(pairs: Dataset) -> str:
     """A key made of all gold links; empty where there are none."""
-    gold = gold_of(pairs)
+    gold = gold_links(pairs)
     if gold is None:
         return ""
     links = [(sorted(one.sure), sorted(one.possible)) for one in gold]

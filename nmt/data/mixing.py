@@ -15,7 +15,7 @@ from datasets import Dataset
 from xxhash import xxh3_128
 
 from nmt.config import UNK, DataConfig
-from nmt.data.cache import cache_folder, made
+from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import CHUNK, PAIRS, load_pairs
 from nmt.data.encoding import SIDES, text_key
 from nmt.data.readers import TEXTS
@@ -23,7 +23,7 @@ from nmt.data.tokenizer import SPACE, Tokenizer
 from nmt.errors import UserError
 
 
-class Part(NamedTuple):
+class MixturePart(NamedTuple):
     """A corpus of a mixture."""
 
     data: DataConfig
@@ -31,14 +31,14 @@ class Part(NamedTuple):
     tag: str | None  # as it stands in the text
 
 
-def corpora_of(data: DataConfig) -> list[Part]:
+def corpora_of(data: DataConfig) -> list[MixturePart]:
     """The corpora that are trained on, that of `data.path` first; where one leaves something open, it is as there."""
     alone = dataclasses.replace(data, corpora=[])
-    found = [Part(alone, 1.0, None)]
+    found = [MixturePart(alone, 1.0, None)]
     for corpus in data.corpora:
         own = {k: v for k, v in dataclasses.asdict(corpus).items() if v and k not in ("weight", "tag")}
         tag = corpus.tag and f"<{corpus.tag}>"
-        found.append(Part(dataclasses.replace(alone, **own, limit=None), corpus.weight, tag))
+        found.append(MixturePart(dataclasses.replace(alone, **own, limit=None), corpus.weight, tag))
     return found
 
 
@@ -98,7 +98,7 @@ def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
                 writer.write_table(with_tag(table.cast(TEXTS), tag))
 
     key = xxh3_128(f"{text_key(pairs)} {tag}".encode()).hexdigest()
-    folder = made(cache_folder(data) / "text" / key, fill)
+    folder = get_or_build(cache_folder(data) / "text" / key, fill)
     return Dataset.from_file(str(folder / PAIRS))
 
 

@@ -18,7 +18,7 @@ from nmt.config import DataConfig
 from nmt.data.corpus import origins
 from nmt.data.mixing import corpora_of
 from nmt.data.readers import clipped
-from nmt.runtime.lines import counted
+from nmt.runtime.lines import count_of
 
 log = logging.getLogger("nmt")
 LOOKED_AT = 20_000  # lines of a text
@@ -152,7 +152,7 @@ def often(found: npt.NDArray[np.bool_], share: float) -> bool:
 def described(text: Text, found: npt.NDArray[np.bool_], joined: str) -> str:
     """Count and share of the lines that were found, and the first one."""
     first = int(np.argmax(found))
-    looked = counted(len(found), "line") + (f" looked at (of {text.total:,})" if len(found) < text.total else "")
+    looked = count_of(len(found), "line") + (f" looked at (of {text.total:,})" if len(found) < text.total else "")
     numbers = f"{found.sum():,} of {looked} ({found.mean():.1%})"
     shown = f"first: {text.numbers[first]}, {clipped(text.lines[first].as_py())}"
     return f"{numbers} of {text.name}, {shown}" if joined == "of" else f"{text.name} {joined} {numbers}, {shown}"
@@ -166,7 +166,7 @@ def warn_of_case(texts: Sequence[Text]) -> None:
         count = int(sentences.sum())
         if count >= FEW and count > 0.2 * len(sentences):
             having = int((sentences & capitals).sum())
-            said = f"{text.name} in {having:,} of {counted(count, 'sentence')}"
+            said = f"{text.name} in {having:,} of {count_of(count, 'sentence')}"
             lower += [f"{said} (first: {text.numbers[int(np.argmax(sentences))]})"] if having <= LOWER * count else []
             cased += [said] if having >= CASED * count else []
     if lower and cased:

@@ -14,8 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from nmt.data.parting import Lengths, first_gap
-from nmt.errors import UserError, nearest
-from nmt.runtime.lines import BOM, NOT_TEXT, LineReader, check_length, check_line_ends, counted, opened, undecodable
+from nmt.errors import UserError, suggest
+from nmt.runtime.lines import (
+    BOM,
+    NOT_TEXT,
+    LineReader,
+    check_length,
+    check_line_ends,
+    count_of,
+    describe_decode_error,
+    open_unpacked,
+)
 
 SHOWN = 20  # names in a message
 CLIPPED = 100  # characters of a name or a value in one
@@ -75,7 +84,7 @@ def line_blocks(path: Path) -> Iterator[pa.StringArray]:
     """
     rest: list[bytes] = []
     number = 1
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         check_line_ends(file, path)
         block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
         while block:
@@ -128,7 +137,7 @@ def undecodable_sides(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine
         try:
             line.decode()
         except UnicodeDecodeError as error:
-            yield BadLine(file, number, NOT_TEXT, undecodable(error))
+            yield BadLine(file, number, NOT_TEXT, describe_decode_error(error))
 
 
 def different_lengths(source: Path, target: Path) -> str:
@@ -141,13 +150,13 @@ def different_lengths(source: Path, target: Path) -> str:
         where = f"at its end, after line {gap:,}" if gap == len(lengths[short]) else f"near line {gap + 1:,}"
         what = "a line" if lacking == 1 else f"{lacking:,} lines, the first of them"
         hint = f". By the lengths of the lines, {short} lacks {what} {where}"
-    counts = f"{source} has {counted(len(lengths[source]), 'line')} and {target} has {len(lengths[target]):,}"
+    counts = f"{source} has {count_of(len(lengths[source]), 'line')} and {target} has {len(lengths[target]):,}"
     return f"{counts}; each line of one must translate the same line of the other{hint}"
 
 
 def lengths_of(file: Path) -> Lengths:
     """Of the lines of a file, in bytes."""
-    with opened(file) as stream:
+    with open_unpacked(file) as stream:
         return np.fromiter(map(len, LineReader(stream, file)), np.int64)
 
 
@@ -176,7 +185,7 @@ def batch_of(pairs: Sequence[Line]) -> pa.RecordBatch:
 
 def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0) -> Iterator[Line | BadLine]:
     """The pairs that `parse` finds in the lines of a file after the first `skip`; it may raise `NoPair`."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         check_line_ends(file, path)
         for number, line in enumerate(LineReader(file, path), 1):
             if number <= skip:
@@ -184,7 +193,7 @@ def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int
             try:
                 pair = parse(line.decode())
             except UnicodeDecodeError as error:
-                yield BadLine(path, number, NOT_TEXT, undecodable(error))
+                yield BadLine(path, number, NOT_TEXT, describe_decode_error(error))
             except NoPair as error:
                 yield BadLine(path, number, *error.args)
             else:
@@ -196,14 +205,14 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
     """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1. A line
     of more than the first is none: a tab within a text would make another column of its end."""
     header = not (source.isdecimal() and target.isdecimal())
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         check_line_ends(file, path)
         first = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
     if header:
         for name in (source, target):
             if name not in first:
                 raise UserError(
-                    f"{path}: no column '{name}' in the first line, which has {listed(first)}{nearest(name, first)}; "
+                    f"{path}: no column '{name}' in the first line, which has {listed(first)}{suggest(name, first)}; "
                     "if it names no columns, give their numbers: data.source=1 data.target=2"
                 )
         left, right = first.index(source), first.index(target)

@@ -4,7 +4,7 @@ shards."""
 import re
 from pathlib import Path
 
-from nmt.config.data import DataConfig, leaf
+from nmt.config.data import DataConfig, last_component
 from nmt.data.readers import listed
 from nmt.errors import UserError
 from nmt.runtime.lines import PACKED
@@ -53,7 +53,7 @@ def shards(held: list[str], name: str, ending: str) -> dict[str, str]:
 def files_of(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]], tuple[str, ...]] | None:
     """The kind of a split's files of lines, those of each shard, and the columns in them; None where it has no such."""
     if is_text(data, split):
-        sides = [side if data.format == "text" else leaf(side) for side in (data.source, data.target)]
+        sides = [side if data.format == "text" else last_component(side) for side in (data.source, data.target)]
         return "text", find_files(data, split, [f".{side}" for side in sides]), ()
     if data.format in ("tsv", "jsonl"):
         return data.format, find_files(data, split, [f".{data.format}"]), (data.source, data.target)
@@ -71,7 +71,7 @@ def is_text(data: DataConfig, split: str) -> bool:
     if data.format != "hub" or not folder.is_dir():
         return data.format == "text"
     held = sorted(path.name for path in folder.iterdir())
-    return any(shards(held, name, f".{leaf(data.source)}") for name in ("train", *names_of(split)))
+    return any(shards(held, name, f".{last_component(data.source)}") for name in ("train", *names_of(split)))
 
 
 def called(files: list[Path]) -> str:

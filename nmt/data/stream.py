@@ -33,13 +33,13 @@ from nmt.data.encoding import (
     none_left,
     tell_dropped,
 )
-from nmt.data.mixing import Part, corpora_of, named_corpus, with_tag
+from nmt.data.mixing import MixturePart, corpora_of, named_corpus, with_tag
 from nmt.data.readers import LINE_READERS, TEXTS, BadLine
 from nmt.data.splits import files_of, parquet_files
 from nmt.data.subword_sampling import draw, own_share, together
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
-from nmt.runtime.distributed import gathered, tried
+from nmt.runtime.distributed import all_gather, run_where
 
 log = logging.getLogger("nmt")
 Place = list[int]  # in a corpus: how often it was read to its end, and the pairs read since
@@ -53,7 +53,7 @@ class Window(NamedTuple):
     places: list[Place]  # where it begins, in each corpus
 
 
-def windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterator[Window]:
+def stream_windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterator[Window]:
     """Without an end, from these places on, or from the start; those without a pair to train on are passed over. While
     one is trained on the next is read.
 
@@ -65,11 +65,11 @@ def windows(run: TrainRun, tokenizer: Tokenizer, places: list[Place]) -> Iterato
         coming = raw_windows(run, tokenizer, places)
         future = pool.submit(next, coming)
         while True:
-            found = tried(future.result, mine=True)
+            found = run_where(future.result, mine=True)
             assert found is not None
             begin, table, own = found
             future = pool.submit(next, coming)
-            pairs = put_together(run, tokenizer, table, gathered(own))
+            pairs = put_together(run, tokenizer, table, all_gather(own))
             if pairs is not None:
                 since = None
                 yield Window(pairs, begin)
@@ -86,7 +86,7 @@ def raw_windows(
     parts, size = corpora_of(run.data), run.data.buffer
     starts = places or [[0, 0]] * len(parts)
     readers = [Reader(part, starts[number], run.seed, number) for number, part in enumerate(parts)]
-    counts = counts_of(run.data, size)
+    counts = pairs_per_corpus(run.data, size)
     if not all(counts):
         raise UserError(
             f"data.buffer={size} is too small for the weights of data.corpora: a window would have no pair of "
@@ -112,7 +112,7 @@ def raw_windows(
         yield begin, table, own
 
 
-def counts_of(data: DataConfig, pairs: int) -> list[int]:
+def pairs_per_corpus(data: DataConfig, pairs: int) -> list[int]:
     """How many of so many pairs are from each corpus."""
     ends = np.cumsum([0.0, *(part.weight for part in corpora_of(data))])
     return np.diff(np.round(ends / ends[-1] * pairs).astype(int)).tolist()
@@ -137,7 +137,7 @@ def put_together(run: TrainRun, tokenizer: Tokenizer, table: pa.Table, shares: l
     return EncodedPairs("", pairs, tokenizer, source, target, kept[order], runs, limit, 0.0, guided=False)
 
 
-def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
+def empty_corpus(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
     """Before the first window."""
     pairs, none = Dataset(InMemoryTable(TEXTS.empty_table())), np.zeros(0, dtype=np.int64)
     side, limit = EncodedSide(none.astype(np.int32), none), run.data.max_length
@@ -148,7 +148,7 @@ def nothing_yet(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
 class Reader:
     """One corpus, over and over; its place is that of the next pair."""
 
-    def __init__(self, part: Part, place: Place, seed: int, number: int) -> None:
+    def __init__(self, part: MixturePart, place: Place, seed: int, number: int) -> None:
         self.turn, self.row = place
         self.number = number  # of the corpus
         self.tables = endless(part, seed, *place)
@@ -170,7 +170,7 @@ class Reader:
         return pa.concat_tables(taken) if taken else TEXTS.empty_table()
 
 
-def endless(part: Part, seed: int, turn: int, skipped: int) -> Iterator[tuple[int, pa.Table]]:
+def endless(part: MixturePart, seed: int, turn: int, skipped: int) -> Iterator[tuple[int, pa.Table]]:
     """The pairs of a corpus some at a time, with how often it was read before."""
     while True:
         end = 0
@@ -208,10 +208,10 @@ def once(data: DataConfig, seed: int, turn: int) -> Iterator[pa.Table]:
             tell_of(file, trouble, *counts)
 
 
-def sample(run: TrainRun) -> Dataset:
+def sample_stream(run: TrainRun) -> Dataset:
     """The first pairs, for the tokenizer to be trained on: of each corpus its share of a million, or all it has."""
     tables = []
-    for number, (part, count) in enumerate(zip(corpora_of(run.data), counts_of(run.data, SAMPLE), strict=True)):
+    for number, (part, count) in enumerate(zip(corpora_of(run.data), pairs_per_corpus(run.data, SAMPLE), strict=True)):
         with named_corpus(number):
             for turn, table in endless(part, run.seed, 0, 0):
                 if turn or not count:

@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 from nmt.data.batch_encode import end_to_end
 from nmt.data.encoding import SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length
-from nmt.data.tokenizer import Side
-from nmt.runtime.distributed import gathered, rank, ranks
+from nmt.data.tokenizer import LanguageTokenizer
+from nmt.runtime.distributed import all_gather, rank, world_size
 
 CHUNK = 1_000  # texts that are drawn from one seed
 
@@ -17,12 +17,12 @@ CHUNK = 1_000  # texts that are drawn from one seed
 def own_share(count: int) -> tuple[int, int]:
     """Which of so many texts this process segments: whole chunks, so that the number of processes changes nothing."""
     chunks = -(-count // CHUNK)
-    first, last = (min(count, chunks * number // ranks() * CHUNK) for number in (rank(), rank() + 1))
+    first, last = (min(count, chunks * number // world_size() * CHUNK) for number in (rank(), rank() + 1))
     return first, last
 
 
 def draw(
-    texts: list[str], best: list[Array], side: Side, sampling: float, limit: int, seed: str, first: int
+    texts: list[str], best: list[Array], side: LanguageTokenizer, sampling: float, limit: int, seed: str, first: int
 ) -> tuple[Array, Indices]:
     """The ids of the texts from number `first` on, end to end, and how many each has. A text without pieces stays so,
     and one that has more than `limit`, or gets more, keeps its best ones."""
@@ -35,7 +35,7 @@ def draw(
     return end_to_end(found, side)
 
 
-def redrawn(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
+def resample_subwords(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
     """The pairs of a corpus segmented for an epoch: a function of the arguments, whatever the number of processes, each
     of which does its share. What it returns is held in memory, for it is small corpora that want sampling."""
     rows = np.sort(encoded.order).astype(np.int64)
@@ -54,7 +54,7 @@ def redrawn(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
                 parts.append(draw(*given, side, encoded.sampling, encoded.max_length, draws, start))
                 bar.update(len(some))
             own.append(together(parts, side))
-    shares = gathered(own)
+    shares = all_gather(own)
     drawn, lengths = [], np.zeros((2, len(encoded.pairs)), dtype=np.int64)
     for number, side in enumerate(sides.values()):
         ids, lengths[number, rows] = together([share[number] for share in shares], side)
@@ -64,7 +64,7 @@ def redrawn(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
     return dataclasses.replace(encoded, source=drawn[0], target=drawn[1], order=order, runs=runs)
 
 
-def together(parts: list[tuple[Array, Indices]], side: Side) -> tuple[Array, Indices]:
+def together(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
     """Ids and lengths of parts of a text, as those of a whole."""
     nothing = end_to_end([], side)
     ids, lengths = (np.concatenate([part[what] for part in [nothing, *parts]]) for what in (0, 1))

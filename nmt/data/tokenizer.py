@@ -27,8 +27,8 @@ import sentencepiece
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
-from nmt.runtime.files import regular, write_atomically
-from nmt.runtime.lines import between_spaces
+from nmt.runtime.files import open_regular, write_atomically
+from nmt.runtime.lines import split_on_spaces
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
 SPACE = "▁"
@@ -45,7 +45,7 @@ UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece,
 
 
 @dataclass(frozen=True)
-class Side:
+class LanguageTokenizer:
     """The tokenizer of one language."""
 
     model: bytes  # as SentencePiece serialises it
@@ -161,7 +161,7 @@ class Side:
     def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
         """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
         which normalisation and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
-        encoded = self.encode(between_spaces(line))
+        encoded = self.encode(split_on_spaces(line))
         counts = [len(words(self.pieces(word))[0]) for word in encoded]
         originals = [index for index, count in enumerate(counts) for _ in range(count)]
         return [-1 if owner < 0 else originals[owner] for owner in words(self.pieces(ids))[1]]
@@ -192,8 +192,8 @@ class Side:
 class Tokenizer:
     """The tokenizers of both sides; a joint one is the same on either."""
 
-    source: Side
-    target: Side
+    source: LanguageTokenizer
+    target: LanguageTokenizer
 
     @cached_property
     def fingerprint(self) -> str:
@@ -225,7 +225,7 @@ def surface(piece: str) -> bytes:
 def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     """The words of a text in pieces, and for each piece the index of its word.
 
-    Words are those of `between_spaces` of the decoded text. A piece of nothing but a space belongs to the word that
+    Words are those of `split_on_spaces` of the decoded text. A piece of nothing but a space belongs to the word that
     follows it directly; specials and superfluous spaces belong to none: -1.
     """
     surfaces = [surface(piece) for piece in pieces]
@@ -299,7 +299,7 @@ def drop_merges(word: str, vocabulary: dict[str, int], dropout: float, rng: rand
 
 
 @lru_cache(maxsize=1 << 16)
-def segmentations(side: Side, word: str, exponent: float) -> list[tuple[list[int], list[float]]]:
+def segmentations(side: LanguageTokenizer, word: str, exponent: float) -> list[tuple[list[int], list[float]]]:
     """For each end 1..len(word) of a last piece: where it may start, and the cumulative probabilities of these starts.
 
     Forward sums over all segmentations, the probability of each raised to `exponent`.
@@ -346,7 +346,7 @@ def train_tokenizer(
     if config.joint:
         joint = train_side(itertools.chain(source, target), config, "source", tags)
         return Tokenizer(joint, joint)
-    sides: list[Side] = []
+    sides: list[LanguageTokenizer] = []
     troubles: list[str] = []
     for name, lines, own_tags in (("source", source, tags), ("target", target, ())):
         try:
@@ -358,7 +358,7 @@ def train_tokenizer(
     return Tokenizer(*sides)
 
 
-def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()) -> Side:
+def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()) -> LanguageTokenizer:
     """Train the model of the `source` or the `target`, or of both if it is a joint one."""
     byte_fallback, size = config.type != "word", config.size(side)
     smallest = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
@@ -390,7 +390,7 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: S
         )
     except RuntimeError as error:
         raise UserError(explain(str(error), config, side)) from error
-    return Side(model.getvalue())
+    return LanguageTokenizer(model.getvalue())
 
 
 def trainable(lines: Iterable[str]) -> Iterator[str]:
@@ -438,10 +438,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(load_side(folder / "tokenizer.source.model"), load_side(folder / "tokenizer.target.model"))
 
 
-def load_side(path: Path) -> Side:
+def load_side(path: Path) -> LanguageTokenizer:
     try:
-        with open(path, "rb", opener=regular) as file:
-            side = Side(file.read(LARGEST))
+        with open(path, "rb", opener=open_regular) as file:
+            side = LanguageTokenizer(file.read(LARGEST))
     except OSError as error:
         raise UserError(
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
@@ -508,7 +508,7 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
         place += size
 
 
-def sound(side: Side) -> bool:
+def sound(side: LanguageTokenizer) -> bool:
     """Whether specials and bytes have their ids, and are nothing special as text.
 
     Raises:

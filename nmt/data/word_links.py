@@ -13,7 +13,7 @@ import numpy as np
 
 from nmt.data.words import script_of
 from nmt.errors import UserError
-from nmt.runtime.lines import LineReader, opened, read_lines
+from nmt.runtime.lines import LineReader, open_unpacked, read_lines
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Link = tuple[int, int]
 Sentences = list[list[str]]  # as words
 GOLD_LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})", re.ASCII)
-NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # (target, source), as in Moses
+NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # (target, source), as in Moses
 
 
 def pharaoh(links: Iterable[Link]) -> str:
@@ -29,14 +29,14 @@ def pharaoh(links: Iterable[Link]) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def turned(links: Iterable[Link]) -> set[Link]:
+def transpose_links(links: Iterable[Link]) -> set[Link]:
     """The same links seen from the other side."""
     return {(target, source) for source, target in links}
 
 
 # -------------------------------------------------------------------------------------------------------------- gold
 @dataclass(frozen=True, slots=True)
-class Gold:
+class GoldLinks:
     """What people say of a pair of sentences (Och and Ney 2003, section 5): sure links, which must be found, and
     possible ones, which may be. Sure links are possible, too."""
 
@@ -44,17 +44,17 @@ class Gold:
     possible: frozenset[Link]
 
     @classmethod
-    def of(cls, sure: Iterable[Iterable[int]], possible: Iterable[Iterable[int]]) -> "Gold":
+    def of(cls, sure: Iterable[Iterable[int]], possible: Iterable[Iterable[int]]) -> "GoldLinks":
         """From pairs of numbers; `possible` may leave out the sure ones."""
         certain = frozenset((s, t) for s, t in sure)
         return cls(certain, certain | {(s, t) for s, t in possible})
 
-    def turned(self) -> "Gold":
+    def turned(self) -> "GoldLinks":
         """For a model of the other direction."""
-        return Gold(frozenset(turned(self.sure)), frozenset(turned(self.possible)))
+        return GoldLinks(frozenset(transpose_links(self.sure)), frozenset(transpose_links(self.possible)))
 
 
-def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Gold:
+def parse_gold(line: str, base: int, source_words: int, target_words: int) -> GoldLinks:
     """The gold links of a line: `i-j` is sure, `ipj` or `i?j` possible, for source word i and target word j.
 
     Args:
@@ -76,23 +76,23 @@ def parse_gold(line: str, base: int, source_words: int, target_words: int) -> Go
                 remedy = "" if base else "; only for gold= of nmt.align gold_base=1 says that words count from 1"
                 raise ValueError(trouble + remedy)
         links[match[2]].append(link)
-    return Gold.of(links["-"], links["p"] + links["?"])
+    return GoldLinks.of(links["-"], links["p"] + links["?"])
 
 
-def gold_of(pairs: "Dataset") -> list[Gold] | None:
+def gold_links(pairs: "Dataset") -> list[GoldLinks] | None:
     """The gold links of each pair of a corpus, None where it has none."""
     if "sure" not in pairs.column_names:
         return None
-    return [Gold.of(pair["sure"], pair["possible"]) for pair in pairs.select_columns(["sure", "possible"])]
+    return [GoldLinks.of(pair["sure"], pair["possible"]) for pair in pairs.select_columns(["sure", "possible"])]
 
 
-def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> list[Gold]:
+def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> list[GoldLinks]:
     """The gold links of each pair.
 
     Raises:
         UserError: file:line and what is wrong there, or another number of lines than there are pairs.
     """
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         lines = list(read_lines(LineReader(file, path)))
     if len(lines) != len(sources):
         raise UserError(f"{path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
@@ -109,7 +109,9 @@ def read_gold(path: Path, base: int, sources: Sentences, targets: Sentences) -> 
     return found
 
 
-def ideal_weights(gold: Gold, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]) -> np.ndarray:
+def alignment_targets(
+    gold: GoldLinks, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]
+) -> np.ndarray:
     """The attention weights_TS of one who knows the gold links.
 
     Each target piece looks at the sure source words of its word, at all alike and at their pieces alike; where there
@@ -158,7 +160,7 @@ def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
         for source, target in candidates:
             if (source, target) not in found:
                 continue
-            for down, across in NEIGHBOURS:
+            for down, across in NEIGHBORS:
                 new = source + across, target + down
                 if (new in forward or new in backward) and (new[0] not in sources or new[1] not in targets):
                     add(new)
@@ -169,4 +171,4 @@ def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
     return found
 
 
-SYMMETRISATIONS = {"intersection": intersection, "union": union, "grow_diag_final_and": grow_diag_final_and}
+SYMMETRIZATIONS = {"intersection": intersection, "union": union, "grow_diag_final_and": grow_diag_final_and}

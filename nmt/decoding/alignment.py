@@ -18,7 +18,7 @@ import numpy as np
 
 from nmt.config import LinksConfig
 from nmt.data.word_links import Link, pharaoh
-from nmt.runtime.lines import PACKED, between_spaces
+from nmt.runtime.lines import PACKED, split_on_spaces
 
 NULL = np.array(None)  # where a number cannot be written
 END = "</s>"
@@ -104,7 +104,7 @@ class Record:
 
 def as_written(text: str, words: list[str]) -> list[str]:
     """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
-    found = between_spaces(text)
+    found = split_on_spaces(text)
     return found if "<unk>" in words and len(found) == len(words) else words
 
 

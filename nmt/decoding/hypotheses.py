@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.config import BOS, PAD, SearchConfig
-from nmt.model.kernels.linear import wide
+from nmt.model.kernels.linear import accumulation_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Hypothesis:
     score: float  # summed log-probability, without penalties
     weights_TS: Tensor | None  # attention weights, a row for each token and a column for each source piece at least;
     # None where not kept, or without attention
-    ranking_score: float | None = None  # what search ranks by (`penalised`); None where nothing is ranked
+    ranking_score: float | None = None  # what search ranks by (`apply_penalties`); None where nothing is ranked
 
 
 @dataclass(slots=True)
@@ -72,32 +72,34 @@ class Beams:
         return [getattr(self, field.name) for field in fields(self)]
 
 
-class Live(NamedTuple):
+class ActiveBatch(NamedTuple):
     """Sentences in search: what the model knows of them, and their hypotheses."""
 
     memory: Any
     state: Any
     beams: Beams
 
-    def of(self, rows_B: Tensor) -> "Live":
+    def of(self, rows_B: Tensor) -> "ActiveBatch":
         """Some of them."""
-        return Live(self.memory.select(rows_B), self.state.select(self.beams.rows(rows_B)), self.beams.of(rows_B))
+        return ActiveBatch(
+            self.memory.select(rows_B), self.state.select(self.beams.rows(rows_B)), self.beams.of(rows_B)
+        )
 
-    def put(self, rows_B: Tensor, others: "Live") -> "Live":
+    def put(self, rows_B: Tensor, others: "ActiveBatch") -> "ActiveBatch":
         """Others in the place of these rows. The memory before is overwritten."""
-        return Live(
+        return ActiveBatch(
             self.memory.put(rows_B, others.memory),
             self.state.put(self.beams.rows(rows_B), others.state),
             self.beams.put(rows_B, others.beams),
         )
 
-    def narrow(self, positions: int) -> "Live":
+    def narrow(self, positions: int) -> "ActiveBatch":
         """With fewer source positions, where no sentence is longer."""
-        return Live(self.memory.narrow(positions), self.state.narrow(positions), self.beams.narrow(positions))
+        return ActiveBatch(self.memory.narrow(positions), self.state.narrow(positions), self.beams.narrow(positions))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BeamStep:
     """What one step appended, kept until hypotheses are read back."""
 
     row_B: Tensor  # of each of all sentences, where it was in search
@@ -110,7 +112,7 @@ class History:
     """Where all sentences looked."""
 
     first_BS: Tensor  # for their first tokens
-    steps: list[Step]  # for what followed; none without attention, or where weights are not asked for
+    steps: list[BeamStep]  # for what followed; none without attention, or where weights are not asked for
 
     def add(self, sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor) -> None:
         """One step of the sentences in search."""
@@ -120,7 +122,7 @@ class History:
         weights_BKS = weights_N1S.view(len(sentence_B), -1, weights_N1S.shape[2])
         if parent_BK is None:
             parent_BK = torch.arange(weights_BKS.shape[1], device=device).expand(weights_BKS.shape[:2])
-        self.steps.append(Step(row_B, parent_BK, weights_BKS))
+        self.steps.append(BeamStep(row_B, parent_BK, weights_BKS))
 
 
 def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
@@ -128,7 +130,9 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
     slots = len(length_B), config.width
     on: dict[str, Any] = {"device": length_B.device}
     # Sums of many terms; Apple's GPUs have no fp64.
-    score_BK = torch.zeros(slots, dtype=wide(dtype) if length_B.device.type == "mps" else torch.float64, **on)
+    score_BK = torch.zeros(
+        slots, dtype=accumulation_dtype(dtype) if length_B.device.type == "mps" else torch.float64, **on
+    )
     if not config.sample:
         score_BK[:, torch.arange(config.width, **on) % (config.width // config.groups) > 0] = float("-inf")
     longest_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + (given_BP != PAD).sum(1)
@@ -136,9 +140,9 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
     limit_B = longest_B.maximum(least_B).clamp(max=config.max_length)
     covered_BK = coverage_BKS = None
     if config.coverage_penalty:
-        covered_BK = torch.zeros(slots, dtype=wide(dtype), **on)
+        covered_BK = torch.zeros(slots, dtype=accumulation_dtype(dtype), **on)
         padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
-        coverage_BKS = padding_BS.to(wide(dtype)).unsqueeze(1).repeat(1, config.width, 1)
+        coverage_BKS = padding_BS.to(accumulation_dtype(dtype)).unsqueeze(1).repeat(1, config.width, 1)
     return Beams(
         tokens_BKT=torch.full((*slots, 1), BOS, **on),
         score_BK=score_BK,
@@ -153,7 +157,7 @@ def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConf
     )
 
 
-def penalised(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
+def apply_penalties(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
     """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
     base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
     ranked = score / base**config.length_penalty
@@ -180,7 +184,7 @@ def read_back(beams: Beams, history: History, config: SearchConfig) -> Iterator[
     """The number of each sentence and its n best hypotheses, in order, fewer where there were fewer distinct ones than
     slots; samples as they were drawn."""
     weights_BKTS = trace(history, beams) if history.steps else None
-    ranked_BK = penalised(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+    ranked_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     if config.sample:
         ranked_BK = torch.zeros_like(ranked_BK)
     order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]

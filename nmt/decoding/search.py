@@ -1,7 +1,7 @@
 """Search: greedy, beam and diverse beam search, sampling, and forced decoding of a given target.
 
 It knows a model only by `dtype`, `start`, `decode` and `logits`, and by how rows of what they return are taken and put.
-A step is a few named parts: `forbid` what may not be written, `expand` or `sample` each hypothesis, `select` the best,
+A step is a few named parts: `filter_logits` what may not be written, `expand` or `sample` each hypothesis, `select` the best,
 find out who is `done`. A finished hypothesis stays in the beam while it is among the K best; a sentence is done when
 none of its live hypotheses can still beat those that would be returned, so beam 1 is greedy search and stopping early
 changes nothing. Where sentences are done, others take their places, so that nearly all steps are of full batches.
@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import EOS, PAD, SearchConfig
-from nmt.data.batching import STEP
-from nmt.decoding.hypotheses import Beams, History, Hypothesis, Live, begin, penalised, read_back
+from nmt.data.batching import SHAPE_MULTIPLE
+from nmt.decoding.hypotheses import ActiveBatch, Beams, History, Hypothesis, apply_penalties, begin, read_back
 from nmt.model.attention import Weights
-from nmt.model.kernels.linear import wide
-from nmt.model.logits import log_probabilities, top
+from nmt.model.kernels.linear import accumulation_dtype
+from nmt.model.logits import log_probabilities, top_continuations
 
 BUCKET = 16  # source positions
 SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies
@@ -45,7 +45,7 @@ class Model(Protocol):
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
-def forbid(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
+def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
     """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
     of `given_BP` is PAD: nothing is given any more."""
     last = given_BP.shape[1] - 1
@@ -90,7 +90,7 @@ def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) ->
     """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by, None for
     nothing; of a finished hypothesis only itself."""
     choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
-    token_BKC = top(logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1), choices)
+    token_BKC = top_continuations(logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1), choices)
     logp_BKC = logp_BKV.gather(2, token_BKC)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
     logp_BKC[:, :, 0].masked_fill_(beams.finished_BK, 0)
@@ -109,7 +109,7 @@ def select(
     slots, choices = score_BKC.shape[1:]
     length_BK1 = (beams.length_BK + ~beams.finished_BK).unsqueeze(2)
     covered_BK1 = None if beams.covered_BK is None else beams.covered_BK.unsqueeze(2)
-    ranked_BKC = penalised(
+    ranked_BKC = apply_penalties(
         score_BKC if handicap_BKC is None else score_BKC - handicap_BKC, length_BK1, covered_BK1, config
     )
     best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
@@ -142,7 +142,7 @@ def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: T
     )
 
 
-def grow(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
+def beam_step(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
     """A step of beam search, and the hypothesis that each came from, None where there is but one. Several groups go one
     after the other, and a token costs a group `diversity` for each hypothesis of an earlier group that takes it now
     (Vijayakumar et al. 2016, with Hamming diversity)."""
@@ -191,18 +191,20 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
     """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
     limit_B1 = beams.limit_B.unsqueeze(1)
     returned = config.width if config.groups > 1 or config.sample else config.n_best
-    ranked_BK = penalised(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+    ranked_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.covered_BK, config)
     # Scores only fall, length penalties only grow, and coverage may become whole.
-    bound_BK = penalised(beams.score_BK, limit_B1, None, config)
+    bound_BK = apply_penalties(beams.score_BK, limit_B1, None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
     settled_B = beams.finished_BK[:, :returned].all(1) & (ranked_BK[:, :returned].amin(1) >= bound_B)
     return settled_B | (beams.limit_B <= beams.age_B)
 
 
 def kept(live: int, device: torch.device) -> int:
-    """With how many rows search goes on when so many sentences are live: none, or a multiple of `STEP`; on a GPU a
+    """With how many rows search goes on when so many sentences are live: none, or a multiple of `SHAPE_MULTIPLE`; on a GPU a
     power of two, for each new shape costs it far more than idle rows do."""
-    return 1 << (live - 1).bit_length() if live and device.type == "cuda" else -(-live // STEP) * STEP
+    return (
+        1 << (live - 1).bit_length() if live and device.type == "cuda" else -(-live // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+    )
 
 
 def bucket(positions: int, device: torch.device) -> int:
@@ -210,7 +212,7 @@ def bucket(positions: int, device: torch.device) -> int:
     return -(-positions // BUCKET) * BUCKET if device.type == "cuda" else positions
 
 
-class Tally:
+class AsyncCounter:
     """Counts what is True. On a GPU it tells the count of the call before, which is known by now, so that nothing waits
     for the present one."""
 
@@ -274,22 +276,24 @@ def stream(
     shortest = int(everyone.limit_B.min())
     draw_BTK = None
     if config.sample:
-        draw_BTK = draws(source_BS, length_B, int(everyone.limit_B.max()), config).to(device, wide(model.dtype))
+        draw_BTK = draws(source_BS, length_B, int(everyone.limit_B.max()), config).to(
+            device, accumulation_dtype(model.dtype)
+        )
 
-    history = History(torch.zeros(sentences, positions, dtype=wide(model.dtype), device=device), [])
+    history = History(torch.zeros(sentences, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
 
-    def encode(first: int, positions: int) -> Live:
+    def encode(first: int, positions: int) -> ActiveBatch:
         """The next sentences, and the first token of their hypotheses."""
         rows_B = torch.arange(first, min(first + at_once, sentences), device=device)
         memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
-        live = Live(memory, state, everyone.of(rows_B).narrow(positions))
+        live = ActiveBatch(memory, state, everyone.of(rows_B).narrow(positions))
         live, _, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
             history.first_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
         live.beams.finished_BK |= done(live.beams, config).unsqueeze(1)
         return live
 
-    tally = Tally(late=device.type == "cuda")
+    tally = AsyncCounter(late=device.type == "cuda")
     live = waiting = encode(0, positions)
     entered = encoded = at_once  # so many sentences have come into search; so many have a memory
     steps = 1
@@ -326,8 +330,8 @@ def stream(
 
 
 def advance(
-    model: Model, live: Live, config: SearchConfig, given_BP: Tensor, draw_BTK: Tensor | None
-) -> tuple[Live, Tensor | None, Weights | None]:
+    model: Model, live: ActiveBatch, config: SearchConfig, given_BP: Tensor, draw_BTK: Tensor | None
+) -> tuple[ActiveBatch, Tensor | None, Weights | None]:
     """One token more for each hypothesis. Returns which hypothesis of before it continues, None for itself, and where
     those of before looked. Before the first token hypotheses are alike: a sentence has one row of `live.state`."""
     memory, state, beams = live
@@ -336,7 +340,7 @@ def advance(
     last_BK1 = beams.tokens_BKT[:, : 1 if alike else slots, -1:]
     features_NTD, weights, state = model.decode(last_BK1.flatten(0, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = forbid(logp_BKV, beams, config, given_BP)
+    logp_BKV = filter_logits(logp_BKV, beams, config, given_BP)
     if config.coverage_penalty:
         assert weights is not None
         beams = cover(beams, weights)
@@ -345,17 +349,17 @@ def advance(
         step_B = beams.age_B.clamp(max=draw_BTK.shape[1] - 1)  # older ones are over
         beams = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])
     else:
-        beams, parent_BK = grow(logp_BKV, beams, config)
+        beams, parent_BK = beam_step(logp_BKV, beams, config)
     if alike and slots > 1:
         state = state.select(torch.arange(sentences, device=logp_BKV.device).repeat_interleave(slots))
     elif parent_BK is not None:
         first_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
         state = state.select((first_B1 + parent_BK).flatten())
-    return Live(memory, state, beams), parent_BK, weights
+    return ActiveBatch(memory, state, beams), parent_BK, weights
 
 
 @torch.inference_mode()
-def force(
+def score_targets(
     model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, keep_weights: bool = True
 ) -> list[Hypothesis]:
     """Score given targets, `<s> y_1 ... </s>` and padding, and align them: forced decoding."""

@@ -15,16 +15,16 @@ import torch
 from tqdm import tqdm
 
 from nmt.config import EOS, UNK, SearchConfig
-from nmt.data.batching import STEP, make_batch
-from nmt.data.tokenizer import JOINT, Side, Tokenizer, split_at_words
+from nmt.data.batching import SHAPE_MULTIPLE, make_batch
+from nmt.data.tokenizer import JOINT, LanguageTokenizer, Tokenizer, split_at_words
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import Record
 from nmt.decoding.hypotheses import Hypothesis
-from nmt.decoding.search import Model, force, stream
+from nmt.decoding.search import Model, score_targets, stream
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
-from nmt.runtime.distributed import dealt, gathered, rank
-from nmt.runtime.lines import counted, first_of
+from nmt.runtime.distributed import all_gather, rank, shard
+from nmt.runtime.lines import count_of, first_few
 from nmt.runtime.logging import log
 from nmt.runtime.text_io import read_dictionary
 
@@ -61,7 +61,7 @@ class Translation:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinePart:
     """What is translated at a time: a line, or a part of one that is too long."""
 
     line: int  # its index among all lines
@@ -191,10 +191,10 @@ class Translator:
         if keep_weights and self.model.attends:
             best = enumerate((own[0] for own in found), first_line)
             if long := [line for line, one in best if one.weights_TS is None and one.source_pieces]:
-                log.warning(f"{counted(len(long), 'line')} too long to be aligned ({first_of(long)})")
+                log.warning(f"{count_of(len(long), 'line')} too long to be aligned ({first_few(long)})")
         return found
 
-    def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[Part]:
+    def parts(self, lines: Sequence[str], beginnings: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """What is to be translated: nothing of an empty line, several parts of one that is too long."""
         given = [[] for _ in lines] if beginnings is None else self.tokenizer.target.encode(list(beginnings))
         found, long, limit = [], [], self.config.max_source
@@ -220,12 +220,12 @@ class Translator:
                 words_left = self.tokenizer.source.spelt(line)
                 words_given = self.tokenizer.target.spelt(beginnings[number]) if beginnings and beginning else []
             for part in cut:
-                found.append(Part(number, part, beginning, words_given, words_left[place : place + len(part)]))
+                found.append(LinePart(number, part, beginning, words_given, words_left[place : place + len(part)]))
                 beginning, words_given, place = [], [], place + len(part)
         if long:
             log.warning(
-                f"{counted(len(long), 'line')} of more than search.max_source={limit} pieces, translated in parts "
-                f"({first_of(long)})"
+                f"{count_of(len(long), 'line')} of more than search.max_source={limit} pieces, translated in parts "
+                f"({first_few(long)})"
             )
         return found
 
@@ -283,7 +283,7 @@ class Translator:
         def run(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)
             given = batch.source_BS, batch.source_length_B, batch.target_BT
-            return zip(rows, force(self.model, *given, keep_weights), strict=True)
+            return zip(rows, score_targets(self.model, *given, keep_weights), strict=True)
 
         lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
         results: dict[int, Hypothesis] = {}
@@ -302,7 +302,7 @@ class Translator:
         Raises:
             UserError: it does not suffice for one line.
         """
-        order = list(dealt(longest_first(lengths)))
+        order = list(shard(sort_by_length(lengths)))
         most = len(order)
 
         with tqdm(total=len(order), unit=" lines", disable=None if progress and not rank() else True) as bar:
@@ -334,7 +334,7 @@ class Translator:
                     )
                     most, queue = fits, 1
                 order = [row for row in rows if row not in results] + order[len(rows) :]
-        for part in gathered(results):
+        for part in all_gather(results):
             results.update(part)
 
     def read(
@@ -368,7 +368,7 @@ class Translator:
         return text.translate(BREAKS)  # a word of the source may have a lone \r in it
 
 
-def divided(lines: Sequence[list[str]], side: Side) -> tuple[list[list[str]], list[list[str]]]:
+def divided(lines: Sequence[list[str]], side: LanguageTokenizer) -> tuple[list[list[str]], list[list[str]]]:
     """Lines given as what stands between spaces: their words, and the same with `JOINT` between those that no space
     divides. For a tokenizer of words nothing is divided, for it knows no part of them."""
     if not side.bytes_fall_back:
@@ -383,7 +383,7 @@ def warn_of_cuts(translations: Sequence[Translation], config: SearchConfig, firs
     cut = [line for line, translation in enumerate(translations, first_line) if not translation.ended]
     if cut:
         log.warning(
-            f"{counted(len(cut), 'translation')} cut at the maximum length ({first_of(cut)}): "
+            f"{count_of(len(cut), 'translation')} cut at the maximum length ({first_few(cut)}): "
             f"search.max_length={config.max_length} and search.max_ratio={config.max_ratio} allow no more"
         )
 
@@ -417,7 +417,7 @@ def default_batch_tokens(device: torch.device) -> int:
     return 64_000 if device.type == "cuda" else 8_000
 
 
-def longest_first(lengths: Sequence[int]) -> list[int]:
+def sort_by_length(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda row: -lengths[row])
 
 
@@ -426,4 +426,4 @@ def batch_size(longest: int, width: int, config: SearchConfig, device: torch.dev
     the longest, `</s>` included, times the beam; at least one."""
     tokens = config.batch_tokens or default_batch_tokens(device)
     size = config.batch_sentences or max(1, tokens // ((longest + 1) * width))
-    return size if config.batch_sentences or size < STEP else size - size % STEP
+    return size if config.batch_sentences or size < SHAPE_MULTIPLE else size - size % SHAPE_MULTIPLE

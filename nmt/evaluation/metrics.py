@@ -22,7 +22,7 @@ from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
-from nmt.data.word_links import Gold, Link
+from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import script_of, segmenter, words_in
 from nmt.errors import UserError
 
@@ -68,7 +68,7 @@ def choose_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     return tokenizer
 
 
-def settle_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
+def resolve_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     """Choose BLEU's tokenizer and log it.
 
     Raises:
@@ -226,7 +226,7 @@ class LinkCounts:
     found_sure: int = 0  # |A n S|
     found_possible: int = 0  # |A n P|
 
-    def add(self, links: Iterable[Link], gold: Gold) -> None:
+    def add(self, links: Iterable[Link], gold: GoldLinks) -> None:
         found = set(links)
         self.found += len(found)
         self.sure += len(gold.sure)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmt.errors import UserError, named
+from nmt.errors import UserError, with_filename
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def draw(figure: "Figure", source: list[str], target: list[str], weights: np.nda
 def save(figure: "Figure", path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with named(path):
+        with with_filename(path):
             figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
     for warning in caught:
         if "missing from font" in str(warning.message):  # once for each glyph

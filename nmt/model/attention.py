@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.inference_weights import Map, sum_of
-from nmt.model.kernels.linear import CACHED, Linear, step_dtype, uniform_, wide
-from nmt.model.normalizers import NORMALISERS
+from nmt.model.kernels.inference_weights import LinearFn, sum_of
+from nmt.model.kernels.linear import CACHED, Linear, accumulation_dtype, init_uniform_, step_dtype
+from nmt.model.normalizers import NORMALIZERS
 from nmt.model.windows import WINDOWS, Memory, memory_of
 
 
@@ -45,7 +45,7 @@ class Weights(NamedTuple):
 Attend = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Weights | None]]
 
 
-def bound(linear: nn.Module, dtype: torch.dtype) -> Map:
+def bound(linear: nn.Module, dtype: torch.dtype) -> LinearFn:
     """A linear map for use in a step loop; the identity as it is."""
     return linear.bind(dtype) if isinstance(linear, Linear) else linear
 
@@ -127,7 +127,7 @@ class Additive(Score):
         self.query = Linear(config.hidden, self.size, bias=False)
         self.key = Linear(config.memory, self.size)
         self.v = nn.Parameter(torch.empty(self.size))
-        uniform_(self.v.detach(), self.size)
+        init_uniform_(self.v.detach(), self.size)
 
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
@@ -208,7 +208,7 @@ class Attention(nn.Module):
         self.score = SCORES[config.attention.score](config)
         self.reach = self.score.reach  # how many positions of a source can have weight; None: all of them
         self.window = WINDOWS[config.attention.window](config)
-        self.normalise = NORMALISERS[config.attention.normaliser]
+        self.normalise = NORMALIZERS[config.attention.normaliser]
         several = self.heads > 1
         self.value = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
         self.output = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
@@ -235,7 +235,9 @@ class Attention(nn.Module):
         if not self.covers:
             return position_B, None
         sentences, _, positions, _ = memory.values_BHSM.shape
-        return position_B, memory.values_BHSM.new_zeros(sentences, positions, dtype=wide(memory.values_BHSM.dtype))
+        return position_B, memory.values_BHSM.new_zeros(
+            sentences, positions, dtype=accumulation_dtype(memory.values_BHSM.dtype)
+        )
 
     def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
         """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear

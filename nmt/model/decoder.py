@@ -57,7 +57,7 @@ class DecoderState(NamedTuple):
         return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
 
 
-class Gaze:
+class AttentionContext:
     """Attention through one call of the decoder: position and coverage go on from query to query, weights are kept."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Weights | None, DecoderState]:
         """Returns features_NTD (of the token after each given one), weights_NTW and the state after the last. Where
         attention feeds the recurrence, `inputs_NTG` is what the bottom layer's `project` returns, if that is known."""
-        gaze = Gaze(self.attention, memory, state, embedded_NTE.dtype)
+        gaze = AttentionContext(self.attention, memory, state, embedded_NTE.dtype)
         if self.looping:
             if inputs_NTG is None:
                 inputs_NTG = self.layers[0].project(embedded_NTE)
@@ -181,7 +181,9 @@ class Decoder(nn.Module):
         inner_NTD = self.readout(torch.cat(seen, 2))
         return inner_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else tanh(inner_NTD)
 
-    def whole(self, embedded_NTE: Tensor, state: DecoderState, gaze: Gaze) -> tuple[Tensor, tuple[State, ...], None]:
+    def whole(
+        self, embedded_NTE: Tensor, state: DecoderState, gaze: AttentionContext
+    ) -> tuple[Tensor, tuple[State, ...], None]:
         """Attention does not feed back: every layer in one call, all positions attend at once."""
         x_NTD, cells = embedded_NTE, []
         contexts: list[Tensor] = []
@@ -198,7 +200,7 @@ class Decoder(nn.Module):
         return x_NTD if self.style == "gnmt" else self.read(contexts[0], x_NTD, embedded_NTE), tuple(cells), None
 
     def steps(
-        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, gaze: Gaze
+        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, gaze: AttentionContext
     ) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
         rows, length, _ = embedded_NTE.shape

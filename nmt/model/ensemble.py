@@ -9,24 +9,24 @@ from torch import Tensor
 
 from nmt.model.attention import Weights
 from nmt.model.decoder import DecoderState
-from nmt.model.kernels.linear import wide
+from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.windows import Memory
 
 P = TypeVar("P", Memory, DecoderState)
 
 
-class Each(tuple[P, ...]):
+class EnsembleState(tuple[P, ...]):
     """The memories or the states of all members."""
 
-    def select(self, rows: Tensor) -> "Each[P]":
-        return Each(part.select(rows) for part in self)
+    def select(self, rows: Tensor) -> "EnsembleState[P]":
+        return EnsembleState(part.select(rows) for part in self)
 
-    def put(self, rows: Tensor, others: "Each[P]") -> "Each[P]":
-        return Each(own.put(rows, its) for own, its in zip(self, others, strict=True))
+    def put(self, rows: Tensor, others: "EnsembleState[P]") -> "EnsembleState[P]":
+        return EnsembleState(own.put(rows, its) for own, its in zip(self, others, strict=True))
 
-    def narrow(self, positions: int) -> "Each[P]":
-        return Each(part.narrow(positions) for part in self)
+    def narrow(self, positions: int) -> "EnsembleState[P]":
+        return EnsembleState(part.narrow(positions) for part in self)
 
 
 class Ensemble:
@@ -39,13 +39,13 @@ class Ensemble:
         # How many positions of a source all of them can attend to; None: all.
         self.reach = min((member.reach for member in members if member.reach is not None), default=None)
 
-    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Each[Memory], Each[DecoderState]]:
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[EnsembleState[Memory], EnsembleState[DecoderState]]:
         memories, states = zip(*(member.start(source_BS, length_B) for member in self.members), strict=True)
-        return Each(memories), Each(states)
+        return EnsembleState(memories), EnsembleState(states)
 
     def decode(
-        self, tokens_NT: Tensor, state: Each[DecoderState], memory: Each[Memory]
-    ) -> tuple[Tensor, Weights | None, Each[DecoderState]]:
+        self, tokens_NT: Tensor, state: EnsembleState[DecoderState], memory: EnsembleState[Memory]
+    ) -> tuple[Tensor, Weights | None, EnsembleState[DecoderState]]:
         """Features side by side, and the mean of the weights of those that attend."""
         members = zip(self.members, state, memory, strict=True)
         features, weights, states = zip(
@@ -54,11 +54,13 @@ class Ensemble:
         positions = memory[0].values_BHSM.shape[2]
         dense = [each.dense(positions) for each in weights if each is not None]
         mean = Weights(torch.stack(dense).mean(0), None) if dense else None
-        return torch.cat(features, 2), mean, Each(states)
+        return torch.cat(features, 2), mean, EnsembleState(states)
 
     def logits(self, features: Tensor) -> Tensor:
         """The logarithm of the mean probability, which is its own log softmax."""
         sizes = [member.features for member in self.members]
         parts = zip(self.members, features.split(sizes, -1), strict=True)
-        logp = [torch.log_softmax(member.logits(part), -1, dtype=wide(part.dtype)) for member, part in parts]
+        logp = [
+            torch.log_softmax(member.logits(part), -1, dtype=accumulation_dtype(part.dtype)) for member, part in parts
+        ]
         return torch.logsumexp(torch.stack(logp), 0) - math.log(len(logp))

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, PAD
-from nmt.model.kernels.linear import CACHED, wide
+from nmt.model.kernels.linear import CACHED, accumulation_dtype
 
 BLOCK = 64  # tokens that `top` looks at as one
 
 
 def log_probabilities(logits_NV: Tensor) -> Tensor:
     """logp_NV of the next tokens, fp32 at least. `<s>` and padding are struck out: never to be chosen."""
-    dtype, rows = wide(logits_NV.dtype), len(logits_NV)
+    dtype, rows = accumulation_dtype(logits_NV.dtype), len(logits_NV)
     if logits_NV.device.type == "cpu":
         rows = max(1, CACHED // logits_NV.shape[1])  # so many, cast, stay in a processor's cache
     if len(logits_NV) <= rows:
@@ -27,7 +27,7 @@ def log_probabilities(logits_NV: Tensor) -> Tensor:
     return logp_NV
 
 
-def top(x_BKV: Tensor, k: int) -> Tensor:
+def top_continuations(x_BKV: Tensor, k: int) -> Tensor:
     """The places of the k largest of each row, the largest first.
 
     They stand in the k blocks with the largest maxima, or in what is left after the last whole block: so they are found

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.kernels.inference_weights import Map, freeze
-from nmt.model.kernels.linear import CACHED, filled, wide
+from nmt.model.kernels.inference_weights import LinearFn, prepare_linear
+from nmt.model.kernels.linear import CACHED, accumulation_dtype, pad_rows
 
 AT_ONCE = {"cpu": CACHED // 2, "cuda": 2**26}  # logits whose fp32 values are alive at a time
 SLAB = 256  # rows of a product with the vocabulary inside: as one product it takes a processor 1.6 times as long
@@ -33,14 +33,14 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float,
-        r_drop: float, training: bool, product: Map | None, pad: int,
+        r_drop: float, training: bool, product: LinearFn | None, pad: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         weight, rows, passes = weight_VD.to(x_RD.dtype), len(x_RD), 2 if r_drop else 1
         if product is None:
-            product = freeze(weight, bias_V.to(weight.dtype), int8=False)
-        x_RD = filled(x_RD)
+            product = prepare_linear(weight, bias_V.to(weight.dtype), int8=False)
+        x_RD = pad_rows(x_RD)
         logits_RV = product(x_RD)
-        exact, vocabulary = wide(x_RD.dtype), logits_RV.shape[1]
+        exact, vocabulary = accumulation_dtype(x_RD.dtype), logits_RV.shape[1]
         target_R1 = target_R.unsqueeze(1)
         wanted_R1 = logits_RV[:rows].gather(1, target_R1).to(exact)
         most_R1, mean_R1, apart_R1 = (torch.zeros_like(wanted_R1) for _ in range(3))
@@ -104,7 +104,7 @@ def _pull(p_PrV: Tensor, ratio_PrV: Tensor, sum_Pr1: Tensor, apart_Pr1: Tensor, 
 
 def cross_entropy(
     x_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, target_R: Tensor, smoothing: float = 0.0, r_drop: float = 0.0,
-    product: Map | None = None, pad: int = -1,
+    product: LinearFn | None = None, pad: int = -1,
 ) -> Loss:  # fmt: skip
     """-(1 - e) log p(y) - e / V sum_v log p(v), summed over rows with y != pad, with p = softmax(x W^T + b) and
     e = smoothing (Szegedy et al. 2016, section 7). `product` is x W^T + b itself where the output layer is frozen.

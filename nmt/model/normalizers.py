@@ -22,7 +22,7 @@ def ranked(z: Tensor) -> tuple[Tensor, Tensor]:
     return falling, torch.arange(1, z.shape[-1] + 1, device=z.device)
 
 
-def backward(s: Tensor, gradient: Tensor) -> Tensor:
+def simplex_backward(s: Tensor, gradient: Tensor) -> Tensor:
     """The product with diag(s) - s s^T / sum s, the Jacobian of alpha-entmax, s = p^(2 - alpha) where p > 0 and else 0
     (Peters et al. 2019, section 3)."""
     product = s * gradient
@@ -44,7 +44,7 @@ class _Sparsemax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Tensor:
-        return backward((ctx.saved_tensors[0] > 0).to(gradients[0].dtype), gradients[0])
+        return simplex_backward((ctx.saved_tensors[0] > 0).to(gradients[0].dtype), gradients[0])
 
 
 class _Entmax15(torch.autograd.Function):
@@ -64,7 +64,7 @@ class _Entmax15(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Tensor:
-        return backward(ctx.saved_tensors[0], gradients[0])
+        return simplex_backward(ctx.saved_tensors[0], gradients[0])
 
 
-NORMALISERS = {"softmax": softmax, "sparsemax": _Sparsemax.apply, "entmax15": _Entmax15.apply}
+NORMALIZERS = {"softmax": softmax, "sparsemax": _Sparsemax.apply, "entmax15": _Entmax15.apply}

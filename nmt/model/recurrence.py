@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.kernels.inference_weights import Map, freeze, plain, whole_lstm
-from nmt.model.kernels.linear import bind, by_rows, cast, tanh
+from nmt.model.kernels.inference_weights import LinearFn, plain, prepare_linear, whole_lstm
+from nmt.model.kernels.linear import by_rows, cast, linear_for_steps, tanh
 
 State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 FLAT = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
@@ -61,7 +61,7 @@ class _LSTMCell(torch.autograd.Function):
         return dgates_NG, before
 
 
-def lstm_cell(inputs_NG: Tensor | None, hidden: Map, state: State) -> State:
+def lstm_cell(inputs_NG: Tensor | None, hidden: LinearFn, state: State) -> State:
     """One LSTM step (Hochreiter and Schmidhuber 1997, with forget gates) from its pre-activations.
 
     i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
@@ -108,7 +108,7 @@ class _GRUCell(torch.autograd.Function):
         return dinputs_NG, dhidden_NG, dh
 
 
-def gru_cell(inputs_NG: Tensor, hidden: Map, state: State) -> State:
+def gru_cell(inputs_NG: Tensor, hidden: LinearFn, state: State) -> State:
     """One GRU step (Cho et al. 2014) with the reset gate after the product, as in cuDNN, from its pre-activations.
 
     r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n.
@@ -150,8 +150,8 @@ class RNN(nn.Module):
         self.cell: Callable[..., State]
         self.cell, gates, self.states = CELLS[cell]
         self.hidden, self.projected = hidden, projected
-        # Once weights no longer change, the maps of `project` and `bind`, or the layer as `forward` calls it.
-        self.frozen: dict[str, Map] = {}
+        # Once weights no longer change, the maps of `project` and `linear_for_steps`, or the layer as `forward` calls it.
+        self.frozen: dict[str, LinearFn] = {}
         self.frozen_whole: Callable[..., tuple[Tensor, ...]] | None = None
         self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
@@ -200,10 +200,10 @@ class RNN(nn.Module):
             self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def freeze(self, int8: bool) -> None:
-        """Fix the weights of `project` and `bind`."""
-        self.frozen = {name: freeze(*parts, int8) for name, parts in self.parts(joined=True).items()}
+        """Fix the weights of `project` and `linear_for_steps`."""
+        self.frozen = {name: prepare_linear(*parts, int8) for name, parts in self.parts(joined=True).items()}
         if self.projected:
-            self.frozen["project"] = freeze(self.weight_ih[:, : self.projected], self.biases()[0], int8)
+            self.frozen["project"] = prepare_linear(self.weight_ih[:, : self.projected], self.biases()[0], int8)
 
     def biases(self) -> tuple[Tensor | None, ...]:
         """The biases of `project`, of a step's product with its input, and of that with the state. The gates of an LSTM
@@ -228,14 +228,14 @@ class RNN(nn.Module):
         weight_GI = self.weight_ih[:, : self.projected]
         return by_rows(self.frozen.get("project") or plain(*cast(weight_GI, self.biases()[0], x.dtype)), x)
 
-    def bind(self, dtype: torch.dtype) -> "Step":
+    def bind(self, dtype: torch.dtype) -> "RecurrentStep":
         """The layer as a step of a loop.
 
         Returns step(x_NI, state, inputs_NG) -> state, where x are the inputs that are not projected and `inputs_NG` is
         a step of what `project` returned, None where none are.
         """
         joined = torch.is_grad_enabled()  # greedy search binds anew at each step: to join weights would take longer
-        maps = self.frozen or {name: bind(*parts, dtype) for name, parts in self.parts(joined).items()}
+        maps = self.frozen or {name: linear_for_steps(*parts, dtype) for name, parts in self.parts(joined).items()}
         both = maps.get("both")
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
@@ -246,4 +246,4 @@ class RNN(nn.Module):
         return step
 
 
-Step = Callable[..., State]
+RecurrentStep = Callable[..., State]

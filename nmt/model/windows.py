@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.linear import Linear, bind_rows, bind_values, tanh, uniform_, wide
+from nmt.model.kernels.linear import Linear, accumulation_dtype, init_uniform_, rows_for_steps, tanh, values_for_steps
 
 WHOLE = 1.5  # sources up to so many local windows long are looked at whole
 MASKED = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
@@ -74,7 +74,7 @@ class Global(nn.Module):
         """Returns look(query_ND, position_BQ) -> View, for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
-        view = View(memory.keys_BHSA, bind_values(memory.values_BHSM), position_RW, bias_RHQW)
+        view = View(memory.keys_BHSA, values_for_steps(memory.values_BHSM), position_RW, bias_RHQW)
         return lambda query_ND, position_BQ: view
 
 
@@ -114,7 +114,7 @@ class LocalM(nn.Module):
 
         if positions <= WHOLE * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
-            read = bind_values(memory.values_BHSM)
+            read = values_for_steps(memory.values_BHSM)
 
             def look_whole(query_ND: Tensor, position_BQ: Tensor | None) -> View:
                 point_BQ = point(query_ND, position_BQ)
@@ -126,7 +126,7 @@ class LocalM(nn.Module):
 
         offset_W = torch.arange(width, device=device)
         head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
-        keys, values = bind_rows(memory.keys_BHSA.flatten(0, 2)), bind_rows(memory.values_BHSM.flatten(0, 2))
+        keys, values = rows_for_steps(memory.keys_BHSA.flatten(0, 2)), rows_for_steps(memory.values_BHSM.flatten(0, 2))
 
         def look(query_ND: Tensor, position_BQ: Tensor | None) -> View:
             point_BQ = point(query_ND, position_BQ)
@@ -152,14 +152,14 @@ class LocalP(LocalM):
         super().__init__(config)
         self.point = Linear(config.hidden, config.hidden, bias=False)
         self.v = nn.Parameter(torch.empty(config.hidden))
-        uniform_(self.v.detach(), config.hidden)
+        init_uniform_(self.v.detach(), config.hidden)
 
     def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.bind(dtype)
 
         def point(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
-            inner_ND = tanh(linear(query_ND)).to(wide(dtype))
-            logit_N = inner_ND @ self.v.to(wide(dtype)) * self.v.numel() ** -0.5
+            inner_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))
+            logit_N = inner_ND @ self.v.to(accumulation_dtype(dtype)) * self.v.numel() ** -0.5
             return length_B1 * torch.sigmoid(logit_N.view(len(length_B1), -1))
 
         return point

@@ -23,14 +23,22 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from nmt.config import COMMANDS
-from nmt.errors import UserError, printable, told_by_another
-from nmt.runtime.command_line import CONFIGS, check_command_line, checked, explain, groups, keys, trouble
-from nmt.runtime.settings_file import take, with_file
+from nmt.errors import UserError, exit_silently, printable
+from nmt.runtime.command_line import (
+    CONFIGS,
+    check_command_line,
+    config_groups,
+    describe_os_error,
+    explain,
+    schema_keys,
+    to_dataclasses,
+)
+from nmt.runtime.settings_file import apply_file_settings, with_file
 from nmt.runtime.streams import use_utf8
-from nmt.runtime.sweep_names import named_by_what_varies
+from nmt.runtime.sweep_names import name_by_varying_keys
 
 failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
-given: set[str] = set()  # dotted keys that the present job has been given, on the command line or in a file
+given_keys: set[str] = set()  # dotted keys that the present job has been given, on the command line or in a file
 
 
 def meanings(schema: type, prefix: str = "") -> dict[str, str]:
@@ -59,11 +67,11 @@ def explained(schema: type) -> Iterator[None]:
             print(printable(f"{line:<31} # {comment}" if comment else line))
 
 
-def fail(message: str, own: bool = False) -> None:
+def report_failure(message: str, own: bool = False) -> None:
     """Report a failure. Of the processes of a job the first does so, but for what is another one's `own`."""
     number = int(os.environ.get("RANK", "0"))
     if number and not own:
-        told_by_another()
+        exit_silently()
     failures.append(message)
     with contextlib.suppress(OSError):  # nobody reads
         print(f"error: {f'process {number}: ' if number else ''}{printable(message)}", file=sys.stderr, flush=True)
@@ -76,13 +84,13 @@ class Failure:
     def __init__(self, message: str, report: bool = True, own: bool = False) -> None:
         self.message = message
         if report:
-            fail(message, own)
+            report_failure(message, own)
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return Failure, (self.message,)
 
 
-def show_search() -> None:
+def show_sweeper_log() -> None:
     """Show what Optuna's plug-in says, its results above all; failed jobs, of which it warns, are reported already."""
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.levelno < logging.WARNING)
@@ -91,7 +99,7 @@ def show_search() -> None:
     log.setLevel(logging.INFO)
 
 
-def come_again(number: int) -> None:
+def resend_signal(number: int) -> None:
     """Send this process a signal a little later, which came when it could not end it."""
     again = threading.Timer(0.05, os.kill, (os.getpid(), number))
     again.daemon = True
@@ -116,7 +124,7 @@ def flush_streams(code: Any) -> Any:
             if stream is sys.stdout:
                 code = code or 1
                 if not isinstance(error, BrokenPipeError):
-                    fail(f"standard output: {error.strerror}")
+                    report_failure(f"standard output: {error.strerror}")
     return code
 
 
@@ -143,16 +151,16 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
 
         def end(number: int, _: object) -> None:
             if isinstance(sys.exception(), UserError):
-                come_again(number)
+                resend_signal(number)
                 return  # the message first
             ended.append(number)
             sys.exit(128 + number)  # on the way out what is half done is cleared away
 
         def lost(what: "sys.UnraisableHookArgs") -> None:
             if isinstance(what.exc_value, SystemExit) and ended:
-                come_again(ended.pop())  # Python drops what is raised in a destructor
+                resend_signal(ended.pop())  # Python drops what is raised in a destructor
             elif isinstance(what.exc_value, KeyboardInterrupt):
-                come_again(signal.SIGINT)
+                resend_signal(signal.SIGINT)
             else:
                 sys.__unraisablehook__(what)
 
@@ -161,11 +169,11 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             inside = True
             overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
             written = {argument.lstrip("+~").partition("=")[0] for argument in overrides}
-            take(settings, config, written - set(groups(command)))
-            given.clear()
-            given.update(written, settings)
+            apply_file_settings(settings, config, written - set(config_groups(command)))
+            given_keys.clear()
+            given_keys.update(written, settings)
             try:
-                score: float | Failure | None = function(checked(config))
+                score: float | Failure | None = function(to_dataclasses(config))
             except Exception as error:
                 late = type(error).__module__.startswith("submitit.")  # the cluster's time for the job is up
                 if not late and not isinstance(error, UserError | OSError | MemoryError):
@@ -174,7 +182,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                     raise
                 if ended:  # a library has made another error of the exit
                     sys.exit(128 + ended[0])
-                message = trouble(error) if isinstance(error, OSError) else str(error)
+                message = describe_os_error(error) if isinstance(error, OSError) else str(error)
                 if isinstance(error, MemoryError):
                     message = f"out of memory; give less text at a time ({message or 'no details'})"
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
@@ -204,19 +212,19 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
             warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
             ConfigStore.instance().store(name=f"{command}_schema", node=schema)
-            show_search()
+            show_sweeper_log()
             signal.signal(signal.SIGTERM, end)
             sys.unraisablehook = lost
             try:
-                known, choices = keys(schema) | {"config": str}, groups(command)
+                known, choices = schema_keys(schema) | {"config": str}, config_groups(command)
                 check_command_line(sys.argv[1:], known, choices)
                 arguments, settings = with_file(sys.argv[1:], schema, choices)
                 check_command_line(arguments, known, choices)
-                sys.argv[1:] = named_by_what_varies(arguments)
+                sys.argv[1:] = name_by_varying_keys(arguments)
                 with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
                     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
             except KeyboardInterrupt:
-                fail("interrupted")
+                report_failure("interrupted")
                 sys.exit(130)
             except Exception as error:
                 if ended:
@@ -225,9 +233,9 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                     raise
                 if isinstance(error, OSError) and not isinstance(error, HydraException):
                     error.filename = error.filename or "standard output"
-                    fail(trouble(error))
+                    report_failure(describe_os_error(error))
                 else:
-                    fail(str(error) if isinstance(error, UserError) else explain(error))
+                    report_failure(str(error) if isinstance(error, UserError) else explain(error))
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be cleared away
                 sys.unraisablehook = sys.__unraisablehook__

@@ -13,8 +13,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
-from nmt.errors import UserError, nearest
-from nmt.runtime.quoting import literal, pasted, setting
+from nmt.errors import UserError, suggest
+from nmt.runtime.quoting import literal, quote_setting, shell_quoted
 
 HERE = Path(__file__).resolve().parent.parent
 CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
@@ -91,8 +91,8 @@ SHAPES = (  # what OmegaConf says of a value of the wrong shape, and what is nee
     (r"Cannot convert '(?:list|ListConfig)' to string", "one value is needed here, not a list"),
     (r"Cannot convert '(?:dict|DictConfig)' to string", "one value is needed here, not several by name"),
 )
-FOLDERS = ("name", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")  # what Hydra makes a run's folder of
-OWN = ("resume", "overwrite")  # of a command, and not of the settings that a file has
+FOLDER_KEYS = ("name", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")  # what Hydra makes a run's folder of
+COMMAND_ONLY = ("resume", "overwrite")  # of a command, and not of the settings that a file has
 
 
 def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[str]) -> None:
@@ -122,19 +122,27 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
                 continue
             if key in known:
                 word = "VALUE"
-                raise UserError(f"{argument}: settings are written without dashes: {pasted(f'{key}={value or word}')}")
-            raise UserError(f"there is no option {name}; write key=value{meant(key, known)}")
-        if equals and key in FOLDERS and "\\${" in value:
+                raise UserError(
+                    f"{argument}: settings are written without dashes: {shell_quoted(f'{key}={value or word}')}"
+                )
+            raise UserError(f"there is no option {name}; write key=value{did_you_mean(key, known)}")
+        if equals and key in FOLDER_KEYS and "\\${" in value:
             raise UserError(f"{argument}: the name of a run's folder holds no ${{; give another one")
-        if equals and (key in FOLDERS or keys.get(key) in TEXTS or keys.get(key) == list[str]) and key not in OWN:
+        if (
+            equals
+            and (key in FOLDER_KEYS or keys.get(key) in TEXTS or keys.get(key) == list[str])
+            and key not in COMMAND_ONLY
+        ):
             check_read_as_written(argument, key)
         if not equals or key.startswith(("hydra.", "hydra/")):
             continue
         if key not in known:
-            raise UserError(f"there is no key '{key}'{meant(key, known)}; --help lists them all")
+            raise UserError(f"there is no key '{key}'{did_you_mean(key, known)}; --help lists them all")
         if argument.startswith("+"):
-            raise UserError(f"{argument}: every key exists already, so no + is needed: {pasted(f'{key}={value}')}")
-        if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and several(argument):
+            raise UserError(
+                f"{argument}: every key exists already, so no + is needed: {shell_quoted(f'{key}={value}')}"
+            )
+        if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and is_swept(argument):
             raise UserError(f"{argument}: runs of a sweep have no names by {key}; give a command and a name= to each")
         if key in groups and "null" in value.split(","):
             raise UserError(f"{argument}: write {key}=CHOICE, or leave {key} out; --help lists the choices")
@@ -144,12 +152,12 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
             raise UserError(f"{argument}: a value is needed; leave {key} out, or write {key}=VALUE")
 
 
-def meant(key: str, known: list[str]) -> str:
+def did_you_mean(key: str, known: list[str]) -> str:
     """`"; did you mean 'x'?"` for what another toolkit calls so, or for the key that is spelled most like it."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
     names = SYNONYMS.get(leaf, [])
     if not names or any(name.rpartition(".")[2] == leaf for name in known):
-        return nearest(key, known)
+        return suggest(key, known)
     there = [name for name in names if name in known]
     return f"; did you mean '{there[0]}'?" if there else f"; other commands have '{names[0]}'"
 
@@ -170,24 +178,26 @@ def check_read_as_written(argument: str, key: str) -> None:
         UserError: it has to be quoted.
     """
     written = argument.partition("=")[2]
-    found = parsed(argument)
+    found = parse_override(argument)
     if found is None or found.is_sweep_override() or written[:1] in ("'", '"'):
         return
     value = found.value()
     if isinstance(value, list) and not re.search("['\"{]", written):
         taken, texts = [*map(str, value)], [item.strip() for item in written.strip()[1:-1].split(",")]
         if taken != texts and any(texts):
-            raise UserError(f"{argument} would be taken for [{', '.join(taken)}]; quote it: {setting(key, texts)}")
+            raise UserError(
+                f"{argument} would be taken for [{', '.join(taken)}]; quote it: {quote_setting(key, texts)}"
+            )
     elif isinstance(value, str | bool | int | float) and str(value) != written:
-        raise UserError(f"{argument} would be taken for {value}; quote it: {setting(key, written)}")
+        raise UserError(f"{argument} would be taken for {value}; quote it: {quote_setting(key, written)}")
 
 
-def several(argument: str) -> bool:
+def is_swept(argument: str) -> bool:
     """Whether a setting of a sweep has more than one value."""
-    return (found := parsed(argument)) is not None and found.is_sweep_override()
+    return (found := parse_override(argument)) is not None and found.is_sweep_override()
 
 
-def parsed(argument: str) -> Override | None:
+def parse_override(argument: str) -> Override | None:
     """As Hydra reads it; None of what cannot be read, of which Hydra complains."""
     with contextlib.suppress(HydraException):
         return OverridesParser.create().parse_override(argument)
@@ -200,14 +210,14 @@ def explain(error: Exception) -> str:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if choice in PLUGINS:
             return f"{group}={choice} is a plug-in that is not installed: in the checkout, pip install '.[sweep]'"
-        return f"{group}={choice} is not one of {', '.join(error.options)}{nearest(choice, error.options)}"
+        return f"{group}={choice} is not one of {', '.join(error.options)}{suggest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         key, equals, value = error.override.partition("=")
         if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
             plain = re.fullmatch(r"[\w./$,\[\]-]+", path, re.ASCII)
-            written = f"{key}={path}" if plain else setting(key, os.path.expanduser(value))
+            written = f"{key}={path}" if plain else quote_setting(key, os.path.expanduser(value))
             return f"{error.override} cannot be read: the shell left ~ as it is; write {written}"
-        remedy = f"quote a value that has signs in it: {setting(key, value)}" if equals else "write key=value"
+        remedy = f"quote a value that has signs in it: {quote_setting(key, value)}" if equals else "write key=value"
         if value.startswith("[") and value.endswith(","):  # the shell has divided it
             remedy = f"a list has no spaces, or is quoted as a whole: '{key}=[A, B]'"
         elif value.startswith("[") and value.endswith("]"):
@@ -219,7 +229,7 @@ def explain(error: Exception) -> str:
     if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", complaint):
         key, value = ambiguous.groups()
         return (
-            f"{key}={value} has a comma: one value with a comma in it is written {setting(key, value)}, a list "
+            f"{key}={value} has a comma: one value with a comma in it is written {quote_setting(key, value)}, a list "
             f"{key}=[A,B], and a run for each value wants -m"
         )
     needed = next((needed for pattern, needed in SHAPES if re.search(pattern, complaint)), None)
@@ -228,7 +238,7 @@ def explain(error: Exception) -> str:
         kind := getattr(cause, "object_type", None)
     ):
         names = [item.name for item in dataclasses.fields(kind)]
-        complaint = f"there is no key '{unknown[1]}' but {', '.join(names)}{meant(unknown[1], names)}"
+        complaint = f"there is no key '{unknown[1]}' but {', '.join(names)}{did_you_mean(unknown[1], names)}"
     if "INTERVAL_SWEEP" in complaint:
         return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
     if isinstance(cause, InterpolationResolutionError | GrammarParseError):
@@ -241,29 +251,29 @@ def explain(error: Exception) -> str:
     return f"{override or key}: {complaint}" if override or key else complaint
 
 
-def keys(schema: type, prefix: str = "") -> dict[str, Any]:
+def schema_keys(schema: type, prefix: str = "") -> dict[str, Any]:
     """The types of all keys of a schema, by dotted name, sections included."""
     types = {}
     for item in dataclasses.fields(schema):
         types[prefix + item.name] = item.type
         if dataclasses.is_dataclass(item.type):
-            types |= keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+            types |= schema_keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
     return types
 
 
-def groups(command: str) -> list[str]:
+def config_groups(command: str) -> list[str]:
     """The groups that the command's file lists among its defaults, as `data` and `model`."""
     defaults = OmegaConf.load(CONFIGS / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
     return [name for name in names if not name.startswith("override ")]
 
 
-def trouble(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the system could not do, as `runs/mine/train.log: No space left on device`."""
     return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
-def checked(config: DictConfig) -> Any:
+def to_dataclasses(config: DictConfig) -> Any:
     """The checked dataclasses of a composed configuration.
 
     Raises:
@@ -275,16 +285,16 @@ def checked(config: DictConfig) -> Any:
         raise UserError(explain(error)) from error
 
 
-def settled(schema: type, given: dict[str, Any]) -> Any:
+def build_settings(schema: type, given: dict[str, Any]) -> Any:
     """The checked dataclasses of a command with these settings, which need not come from a command line.
 
     Raises:
-        UserError: as `checked`.
+        UserError: as `to_dataclasses`.
     """
-    return checked(composed(schema, given))
+    return to_dataclasses(build_config(schema, given))
 
 
-def composed(schema: type, given: dict[str, Any]) -> DictConfig:
+def build_config(schema: type, given: dict[str, Any]) -> DictConfig:
     """The same as a configuration of OmegaConf, in which texts are as they are given, whatever is in them.
 
     Raises:

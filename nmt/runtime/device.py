@@ -7,7 +7,7 @@ from torch import nn
 
 from nmt.errors import UserError
 from nmt.runtime.launch import LAUNCHED
-from nmt.runtime.memory import keep_memory
+from nmt.runtime.memory import configure_malloc
 
 DTYPES = {
     **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
@@ -71,7 +71,7 @@ def multiplies_int8() -> bool:
     return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 
 
-def place(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
+def move_model(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
     """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
     they are cast once, instead of at every step. On a GPU products of fp32 numbers are exact to fp32, or with tf32
     rounded to its 10 bits, from here on in the whole process.
@@ -97,12 +97,12 @@ def place(model: nn.Module, precision: str, device: torch.device, training: bool
     model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
     model.dtype = DTYPES[precision]  # type: ignore[assignment]
     if training:
-        keep_memory()
+        configure_malloc()
     else:
         model.freeze(precision == "int8")  # type: ignore[operator]
 
 
-def crowded(device: torch.device, speed: float, best: float) -> str | None:
+def contention_advice(device: torch.device, speed: float, best: float) -> str | None:
     """What to do where the threads of this process seem to wait for cores that others have: by the load of the machine,
     or because the speed (tokens/s) has fallen to less than half of the best so far. None of a single thread, which
     waits for nobody."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nmt.errors import UserError, told_by_another
+from nmt.errors import UserError, exit_silently
 from nmt.runtime.device import choose_device
 from nmt.runtime.launch import LAUNCHED
 from nmt.runtime.logging import log
@@ -26,14 +26,14 @@ OTHER_MODEL = (
     "all machines"
 )
 OTHER_TEXT = "the processes of this job have different text; see that files have the same content on all machines"
-PATIENCE = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
+TIMEOUT = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
 _times = 0  # that this process has joined others: once for each run of a sweep
 _store: Any = None  # torchrun's, which outlives the processes that it starts anew
 _joined = False  # the other processes of this job; torch.distributed may also be in use by somebody who imports nmt
 
 
 @contextlib.contextmanager
-def joined(name: str) -> Iterator[torch.device]:
+def process_group(name: str) -> Iterator[torch.device]:
     """The device of that name, for a process that works together with the others that torchrun started, if there are.
 
     Raises:
@@ -50,10 +50,10 @@ def joined(name: str) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     log.info(f"joining {LAUNCHED['WORLD_SIZE']} processes")
     try:
-        join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:
         remedy = "see that all were started, and that their machines' ports are open to each other"
-        missed = f"the other processes of this job cannot be reached ({why(error)}); {remedy}"
+        missed = f"the other processes of this job cannot be reached ({gloo_reason(error)}); {remedy}"
         raise UserError(missed, own=True) from None
     _joined = True
     try:
@@ -63,23 +63,23 @@ def joined(name: str) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def join(backend: str) -> None:
+def init_process_group(backend: str) -> None:
     """Meet the other processes. After a restart by torchrun the addresses of those that died are still in its store, in
     a sweep those of the run before: each time has names of its own there."""
     global _store, _times
     _times += 1
     _store, number, count = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"attempt {LAUNCHED['TORCHELASTIC_RESTART_COUNT']}.{_times}", _store)
-    dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=number, store=store)
+    dist.init_process_group(backend, timeout=TIMEOUT, world_size=count, rank=number, store=store)
 
 
-def begin(run: Path) -> None:
+def mark_started(run: Path) -> None:
     """Note that this job has taken a run's folder, for processes that torchrun starts in place of these."""
     if _joined:
         _store.set(f"begun {run}", "")
 
 
-def begun(run: Path) -> bool:
+def was_started(run: Path) -> bool:
     """Whether processes that were here before have noted that."""
     return _joined and bool(_store.check([f"begun {run}"]))
 
@@ -89,17 +89,17 @@ def rank() -> int:
     return LAUNCHED["RANK"] if _joined else 0
 
 
-def ranks() -> int:
+def world_size() -> int:
     """Processes of this job."""
     return LAUNCHED["WORLD_SIZE"] if _joined else 1
 
 
-def why(error: Exception) -> str:
+def gloo_reason(error: Exception) -> str:
     """What gloo complains of, in short; it has no class of its own for it."""
     return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
 
 
-def together(call: Callable[..., Any], *arguments: Any) -> None:
+def run_collective(call: Callable[..., Any], *arguments: Any) -> None:
     """What all processes have to call.
 
     Raises:
@@ -108,79 +108,79 @@ def together(call: Callable[..., Any], *arguments: Any) -> None:
     try:
         call(*arguments)
     except RuntimeError as error:
-        gone = f"another process of this job has ended, so this one cannot go on ({why(error)})"
+        gone = f"another process of this job has ended, so this one cannot go on ({gloo_reason(error)})"
         raise UserError(gone, own=True) from None
 
 
-def summed(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def all_reduce_sum(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """All-reduce: the sums over all processes of tensors on one device, in one message."""
-    if ranks() == 1:
+    if world_size() == 1:
         return tensors
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    together(dist.all_reduce, flat)
+    run_collective(dist.all_reduce, flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def agreed(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest of the numbers that the processes give."""
-    if ranks() == 1:
+    if world_size() == 1:
         return number
     largest = torch.tensor(number)
-    together(dist.all_reduce, largest, dist.ReduceOp.MAX)
+    run_collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
     return int(largest)
 
 
-def gathered(part: T) -> list[T]:
+def all_gather(part: T) -> list[T]:
     """All-gather: what each process gives, in the order of their numbers."""
-    if ranks() == 1:
+    if world_size() == 1:
         return [part]
-    parts: list[Any] = [None] * ranks()
-    together(dist.all_gather_object, parts, part)
+    parts: list[Any] = [None] * world_size()
+    run_collective(dist.all_gather_object, parts, part)
     return parts
 
 
-def copied(tensors: list[torch.Tensor]) -> None:
+def broadcast(tensors: list[torch.Tensor]) -> None:
     """Broadcast: fill these tensors with those of the first process."""
-    if ranks() > 1:
+    if world_size() > 1:
         for tensor in tensors:
-            together(dist.broadcast, tensor, 0)
+            run_collective(dist.broadcast, tensor, 0)
 
 
-def mine(path: str) -> str:
+def rank0_path(path: str) -> str:
     """Where the first process writes; the others write nowhere."""
     return os.devnull if rank() else path
 
 
-def dealt(rows: Sequence[T]) -> Sequence[T]:
+def shard(rows: Sequence[T]) -> Sequence[T]:
     """The part of this process of what all have, dealt out like cards."""
-    return rows[rank() :: ranks()]
+    return rows[rank() :: world_size()]
 
 
-def told(work: Callable[[], T]) -> T:
+def broadcast_from_rank0(work: Callable[[], T]) -> T:
     """Broadcast of an object: what the first process finds, in all of them. Its UserError ends them all."""
-    return gathered(tried(work, rank() == 0))[0]  # type: ignore[return-value]
+    return all_gather(run_where(work, rank() == 0))[0]  # type: ignore[return-value]
 
 
-def in_turn(work: Callable[[], T]) -> T:
+def local_rank0_first(work: Callable[[], T]) -> T:
     """What each process finds; the first of each machine before the others, which come upon what it has prepared. A
     UserError of one ends them all."""
     first = LAUNCHED["LOCAL_RANK"] == 0
-    found, after = tried(work, first), tried(work, not first)
+    found, after = run_where(work, first), run_where(work, not first)
     return found if first else after  # type: ignore[return-value]
 
 
-def same(what: Callable[[], object], complaint: str) -> None:
+def check_same_on_all_ranks(what: Callable[[], object], complaint: str) -> None:
     """Compare what each process has.
 
     Raises:
         UserError: the complaint, where they have different things.
     """
-    if ranks() > 1 and len(set(gathered(what()))) > 1:
+    if world_size() > 1 and len(set(all_gather(what()))) > 1:
         raise UserError(complaint)
 
 
-def tried(work: Callable[[], T], mine: bool) -> T | None:
+def run_where(work: Callable[[], T], mine: bool) -> T | None:
     """What `work` returns, where it is for this process to do. If it fails in some, the first of them says why, and the
     others end without a word."""
     found = error = None
@@ -188,10 +188,10 @@ def tried(work: Callable[[], T], mine: bool) -> T | None:
         found = work() if mine else None
     except (UserError, OSError) as caught:
         error = caught
-    failed = gathered(error is not None)
+    failed = all_gather(error is not None)
     if error and failed.index(True) == rank():
         error.own = True  # type: ignore[union-attr]
         raise error
     if any(failed):
-        told_by_another()
+        exit_silently()
     return found

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from nmt.errors import UserError, named
+from nmt.errors import UserError, with_filename
 
 log = logging.getLogger("nmt")
 PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
@@ -31,7 +31,7 @@ UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errn
 def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | None = None) -> None:
     """Replace a file in one step by these texts or bytes, one after the other. The file is written next to `beside`
     first, by default next to itself."""
-    with named(path), unfinished(beside or path) as new:
+    with with_filename(path), temporary_sibling(beside or path) as new:
         with open(new, "wb") as file:
             file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
         sync(new)
@@ -39,7 +39,7 @@ def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | No
 
 
 @contextmanager
-def unfinished(path: Path, folder: bool = False) -> Iterator[Path]:
+def temporary_sibling(path: Path, folder: bool = False) -> Iterator[Path]:
     """A new file or folder next to `path` to fill and rename; whatever still has that name at the end is removed. What
     killed processes left there for the same path is removed first."""
     stem = f".{path.name[:NAME]}."
@@ -133,7 +133,7 @@ def warn_once(message: str) -> None:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replacing_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill, which becomes `folder` when it is whole, in the place of an earlier one; if that cannot be,
     nothing has changed.
 
@@ -143,7 +143,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     old = folder.with_name(f".{folder.name}.old")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished(folder, folder=True) as new:
+        with temporary_sibling(folder, folder=True) as new:
             yield new
             if os.path.lexists(folder):
                 remove(old)
@@ -166,7 +166,7 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
     These are several steps. The file `mark` is removed in the first and comes back in the last: where it is, all files
     belong together. Other processes that replace files of this folder wait.
     """
-    with unfinished(folder, folder=True) as new:
+    with temporary_sibling(folder, folder=True) as new:
         try:
             yield new
         except OSError as error:
@@ -185,7 +185,7 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
             os.close(handle)
 
 
-def regular(path: str | Path, flags: int) -> int:
+def open_regular(path: str | Path, flags: int) -> int:
     """Open a file of a run (the `opener` of `open`). A pipe, on which reading would wait, is refused, and so is writing
     through a symbolic link: a run may be somebody else's.
 
@@ -213,7 +213,7 @@ def read_small(path: Path) -> str:
         ValueError: it is not UTF-8, or larger than any of ours.
         OSError: it cannot be read.
     """
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=open_regular) as file:
         content = file.read(PLAIN + 1)
     if len(content) > PLAIN:
         raise ValueError(f"it has more than {PLAIN:,} bytes")
@@ -221,7 +221,7 @@ def read_small(path: Path) -> str:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replacing_file(path: Path) -> Iterator[BinaryIO]:
     """A file to fill, which takes the place of `path` when it is whole. It has the permissions of the old one.
 
     Where only the content can be replaced it is copied into the old file at the end: one with several hard links, which
@@ -237,11 +237,11 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     if old and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     with ExitStack() as stack:
-        with named(path):
+        with with_filename(path):
             if old and not os.access(path.parent, os.W_OK):
                 new = Path(stack.enter_context(tempfile.TemporaryDirectory()), "new")
             else:
-                new = stack.enter_context(unfinished(path))
+                new = stack.enter_context(temporary_sibling(path))
             file = open(new, "wb")  # noqa: SIM115  errors in writing have the name of the file already
         with file:
             if old:
@@ -249,11 +249,11 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
                     os.chown(new, old.st_uid, old.st_gid)
                 shutil.copymode(path, new)
             yield file
-        with named(path):
-            put(new, path, old)
+        with with_filename(path):
+            replace_or_copy(new, path, old)
 
 
-def put(new: Path, path: Path, old: os.stat_result | None) -> None:
+def replace_or_copy(new: Path, path: Path, old: os.stat_result | None) -> None:
     """Replace `path`, which has the status `old` if it exists, or its content."""
     if old is None:
         new.replace(path)

@@ -31,13 +31,13 @@ PAUSE = 0.02  # seconds in which a line counts as following the one before it at
 COLLECT = 0.5  # seconds in which lines that follow each other are collected, at least
 
 
-def between_spaces(line: str) -> list[str]:
+def split_on_spaces(line: str) -> list[str]:
     """The words of a line: what stands between spaces (U+0020 alone; several count as one)."""
     return [word for word in line.split(" ") if word]
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
+def open_unpacked(path: Path) -> Iterator[io.BufferedReader]:
     """A file in binary, unpacked if its name says that it is packed.
 
     Raises:
@@ -99,7 +99,7 @@ class LineReader(Iterator[bytes]):
 
     def __init__(self, file: io.BufferedReader, name: object) -> None:
         self.file, self.name = file, name
-        self.waits = waits(file)
+        self.waits = may_block(file)
         self.lines: deque[bytes] = deque()  # read, but not yet returned
         self.rest = bytearray()  # the beginning of the next line
         self.number = 0  # complete lines that were read
@@ -153,7 +153,7 @@ class LineReader(Iterator[bytes]):
         self.number += len(lines)
 
 
-def waits(file: io.BufferedReader) -> bool:
+def may_block(file: io.BufferedReader) -> bool:
     """Whether reading waits for whoever writes: of a pipe, a socket or a terminal."""
     try:
         return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
@@ -176,23 +176,23 @@ def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:
             yield line.decode()
         except UnicodeDecodeError as error:
             if invalid == "refuse":
-                raise UserError(f"{lines.name}:{number}: {undecodable(error)}") from None
+                raise UserError(f"{lines.name}:{number}: {describe_decode_error(error)}") from None
             replaced.append(number)
             yield line.decode(errors="replace")
     if replaced:
         log.warning(
-            f"{lines.name}: {len(replaced):,} lines are {NOT_TEXT} ({first_of(replaced)}); U+FFFD stands for the bad "
+            f"{lines.name}: {len(replaced):,} lines are {NOT_TEXT} ({first_few(replaced)}); U+FFFD stands for the bad "
             "bytes"
         )
 
 
-def undecodable(error: UnicodeDecodeError) -> str:
+def describe_decode_error(error: UnicodeDecodeError) -> str:
     return f"{NOT_TEXT} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
 
 
-def first_of(numbers: Sequence[int]) -> str:
+def first_few(numbers: Sequence[int]) -> str:
     return f"first: {', '.join(map(str, numbers[:FIRST]))}"
 
 
-def counted(count: int, what: str) -> str:
+def count_of(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

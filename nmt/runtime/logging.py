@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nmt.errors import named, printable
-from nmt.runtime.files import regular
+from nmt.errors import printable, with_filename
+from nmt.runtime.files import open_regular
 from nmt.runtime.launch import LAUNCHED
 
 log = logging.getLogger("nmt")
@@ -28,13 +28,13 @@ class _File(logging.FileHandler):
     """Lines to a file that must not be lost: a full disk is an error, and not the complaint that logging prints."""
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=regular)
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_regular)
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  its name in the library
-        with named(self.baseFilename):
+        with with_filename(self.baseFilename):
             raise  # noqa: PLE0704  it is called where the exception is handled
 
 

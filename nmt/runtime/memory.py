@@ -68,7 +68,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return bool(OUT_OF_MEMORY.search(str(error)))
 
 
-def keep_memory() -> None:
+def configure_malloc() -> None:
     """Let freed memory be used again instead of handing large blocks back to the system at once, which is what glibc
     does: a training step would spend a tenth of its time on 20,000 page faults."""
     with contextlib.suppress(OSError, AttributeError):  # another C library

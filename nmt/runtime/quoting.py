@@ -31,13 +31,13 @@ def quoted(text: str) -> str:
     return '"' + re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + "\\" * bool(end[2]) + end[2], literal(text)) + '"'
 
 
-def setting(key: str, value: str | Sequence[str]) -> str:
+def quote_setting(key: str, value: str | Sequence[str]) -> str:
     """`key=value` in a form that can be pasted into sh, bash and zsh; of several values a list."""
     text = quoted(value) if isinstance(value, str) else f"[{','.join(map(quoted, value))}]"
-    return pasted(f"{key}={text}")
+    return shell_quoted(f"{key}={text}")
 
 
-def pasted(argument: str) -> str:
+def shell_quoted(argument: str) -> str:
     """An argument in a form that can be pasted into sh, bash and zsh, in one line."""
     if argument.isprintable() or argument.endswith("\n"):  # which $() would drop
         return shlex.quote(argument)

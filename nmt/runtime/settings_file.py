@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.errors import UserError, nearest
-from nmt.runtime.command_line import CONFIGS, OWN, explain, keys, parsed, trouble
-from nmt.runtime.quoting import from_yaml, literal, quoted, setting
+from nmt.errors import UserError, suggest
+from nmt.runtime.command_line import COMMAND_ONLY, CONFIGS, describe_os_error, explain, parse_override, schema_keys
+from nmt.runtime.quoting import from_yaml, literal, quote_setting, quoted
 
 LARGEST = 2**22  # bytes of a file of settings
 
@@ -21,13 +21,13 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
     Raises:
         UserError: there is no such file, it is no YAML, or a key or a value of it is none of this command.
     """
-    override = parsed(argument)
+    override = parse_override(argument)
     if override is None or override.is_sweep_override() or not isinstance(path := override.value(), str):
-        remedy = setting("config", argument.partition("=")[2])
+        remedy = quote_setting("config", argument.partition("=")[2])
         raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: {remedy}")
     if os.path.isdir(path):
         raise UserError(
-            f"{argument} is a folder; give the file: {setting('config', os.path.join(path, 'config.yaml'))}"
+            f"{argument} is a folder; give the file: {quote_setting('config', os.path.join(path, 'config.yaml'))}"
         )
     try:
         with open(path, "rb") as file:
@@ -36,13 +36,13 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
             raise UserError(f"it has more than {LARGEST:,} bytes")
         tree = from_yaml(content.decode())
     except OSError as error:
-        raise UserError(f"config={trouble(error)}") from None
+        raise UserError(f"config={describe_os_error(error)}") from None
     except UserError as error:
         raise UserError(f"config={path}: {error}") from None
     except Exception as error:  # YAML's own errors and those of types that it makes have no common base
         reason = " ".join((str(error) or repr(error)).split())
         raise UserError(f"config={path} is not YAML: {reason[:200]}") from None
-    known = keys(schema)
+    known = schema_keys(schema)
     found: dict[str, Any] = {}
 
     def collect(tree: Any, prefix: str) -> None:
@@ -53,7 +53,7 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
                     f"config={path}: {key}: {value} is a choice for the command line; write the keys of {key}"
                 )
             if key not in known:
-                raise UserError(f"config={path}: there is no key '{key}'{nearest(key, known)}; --help lists them all")
+                raise UserError(f"config={path}: there is no key '{key}'{suggest(key, known)}; --help lists them all")
             if not dataclasses.is_dataclass(known[key]):
                 found[key] = value
             elif isinstance(value, dict):
@@ -93,7 +93,7 @@ def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[li
             f"{both[0]}= and config={path} both say what many keys are; leave out {both[0]}=, and write single keys, "
             "which win over those of the file"
         )
-    for key in OWN:
+    for key in COMMAND_ONLY:
         if (value := found.pop(key, None)) not in (None, False, "false"):
             logging.getLogger("nmt").warning(f"{path}: {key}: {value} is not taken over; write {key}= yourself")
     early = []
@@ -104,7 +104,7 @@ def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[li
     return [*arguments[:place], *early, *arguments[place + 1 :]], found
 
 
-def take(settings: dict[str, Any], config: DictConfig, written: set[str]) -> None:
+def apply_file_settings(settings: dict[str, Any], config: DictConfig, written: set[str]) -> None:
     """Set what a file has, but for keys that are `written` on the command line."""
     for key, value in settings.items():
         if not any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in written):

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nmt.runtime.command_line import UNNAMED, parsed, several
+from nmt.runtime.command_line import UNNAMED, is_swept, parse_override
 
 NAME_BYTES = 150  # of a run's name in a sweep; file systems allow 255
 UNNAMED_KEY = "hydra.job.config.override_dirname.exclude_keys"
@@ -17,7 +17,7 @@ def run_name(overrides: list[str], unnamed: list[str]) -> str:
     """The folder of a job of a sweep: `key=value,key=value` of what is swept, in letters that every system allows.
     Where that is too long, keys go by the least of their ends that tells them apart. Where something is left out or
     replaced, a digest of all is at the end, so that other settings have other names."""
-    swept = [found for found in map(parsed, sorted(overrides)) if found and found.key_or_group not in unnamed]
+    swept = [found for found in map(parse_override, sorted(overrides)) if found and found.key_or_group not in unnamed]
     keys = [found.key_or_group for found in swept]
     values = [in_name(found.value()) for found in swept]
     exact = values == [text_of(found.value()) for found in swept if not isinstance(found.value(), list | dict)]
@@ -52,11 +52,11 @@ def shortest(key: str, others: Iterable[str]) -> str:
     return key
 
 
-def named_by_what_varies(arguments: list[str]) -> list[str]:
+def name_by_varying_keys(arguments: list[str]) -> list[str]:
     """The command line of a sweep, with what is the same in all its jobs left out of their names; as it is where no
     setting of it has several values, as in a search."""
     settings = [place for place, argument in enumerate(arguments) if not argument.startswith("-")]
-    same = [arguments[place].partition("=")[0].lstrip("+~") for place in settings if not several(arguments[place])]
+    same = [arguments[place].partition("=")[0].lstrip("+~") for place in settings if not is_swept(arguments[place])]
     if not {"-m", "--multirun"} & set(arguments) or len(same) == len(settings) or UNNAMED_KEY in same:
         return arguments
     last = settings[-1] + 1  # settings are one row

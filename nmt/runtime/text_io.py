@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 import pyarrow as pa
 
 from nmt.errors import UserError, printable
-from nmt.runtime.files import replaced
-from nmt.runtime.lines import PACKED, LineReader, opened, read_lines
+from nmt.runtime.files import replacing_file
+from nmt.runtime.lines import PACKED, LineReader, open_unpacked, read_lines
 from nmt.runtime.streams import descriptor_path, is_file, is_stdout, open_descriptor, own_descriptor
 
 T = TypeVar("T", bound=Sequence[Sized])
@@ -22,7 +22,7 @@ CHUNK = 4096  # lines in memory at a time
 CHARACTERS = 2**22  # ... or as many as have so many characters
 
 
-def finite(numbers: dict[str, Any]) -> dict[str, Any]:
+def finite_or_none(numbers: dict[str, Any]) -> dict[str, Any]:
     """The same with None for each number that JSON does not have: infinities and NaN."""
     return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
 
@@ -54,9 +54,9 @@ class TextInput(Iterable[str]):
 
     def __iter__(self) -> Iterator[str]:
         if self.prompt is not None:
-            yield from typed(self.prompt)
+            yield from read_terminal(self.prompt)
             return
-        with opened(Path(self.path)) as file:
+        with open_unpacked(Path(self.path)) as file:
             self.lines = LineReader(file, self.path)
             yield from read_lines(self.lines, "replace")
 
@@ -65,7 +65,7 @@ class TextInput(Iterable[str]):
         return self.lines is not None and self.lines.more(since)
 
 
-def typed(prompt: str) -> Iterator[str]:
+def read_terminal(prompt: str) -> Iterator[str]:
     """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
@@ -79,7 +79,7 @@ def typed(prompt: str) -> Iterator[str]:
             return
 
 
-def chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
+def read_chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
     """Lists of rows of text: of at most `CHUNK` rows, and no longer once they have `CHARACTERS`; where no more follow,
     as `more(since)` says, of those that are there."""
     chunk: list[T] = []
@@ -122,7 +122,7 @@ class Terminal:
 
 
 @contextmanager
-def output(path: str) -> Iterator[BinaryIO]:
+def open_output(path: str) -> Iterator[BinaryIO]:
     """A file to write to, packed if its name says so.
 
     A regular file appears, or is replaced, only when it is whole. A pipe, a device or an open descriptor, as
@@ -133,11 +133,14 @@ def output(path: str) -> Iterator[BinaryIO]:
     """
     packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
     try:
-        with sink(path) as file, pa.CompressedOutputStream(file, packed) if packed else nullcontext(file) as stream:
+        with (
+            open_sink(path) as file,
+            pa.CompressedOutputStream(file, packed) if packed else nullcontext(file) as stream,
+        ):
             yield cast(BinaryIO, stream)
             stream.flush()  # standard output stays open
     except BrokenPipeError:
-        nobody_reads()
+        exit_on_closed_pipe()
     except OSError as error:
         if is_stdout(path):
             error.filename = "standard output"
@@ -145,10 +148,10 @@ def output(path: str) -> Iterator[BinaryIO]:
         raise UserError(f"{error.filename or path} failed: {error.strerror or error}") from error
 
 
-def sink(path: str) -> AbstractContextManager[BinaryIO]:
-    """Where `output` writes to."""
+def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
+    """Where `open_output` writes to."""
     if is_file(path):
-        return replaced(Path(os.path.realpath(path)))
+        return replacing_file(Path(os.path.realpath(path)))
     number = own_descriptor(path)
     if is_stdout(path) and sys.__stdout__ is not None and sys.stdout.isatty():
         return nullcontext(cast(BinaryIO, Terminal()))
@@ -158,7 +161,7 @@ def sink(path: str) -> AbstractContextManager[BinaryIO]:
     return open(path, "ab" if descriptor_path(path) else "wb")
 
 
-def nobody_reads() -> NoReturn:
+def exit_on_closed_pipe() -> NoReturn:
     """End without a word: who reads the output has enough, as in `| head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at its end
     sys.exit(1)
@@ -169,7 +172,7 @@ def write(file: BinaryIO, text: str) -> None:
         file.write(text.encode("utf-8", errors="replace"))
         file.flush()
     except BrokenPipeError:
-        nobody_reads()
+        exit_on_closed_pipe()
     except OSError as error:
         if file is sys.stdout.buffer:
             error.filename = "standard output"

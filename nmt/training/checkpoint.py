@@ -24,15 +24,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.config import TrainRun, flat, lasting
+from nmt.config import TrainRun, flatten_keys, immutable_settings
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.files import read_small, regular, remove, replacing, sha256_of, sync, write_atomically
+from nmt.runtime.files import open_regular, read_small, remove, replacing_folder, sha256_of, sync, write_atomically
 from nmt.runtime.quoting import from_yaml, literal, to_yaml
 
 log = logging.getLogger("nmt")
-MODEL, OPTIMISER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 CONFIG = "config.yaml"
 STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}(\.old|(\.\w+)?\.new)")  # whole; on its way out, half written
 CLIP = 200  # characters of somebody else's complaint
@@ -40,11 +40,11 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
-def seal(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
+def write_manifest(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
     """Write the manifest of a folder's files, and wait until all are on the disk."""
     paths = sorted(folder.iterdir())
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
-    manifest = {"settings": lasting(asdict(config)), "tokenizer": tokenizer.fingerprint, "files": files}
+    manifest = {"settings": immutable_settings(asdict(config)), "tokenizer": tokenizer.fingerprint, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*paths, folder / MANIFEST, folder):
         sync(path)
@@ -65,11 +65,11 @@ def save_checkpoint(
     """
     sync(run)  # by now it has settings and tokenizer
     folder = run / "checkpoints" / f"step_{progress['step']:06d}"
-    with replacing(folder) as new:
+    with replacing_folder(folder) as new:
         write_model(model, new / MODEL)
-        save_file(flatten(optimiser), new / OPTIMISER)
+        save_file(flatten(optimiser), new / OPTIMIZER)
         (new / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
-        seal(new, config, tokenizer)
+        write_manifest(new, config, tokenizer)
     write_atomically(folder.parent / "last", [folder.name + "\n"])
     return folder
 
@@ -82,11 +82,11 @@ def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path)
     """
     if folder.exists():
         raise UserError(f"{folder} is there already; give the name of a new folder")
-    with replacing(folder) as new:
+    with replacing_folder(folder) as new:
         tokenizer.save(new)
         save_config(new, config)
         write_model(model, new / MODEL)
-        seal(new, config, tokenizer)
+        write_manifest(new, config, tokenizer)
 
 
 def unshared(model: Seq2Seq) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def pointer(run: Path, name: str) -> Path | None:
     path = run / "checkpoints" / name
     if not path.is_file():
         return None
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=open_regular) as file:
         target = file.read(99).decode(errors="replace").strip()
     return step_folders(run).get(step_of(target)) if STEP_FOLDER.fullmatch(target) else None
 
@@ -171,7 +171,7 @@ def last_checkpoint(run: Path) -> Path | None:
     return pointer(run, "last") or next(reversed(step_folders(run).values()), None)
 
 
-def last_whole(run: Path) -> Path:
+def last_intact(run: Path) -> Path:
     """The last checkpoint of a run that is not damaged; damaged ones after it are named in a warning.
 
     Raises:
@@ -244,14 +244,14 @@ def verify(folder: Path, only: str | None = None) -> dict[str, Any]:
     return manifest
 
 
-def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
+def load_verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
     """The settings and the tokenizer that a checkpoint goes with, after a look at the sizes of its tensors.
 
     Raises:
         UserError: naming what is missing or damaged.
     """
     config, tokenizer, manifest = load_config(run), load_tokenizer(run), verify(folder)
-    found, trained = lasting(asdict(config)), dict(flat(manifest["settings"]))
+    found, trained = immutable_settings(asdict(config)), dict(flatten_keys(manifest["settings"]))
     others = [key for key in trained.keys() & found.keys() if trained[key] != found[key]]  # versions may differ in keys
     if others or tokenizer.fingerprint != manifest["tokenizer"]:
         what = f"{run / CONFIG} ({', '.join(sorted(others))})" if others else f"the tokenizer in {run}"
@@ -260,7 +260,7 @@ def verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
         )
     with torch.device("meta"):  # settings may ask for more memory than there is
         imagined = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    compare(folder / MODEL, unshared(imagined), "the model's settings")
+    check_shapes(folder / MODEL, unshared(imagined), "the model's settings")
     return config, tokenizer
 
 
@@ -287,7 +287,7 @@ def save_config(folder: Path, config: TrainRun) -> None:
     write_atomically(folder / CONFIG, [to_yaml(asdict(config))])
 
 
-def compare(path: Path, wanted: dict[str, Tensor], what: str) -> None:
+def check_shapes(path: Path, wanted: dict[str, Tensor], what: str) -> None:
     """See that a file has tensors of these names and shapes; none is read.
 
     Raises:
@@ -311,7 +311,7 @@ def read_tensors(path: Path, wanted: dict[str, Tensor], what: str) -> dict[str, 
     Raises:
         UserError: others are in it, or their numbers are not finite.
     """
-    compare(path, wanted, what)
+    check_shapes(path, wanted, what)
     found = load_file(path)
     if broken := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
         raise UserError(f"{path}: {', '.join(broken[:5])}: not all numbers are finite; use another checkpoint")
@@ -341,7 +341,7 @@ def load_optimiser(optimiser: torch.optim.Optimizer, folder: Path) -> None:
         UserError: the tensors are not those of this optimiser, or not finite.
     """
     wanted = flatten(optimiser)
-    for name, tensor in read_tensors(folder / OPTIMISER, wanted, "the optimiser").items():
+    for name, tensor in read_tensors(folder / OPTIMIZER, wanted, "the optimiser").items():
         wanted[name].copy_(tensor)
 
 
@@ -372,7 +372,7 @@ def load_model(path: str, average: int = 1) -> Loaded:
         if len(steps) < average:
             raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
     for folder in steps:
-        config, tokenizer = verified(run, folder)
+        config, tokenizer = load_verified(run, folder)
     model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     load_weights(model, *steps)
     key = " ".join(sha256_of(folder / MANIFEST) for folder in steps)

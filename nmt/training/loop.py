@@ -13,26 +13,26 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import FLOORS, MONITORS, SearchConfig, TrainConfig
+from nmt.config import MONITOR_FLOORS, MONITORS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import column
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.data.subword_sampling import redrawn
+from nmt.data.subword_sampling import resample_subwords
 from nmt.decoding.translator import Translator, warn_of_reach
-from nmt.errors import UserError, named
+from nmt.errors import UserError, with_filename
 from nmt.evaluation.metrics import bleu, in_short
 from nmt.model.out_of_memory import try_or_oom
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.device import crowded
-from nmt.runtime.distributed import agreed, rank
-from nmt.runtime.files import regular, write_atomically
+from nmt.runtime.device import contention_advice
+from nmt.runtime.distributed import all_reduce_max, rank
+from nmt.runtime.files import open_regular, write_atomically
 from nmt.runtime.logging import log
 from nmt.runtime.memory import peak_device_memory, release_memory
 from nmt.runtime.signals import deferred_signals
-from nmt.runtime.text_io import finite
+from nmt.runtime.text_io import finite_or_none
 from nmt.training.checkpoint import save_config
 from nmt.training.state import TrainState, Validated, save
-from nmt.training.step import Outcome, shapes_of, train_step
+from nmt.training.step import UpdateResult, shapes_of, train_step
 from nmt.training.validation import evaluate_loss
 
 
@@ -49,8 +49,8 @@ def fit(state: TrainState) -> float:
             suffice for a single pair.
     """
     run, progress = state.run, state.progress
-    batches = updates(state)
-    total_steps = horizon(state, batches)
+    batches = epoch_batches_of(state)
+    total_steps = count_total_steps(state, batches)
     what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
     log.info(
         f"{len(batches)} updates in {what}, {total_steps} in all; padding {padding_waste(state.train, batches):.1%}"
@@ -72,28 +72,28 @@ def fit(state: TrainState) -> float:
         tqdm(total=total_steps, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
         if progress.judged != progress.step and validation_due(state, len(batches), total_steps):
-            judge(state, validate(state))  # a signal came before it
+            update_best(state, validate(state))  # a signal came before it
         meter, saved = Meter(state), time.monotonic()
         while not finished(state, total_steps):
             if progress.position >= len(batches):
                 meter.settle()  # of what failed the pairs are told, while they are here
-                turn_over(state)
+                next_epoch(state)
                 del batches  # of a large corpus two orders at a time are much memory
-                batches = updates(state)
+                batches = epoch_batches_of(state)
             meter.outcomes.append(train_step(state, batches[progress.position], total_steps))
             progress.position += 1
             bar.update()
 
             late = save_due(run.train, progress.step, time.monotonic() - saved)
             # One word for both: a signal may have come to any process, and their clocks differ.
-            signal, saving = divmod(agreed(2 * max(signals, default=0) + late), 2)
+            signal, saving = divmod(all_reduce_max(2 * max(signals, default=0) + late), 2)
             due = validation_due(state, len(batches), total_steps)
             if progress.step % run.train.log_every == 0 or due:
                 bar.set_postfix_str(meter.report(total_steps, quiet=not bar.disable))
             if due and not signal:
-                judge(state, validate(state))
+                update_best(state, validate(state))
                 meter.restart()
-                signal = agreed(max(signals, default=0))  # one that came meanwhile
+                signal = all_reduce_max(max(signals, default=0))  # one that came meanwhile
             elif signal or saving:
                 began = time.perf_counter()
                 meter.settle()
@@ -107,7 +107,7 @@ def fit(state: TrainState) -> float:
                 log.info(f"{what}; the same command with resume=auto goes on")
                 raise SystemExit(128 + signal)
     if progress.judged != progress.step:
-        judge(state, validate(state))
+        update_best(state, validate(state))
     best = progress.best[0]
     if progress.step >= total_steps:
         by_steps = total_steps == run.train.max_steps
@@ -117,24 +117,24 @@ def fit(state: TrainState) -> float:
     return best.score
 
 
-def updates(state: TrainState) -> Batches:
+def epoch_batches_of(state: TrainState) -> Batches:
     """Those of the present epoch, or of the present window of a stream."""
     progress, number = state.progress, state.progress.window
     if state.stream is None:
-        number, state.train = progress.epoch, segmented(state, progress.epoch)
+        number, state.train = progress.epoch, epoch_corpus(state, progress.epoch)
     batches = epoch_batches(state.train, state.run.train, state.run.seed, number)
     if state.device.type == "cuda" and not len(state.shapes_K3):
         state.shapes_K3 = shapes_of(state, batches)
     return batches
 
 
-def segmented(state: TrainState, epoch: int) -> EncodedPairs:
+def epoch_corpus(state: TrainState, epoch: int) -> EncodedPairs:
     """The corpus as an epoch has it: with `tokenizer.sampling` each has other pieces."""
     found = state.tokenised
-    return redrawn(found, state.run.seed, epoch) if found.sampling else found
+    return resample_subwords(found, state.run.seed, epoch) if found.sampling else found
 
 
-def turn_over(state: TrainState) -> None:
+def next_epoch(state: TrainState) -> None:
     """Go to the next epoch, or to the next window of a stream."""
     progress = state.progress
     progress.position = 0
@@ -152,13 +152,13 @@ def load_window(state: TrainState) -> None:
     state.progress.epoch = state.progress.places[0][0]
 
 
-def horizon(state: TrainState, present: Batches) -> int:
+def count_total_steps(state: TrainState, present: Batches) -> int:
     """The number of the last update, whichever of max_steps and max_epochs comes first. Of epochs that are not of one
     length, all count as the first; `present` are the updates of the present one."""
     config, by_epochs = state.run.train, math.inf
     if config.max_epochs is not None and state.stream is None:
         if state.progress.epoch:
-            present = epoch_batches(segmented(state, 0), config, state.run.seed, 0)
+            present = epoch_batches(epoch_corpus(state, 0), config, state.run.seed, 0)
         by_epochs = config.max_epochs * len(present)
     return int(min(config.max_steps or math.inf, by_epochs))
 
@@ -190,7 +190,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    model = try_or_oom(partial(prepared, state)) or state.model
+    model = try_or_oom(partial(inference_copy, state)) or state.model
     translator = Translator(model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
     found = translator.translate(list(column(state.valid, "source")))
     texts, references = [options[0].text for options in found], list(column(state.valid, "target"))
@@ -207,19 +207,19 @@ def validate(state: TrainState) -> dict[str, Any]:
     return scores
 
 
-def prepared(state: TrainState) -> Seq2Seq:
+def inference_copy(state: TrainState) -> Seq2Seq:
     """A copy of the present model as translation has it: its weights are cast and laid out once, not at each step."""
     model = deepcopy(state.model).eval().to(state.model.dtype)
     model.freeze(int8=False)
     return model
 
 
-def judge(state: TrainState, scores: dict[str, Any]) -> None:
+def update_best(state: TrainState, scores: dict[str, Any]) -> None:
     """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
     config, progress = state.run.train, state.progress
     sign = 1 if MONITORS[config.monitor] else -1
     score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
-    floor = FLOORS.get(config.monitor, -math.inf)
+    floor = MONITOR_FLOORS.get(config.monitor, -math.inf)
     score = 0.0 if -math.inf < score < floor else score
     loss = scores["loss"] if math.isfinite(scores["loss"]) else math.inf
     found = Validated(score, loss, progress.step)
@@ -254,7 +254,7 @@ class Meter:
 
     def restart(self) -> None:
         """Begin anew, leaving out the time that went to something else than training."""
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[UpdateResult] = []
         self.failed: list[bool] = []  # of each of these that was looked at
         self.started = time.perf_counter()
 
@@ -270,7 +270,7 @@ class Meter:
             progress.skipped += self.failed[-1]
             progress.in_a_row = progress.in_a_row + 1 if self.failed[-1] else 0
             if progress.in_a_row >= self.state.run.train.max_skipped:
-                raise astray(self.state, outcome)
+                raise divergence_error(self.state, outcome)
 
     def report(self, total_steps: int, quiet: bool) -> str:
         """Write both to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
@@ -288,7 +288,7 @@ class Meter:
         _, nats, correct, _, learned = table[~np.array(self.failed)].sum(axis=0)
         nats, correct = (nats / learned, correct / learned) if learned else (math.nan, math.nan)
         speed, target_speed = (source + target) / seconds, target / seconds
-        if not self.crowded and (remedy := crowded(state.device, speed, self.fastest)):
+        if not self.crowded and (remedy := contention_advice(state.device, speed, self.fastest)):
             self.crowded = True
             log.warning(remedy)
         self.fastest = max(self.fastest, speed)
@@ -314,7 +314,7 @@ class Meter:
         return short
 
 
-def astray(state: TrainState, outcome: Outcome) -> UserError:
+def divergence_error(state: TrainState, outcome: UpdateResult) -> UserError:
     """Write the pairs of an update that failed to a file, and say what can be done."""
     path = state.folder / "skipped.jsonl"
     if not rank():
@@ -341,9 +341,9 @@ def write_event(state: TrainState, event: dict[str, Any]) -> None:
     if rank():
         return
     path = state.folder / "metrics.jsonl"
-    with named(path), open(path, "a", encoding="utf-8", opener=regular) as file:
-        file.write(json.dumps(finite(event)) + "\n")
+    with with_filename(path), open(path, "a", encoding="utf-8", opener=open_regular) as file:
+        file.write(json.dumps(finite_or_none(event)) + "\n")
     if state.board is not None:
-        for key, value in finite(event).items():
+        for key, value in finite_or_none(event).items():
             if isinstance(value, float):
                 state.board.add_scalar(f"{event['event']}/{key}", value, event["step"])

@@ -31,10 +31,10 @@ class LossScale:
             self.factor = torch.where(failed, self.factor / 2, grown)
 
 
-def build_optimiser(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Adam or AdamW with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole
     state from the first, so that every checkpoint has the same tensors."""
-    optimiser = OPTIMISERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
+    optimiser = OPTIMIZERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
     [group] = optimiser.param_groups
     for parameter in group["params"]:
         parameter.grad = torch.zeros_like(parameter)
@@ -101,5 +101,5 @@ def plateau(config: OptimConfig, step: int, total_steps: int, decays: int) -> fl
     return config.decay**decays
 
 
-OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 SCHEDULES = {"constant": constant, "inverse_sqrt": inverse_sqrt, "cosine": cosine, "plateau": plateau}

@@ -8,8 +8,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
-from nmt.errors import UserError, nearest
-from nmt.runtime.command_line import checked, composed, explain, keys
+from nmt.errors import UserError, suggest
+from nmt.runtime.command_line import build_config, explain, schema_keys, to_dataclasses
 from nmt.runtime.logging import log
 
 SECTIONS = ("tokenizer", "model", "optim", "train")
@@ -27,7 +27,7 @@ WHY = {
 }
 
 
-def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
+def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
     """The run with what `by_pairs` has for the number of its training pairs, in which those of `data.corpora` count by
     their weight; dotted keys that are `given` stay, and so do those whose table begins at more pairs.
 
@@ -42,7 +42,7 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
     loaded, shares = load_mixture(run.data)
     ends, weights = zip(*(shares or [(len(loaded), 1.0)]), strict=True)
     pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
-    config = composed(TrainRun, dataclasses.asdict(run))
+    config = build_config(TrainRun, dataclasses.asdict(run))
     begun = {key: table for key, table in tables.items() if min(table, default=pairs + 1) <= pairs}
     log.info(f"{pairs:,} training pairs, for which by_pairs has{'' if begun else ' nothing'}")
     for key, table in begun.items():
@@ -54,16 +54,16 @@ def sized(run: TrainRun, given: Collection[str]) -> TrainRun:
             raise UserError(f"by_pairs, {key}={table[least]}: {explain(error)}") from error
         bound = (f"from {least:,} to " if least else "") + f"below {above:,}" if above else f"from {least:,} on"
         log.info(f"  {key}={table[least]} ({bound})" + (f": {WHY[key]}" if key in WHY else ""))
-    return checked(config)
+    return to_dataclasses(config)
 
 
 def check(run: TrainRun) -> None:
     """Refuse a table that cannot be."""
     if run.by_pairs and run.data.streaming:
         raise UserError("data.streaming=true knows no number of pairs, and by_pairs asks for it: write '~by_pairs'")
-    known = [key for key in keys(TrainRun) if key.partition(".")[0] in SECTIONS]
+    known = [key for key in schema_keys(TrainRun) if key.partition(".")[0] in SECTIONS]
     for key in run.by_pairs:
         if key not in known or any(other.startswith(f"{key}.") for other in known):
             raise UserError(
-                f"by_pairs: {key} is no key of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}{nearest(key, known)}"
+                f"by_pairs: {key} is no key of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}{suggest(key, known)}"
             )

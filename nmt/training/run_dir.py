@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 import torch
 from filelock import FileLock, Timeout
 
-from nmt.config import FREE, TrainRun, flat, lasting
-from nmt.config.data import exchanged
+from nmt.config import NON_NUMERIC, TrainRun, flatten_keys, immutable_settings
+from nmt.config.data import swapped_side
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.runtime.device import choose_precision
-from nmt.runtime.distributed import begin, begun
+from nmt.runtime.distributed import mark_started, was_started
 from nmt.runtime.files import UNSUPPORTED, remove, remove_abandoned
 from nmt.runtime.logging import log
-from nmt.runtime.quoting import setting
+from nmt.runtime.quoting import quote_setting
 from nmt.training.checkpoint import (
     MODEL,
     find_checkpoint,
     last_checkpoint,
-    last_whole,
+    last_intact,
     load_config,
+    load_verified,
     load_weights,
     save_config,
-    verified,
 )
-from nmt.training.presets import sized
+from nmt.training.presets import apply_presets
 from nmt.training.state import TrainState, resume
 
 CONTENTS = (
@@ -39,7 +39,7 @@ CONTENTS = (
 )
 
 
-class Start(NamedTuple):
+class RunStart(NamedTuple):
     """From where a run starts."""
 
     run: TrainRun  # with what is decided here
@@ -49,22 +49,22 @@ class Start(NamedTuple):
     tokenizer: Tokenizer | None  # likewise
 
 
-def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> Start:
+def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> RunStart:
     """Look at the run's folder and at what it is to go on with. Dotted keys that are `given` stay as they are, whatever
     the size of the corpus.
 
     Raises:
         UserError: something is in the way, missing or damaged, or settings have changed that must not.
     """
-    if begun(folder):  # and a process has died
+    if was_started(folder):  # and a process has died
         run = dataclasses.replace(run, resume="auto", overwrite=False)
     resuming, last = check_folder(folder, run), last_checkpoint(folder)
-    run = sized(run, given)
-    origin = (folder, last_whole(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
+    run = apply_presets(run, given)
+    origin = (folder, last_intact(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
     precision = choose_precision(run.precision, device)
     if origin is None:
-        return Start(dataclasses.replace(run, precision=precision), resuming, last, None, None)
-    settings, tokenizer = verified(*origin)
+        return RunStart(dataclasses.replace(run, precision=precision), resuming, last, None, None)
+    settings, tokenizer = load_verified(*origin)
     if resuming and run.precision == "auto":
         precision = settings.precision
     run = dataclasses.replace(run, precision=precision)
@@ -73,10 +73,10 @@ def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collect
     if run.init_from:
         if not resuming:
             check_languages(run, settings)
-        run = adopt(run, settings)
+        run = inherit_settings(run, settings)
     if resuming:
-        check_same(run, settings)
-    return Start(run, resuming, last, origin[1], tokenizer)
+        check_unchanged(run, settings)
+    return RunStart(run, resuming, last, origin[1], tokenizer)
 
 
 def check_languages(run: TrainRun, parent: TrainRun) -> None:
@@ -85,7 +85,7 @@ def check_languages(run: TrainRun, parent: TrainRun) -> None:
     Raises:
         UserError: it has, and each side of the parent has a vocabulary of its own.
     """
-    if (side := exchanged(run.data, parent.data)) is None:
+    if (side := swapped_side(run.data, parent.data)) is None:
         return
     own, other = getattr(run.data, side), getattr(parent.data, side)
     trained = f"init_from={run.init_from} translates {parent.data.source} to {parent.data.target}"
@@ -98,7 +98,7 @@ def check_languages(run: TrainRun, parent: TrainRun) -> None:
     log.warning(f"data.{side}={own}: {trained}; the vocabulary is one for both, but as {side} it has learned {other}")
 
 
-def adopt(run: TrainRun, parent: TrainRun) -> TrainRun:
+def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
     """The settings of a run that starts from another's weights: the tokenizer and the sizes are those of the parent."""
     tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
     model = dataclasses.replace(parent.model, dropout=run.model.dropout)
@@ -116,7 +116,7 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     """
     found = [path.name for path in contents(folder)]
     if (folder / MODEL).is_file():
-        start = setting("init_from", str(folder))
+        start = quote_setting("init_from", str(folder))
         raise UserError(f"{folder} is an exported model: {start} starts from it, name=ANOTHER elsewhere")
     if found:
         try:
@@ -144,7 +144,7 @@ def check_folder(folder: Path, run: TrainRun) -> bool:
     return trained
 
 
-def open_folder(state: TrainState, start: Start) -> AbstractContextManager[object]:
+def open_folder(state: TrainState, start: RunStart) -> AbstractContextManager[object]:
     """Take the run's folder: with nobody else in it, cleared or resumed, with settings and tokenizer.
 
     Raises:
@@ -163,7 +163,7 @@ def open_folder(state: TrainState, start: Start) -> AbstractContextManager[objec
         clear(folder)
     for place in (folder, folder / "checkpoints", folder / "eval"):
         remove_abandoned(place)
-    begin(folder)
+    mark_started(folder)
     if not start.resuming:  # else it is as it was until there is something to do
         save_config(folder, run)  # first of all: by it a folder is known to be a run
     state.tokenizer.save(folder)
@@ -207,7 +207,7 @@ def clear(folder: Path) -> None:
         remove(path)
 
 
-def check_same(run: TrainRun, before: TrainRun) -> None:
+def check_unchanged(run: TrainRun, before: TrainRun) -> None:
     """What a run was begun with cannot change while it is resumed: its data, tokenizer, model and seed, for example.
     Changes that are possible are named in the log, as a warning where other numbers come of them.
 
@@ -215,26 +215,26 @@ def check_same(run: TrainRun, before: TrainRun) -> None:
         UserError: naming each key that differs and must not.
     """
     changed = {key: f"{key}={new} (was {old})" for key, new, old in differences(run, before)}
-    kept = lasting(dataclasses.asdict(run))
+    kept = immutable_settings(dataclasses.asdict(run))
     if refused := [text for key, text in changed.items() if key in kept]:
         raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
                         "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
-    free = harmless(run)
+    free = non_numeric_keys(run)
     if known := [text for key, text in changed.items() if key in free]:
         log.info(f"changed since this run last trained: {', '.join(known)}")
     if other := [text for key, text in changed.items() if key not in free]:
         log.warning(f"changed since this run last trained, which changes its numbers: {', '.join(other)}")
 
 
-def harmless(run: TrainRun) -> set[str]:
+def non_numeric_keys(run: TrainRun) -> set[str]:
     """Keys on which no number depends in this run; some of them in other runs, as when it ends or is validated."""
     share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
     judged = run.optim.schedule == "plateau" or run.train.patience
     ends = ("train.max_steps", "train.max_epochs") * (not (share or judged))  # the last step is judged, too
-    return {*FREE, *ends, *("train.validate_every",) * (not judged)}
+    return {*NON_NUMERIC, *ends, *("train.validate_every",) * (not judged)}
 
 
 def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
     """(dotted key, value, other value) wherever two sets of settings of one kind differ."""
-    new, old = (dict(flat(dataclasses.asdict(config))) for config in (one, other))
+    new, old = (dict(flatten_keys(dataclasses.asdict(config))) for config in (one, other))
     return [(key, new[key], old[key]) for key in new if new[key] != old[key]]

@@ -23,10 +23,10 @@ from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import copied, rank, told
+from nmt.runtime.distributed import broadcast, broadcast_from_rank0, rank
 from nmt.runtime.files import read_small, write_atomically
 from nmt.runtime.logging import log
-from nmt.runtime.quoting import setting
+from nmt.runtime.quoting import quote_setting
 from nmt.training.checkpoint import (
     STATE,
     keep_only,
@@ -37,7 +37,7 @@ from nmt.training.checkpoint import (
 )
 from nmt.training.optim import LossScale
 
-TORN = (-1, False)  # place of a line of metrics.jsonl that is not whole
+INCOMPLETE = (-1, False)  # place of a line of metrics.jsonl that is not whole
 
 
 class Validated(NamedTuple):
@@ -148,7 +148,7 @@ def read_progress(path: Path) -> Progress:
             if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
                 raise TypeError(f"places is {repr(found.places)[:40]}")
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        remedy = f"name=ANOTHER {setting('init_from', str(path.parent))} starts anew from its weights"
+        remedy = f"name=ANOTHER {quote_setting('init_from', str(path.parent))} starts anew from its weights"
         raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
     return found
 
@@ -168,14 +168,14 @@ def resume(state: TrainState, folder: Path) -> None:
         raise UserError(
             f"the training or validation text (or its gold links) of data.path={state.run.data.path} is not that of "
             f"{state.folder}; give the same text, or start anew with name=ANOTHER "
-            f"{setting('init_from', str(state.folder))}"
+            f"{quote_setting('init_from', str(state.folder))}"
         )
     state.scale_loss()
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
     last = step, state.progress.judged == step  # a validation of this step that was not acted on is made again
-    write_atomically(path, (line for line in lines if TORN < place_of(line) <= last))
+    write_atomically(path, (line for line in lines if INCOMPLETE < event_position(line) <= last))
     if folder.name.startswith("."):  # another was to take its place
         folder = folder.rename(folder.with_name(f"step_{step:06d}"))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
@@ -183,18 +183,18 @@ def resume(state: TrainState, folder: Path) -> None:
     log.info(f"resuming {state.folder} at step {step}")
 
 
-def share(state: TrainState) -> None:
+def broadcast_state(state: TrainState) -> None:
     """Give all processes of the job the weights, the optimiser's state and the progress of the first one."""
     slots = [value for slot in state.optimiser.state.values() for value in slot.values() if torch.is_tensor(value)]
-    copied([*(parameter.detach() for parameter in state.model.parameters()), *slots])
-    state.progress = told(lambda: state.progress)
+    broadcast([*(parameter.detach() for parameter in state.model.parameters()), *slots])
+    state.progress = broadcast_from_rank0(lambda: state.progress)
     state.scale_loss()
 
 
-def place_of(line: str) -> tuple[int, bool]:
+def event_position(line: str) -> tuple[int, bool]:
     """The step of a line of metrics.jsonl, and whether it is of the validation there, which comes after training."""
     try:
         event = json.loads(line)
-        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else TORN
+        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else INCOMPLETE
     except (ValueError, TypeError, KeyError):
-        return TORN
+        return INCOMPLETE

@@ -15,23 +15,23 @@ from nmt.data.batching import (
     NO_SHAPES,
     Batch,
     Batches,
-    assemble,
     choose_shapes,
+    collate,
     micro_batches,
-    positions,
-    sent,
+    padded_positions,
     shape_for,
+    to_device,
 )
 from nmt.data.encoding import Indices
 from nmt.errors import UserError
 from nmt.model.attention import Weights
-from nmt.model.kernels.cuda_graphs import GRAPHS, Recorded
-from nmt.model.kernels.linear import wide
+from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable
+from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import rank, ranks, summed
-from nmt.runtime.lines import counted
+from nmt.runtime.distributed import all_reduce_sum, rank, world_size
+from nmt.runtime.lines import count_of
 from nmt.runtime.logging import log
 from nmt.training.optim import guarded_step, learning_rate
 from nmt.training.state import TrainState, seed_of
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
     target: torch.Tensor
 
 
-class Outcome(NamedTuple):
+class UpdateResult(NamedTuple):
     """What came of an update."""
 
     step: int  # its number, from 1
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     failed: torch.Tensor  # whether loss or gradient was not finite, so that the weights are as before; 0-dimensional
 
 
-def train_step(state: TrainState, indices: Indices, total_steps: int) -> Outcome:
+def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateResult:
     """One update by the gradient of the mean loss over all target tokens. Each process of the job makes its share of
     it; where memory does not suffice for that, it is divided further.
 
@@ -66,7 +66,7 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> Outcome
         UserError: memory does not suffice for a single pair; or another process has ended.
     """
     optim, progress = state.run.optim, state.progress
-    share, tokens = indices[rank() :: ranks()], int(state.train.lengths(indices)[1].sum())
+    share, tokens = indices[rank() :: world_size()], int(state.train.lengths(indices)[1].sum())
     size = size_of_parts(state, share)
 
     def attempt(size: int) -> tuple[list[Any], Sums]:
@@ -79,7 +79,7 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> Outcome
     # within the backward pass, where one may have to divide its share anew, and where a GPU replays what waits for
     # nobody. It would hide little of the sending: a recurrence's weight gradients are made last, all at once.
     gradients, own = found
-    pooled = summed([*gradients, *own])
+    pooled = all_reduce_sum([*gradients, *own])
     for parameter, gradient in zip(state.model.parameters(), pooled[: len(gradients)], strict=True):
         parameter.grad = gradient
     sums = Sums(*torch.stack(pooled[len(gradients) :]))  # copies, which keep no buffer of all gradients alive
@@ -90,7 +90,7 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> Outcome
     state.optimiser.zero_grad(set_to_none=True)
     state.scale.adapt(failed)
     progress.step += 1
-    return Outcome(progress.step, indices, sums, failed)
+    return UpdateResult(progress.step, indices, sums, failed)
 
 
 def forward_backward(state: TrainState, parts: list[Indices], tokens: int, total_steps: int) -> tuple[list[Any], Sums]:
@@ -103,13 +103,13 @@ def forward_backward(state: TrainState, parts: list[Indices], tokens: int, total
         state.graphs = GraphedBackward(run, model)
     batches = [batch_of(state, part) for part in parts]
     source, target = sum((state.train.lengths(part).sum(axis=1) for part in parts), np.zeros(2, np.int64)).tolist()
-    numbers_4 = torch.tensor([tokens, (step + 1) / total_steps, source, target], dtype=wide(model.dtype))
-    update_2, counts_2 = sent(numbers_4, state.device).split(2)
+    numbers_4 = torch.tensor([tokens, (step + 1) / total_steps, source, target], dtype=accumulation_dtype(model.dtype))
+    update_2, counts_2 = to_device(numbers_4, state.device).split(2)
     model.train()
     sums = [torch.zeros_like(counts_2[0]) for _ in Loss._fields] if not batches else []
     totals: list[Any] = [None for _ in model.parameters()]
     for number, batch in enumerate(batches):
-        torch.manual_seed(seed_of(run.seed, step, rank() + ranks() * number))
+        torch.manual_seed(seed_of(run.seed, step, rank() + world_size() * number))
         work = state.graphs or partial(backward, run, model)
         try:
             loss, gradients = work(batch.to(state.device), update_2, state.scale.factor)
@@ -123,7 +123,7 @@ def forward_backward(state: TrainState, parts: list[Indices], tokens: int, total
             sums, totals = [*loss], gradients
             if len(batches) > 1:  # the next may overwrite them
                 totals = [None if new is None else new.clone() for new in gradients]
-    if ranks() > 1:  # another process may have a gradient where this one has none
+    if world_size() > 1:  # another process may have a gradient where this one has none
         pairs = zip(totals, model.parameters(), strict=True)
         totals = [torch.zeros_like(parameter) if total is None else total for total, parameter in pairs]
     return totals, Sums(*sums, *counts_2)
@@ -155,7 +155,7 @@ class GraphedBackward:
     def __init__(self, run: TrainRun, model: Seq2Seq) -> None:
         self.gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
         # Not a method: a reference to this object would keep it, and its graphs, until the garbage is collected.
-        self.graphs = Recorded(partial(backward_into, self.gradients, run, model))
+        self.graphs = GraphedCallable(partial(backward_into, self.gradients, run, model))
 
     def __call__(self, batch: Batch, update_2: torch.Tensor, factor: torch.Tensor) -> tuple[Loss, Gradients]:
         return self.graphs(batch, update_2, factor), [*self.gradients]
@@ -209,7 +209,7 @@ def add_attention_losses(
 
 def batch_of(state: TrainState, pairs: Indices) -> Batch:
     """The batch of some pairs, on a GPU padded to one of few shapes."""
-    batch = assemble(state.train, pairs)
+    batch = collate(state.train, pairs)
     return batch.padded(*shape_for(size_of(state, pairs), state.shapes_K3)) if state.device.type == "cuda" else batch
 
 
@@ -221,15 +221,15 @@ def size_of(state: TrainState, pairs: Indices) -> tuple[int, int, int]:
 
 def shapes_of(state: TrainState, batches: Batches) -> Indices:
     """Few shapes for the micro-batches of this process in an epoch: a GPU captures a graph for each."""
-    shares = (pairs[rank() :: ranks()] for pairs in batches)
+    shares = (pairs[rank() :: world_size()] for pairs in batches)
     parts = [part for pairs in shares for part in parts_of(state, pairs, size_of_parts(state, pairs))]
     if not parts:  # there are more processes than pairs in an update
         return NO_SHAPES
     sizes_N3 = np.array([size_of(state, part) for part in parts])
     pieces = sum(int(state.train.lengths(part).sum()) for part in parts)
-    shapes_K3 = choose_shapes(sizes_N3, pieces, GRAPHS)
-    padded = sum(int(positions(np.array(shape_for(size_3, shapes_K3)))) for size_3 in sizes_N3.tolist())
-    log.info(f"batches are padded to {counted(len(shapes_K3), 'shape')}: padding {1 - pieces / padded:.1%}")
+    shapes_K3 = choose_shapes(sizes_N3, pieces, MAX_GRAPHS)
+    padded = sum(int(padded_positions(np.array(shape_for(size_3, shapes_K3)))) for size_3 in sizes_N3.tolist())
+    log.info(f"batches are padded to {count_of(len(shapes_K3), 'shape')}: padding {1 - pieces / padded:.1%}")
     return shapes_K3
 
 
@@ -237,7 +237,7 @@ def size_of_parts(state: TrainState, pairs: Indices) -> int:
     """Pairs of a micro-batch: by `train.accumulate`, or fewer if memory was too small for as many positions."""
     if not len(pairs):  # there are more processes than pairs in the update
         return 1
-    per_pair = int(positions(np.array(size_of(state, pairs)))) / len(pairs)
+    per_pair = int(padded_positions(np.array(size_of(state, pairs)))) / len(pairs)
     return max(1, int(min(ceil(len(pairs) / state.run.train.accumulate), state.max_positions / per_pair)))
 
 
@@ -264,7 +264,7 @@ def too_large(state: TrainState, pairs: Indices) -> UserError:
 
 def remember_limit(state: TrainState, pairs: Indices, tried: int, fits: int) -> None:
     """Let later updates begin with micro-batches as small as memory turned out to allow."""
-    state.max_positions = fits * int(positions(np.array(size_of(state, pairs)))) / len(pairs)
+    state.max_positions = fits * int(padded_positions(np.array(size_of(state, pairs)))) / len(pairs)
     state.shapes_K3 = NO_SHAPES  # those of smaller parts are chosen for the next epoch
     count = len(parts_of(state, pairs, fits))
     log.warning(

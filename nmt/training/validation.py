@@ -16,16 +16,16 @@ from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import Batch, make_batch
 from nmt.data.corpus import column
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.word_links import gold_of
+from nmt.data.word_links import gold_links
 from nmt.decoding.alignment import extract_links
-from nmt.decoding.translator import batch_size, default_batch_tokens, longest_first
+from nmt.decoding.translator import batch_size, default_batch_tokens, sort_by_length
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import dealt, gathered
-from nmt.runtime.lines import counted, first_of
+from nmt.runtime.distributed import all_gather, shard
+from nmt.runtime.lines import count_of, first_few
 from nmt.runtime.logging import log
 
 LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
@@ -45,7 +45,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     model.eval()
     texts = list(column(pairs, "source")), list(column(pairs, "target"))
     sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
-    gold, counts = gold_of(pairs), LinkCounts()
+    gold, counts = gold_links(pairs), LinkCounts()
     totals = np.zeros(5)  # nats, correct, tokens, entropy, batches whose entropy is known
     for rows, batch, loss, weights_BTS, entropy in forced(model, sources, targets, device):
         tokens = int(batch.target_length_B.sum())
@@ -56,7 +56,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
             source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
             counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
-    parts = gathered((totals, counts))
+    parts = all_gather((totals, counts))
     nats, correct, tokens, entropy, attends = np.sum([numbers for numbers, _ in parts], axis=0).tolist()
     mean, accuracy = (nats / tokens, correct / tokens) if tokens else (math.nan, math.nan)
     return {
@@ -72,10 +72,10 @@ def forced(
     """Rows of ids, those of this process, some at a time: their batch, its loss, where each target piece looks, and the
     entropy of that."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order, batches = longest_first(lengths), []
+    order, batches = sort_by_length(lengths), []
     if longer := sorted(row + 1 for row in order if lengths[row] > LONGEST):
-        which = f"{counted(len(longer), 'pair')} of more than {LONGEST:,} pieces"
-        log.warning(f"{which} ({first_of(longer)}): left out of loss, accuracy, entropy and AER, not of BLEU")
+        which = f"{count_of(len(longer), 'pair')} of more than {LONGEST:,} pieces"
+        log.warning(f"{which} ({first_few(longer)}): left out of loss, accuracy, entropy and AER, not of BLEU")
         order = order[len(longer) :]
     config = SearchConfig(batch_tokens=default_batch_tokens(device) // 2)  # gold targets come beside the sources
     while order:
@@ -92,7 +92,7 @@ def forced(
         weights_BTS = weights.dense(batch.source_BS.shape[1])
         return batch, loss, weights_BTS, entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
 
-    for rows in dealt(batches):
+    for rows in shard(batches):
         size = len(rows)
         while rows:
             error = UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)

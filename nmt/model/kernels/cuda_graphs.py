@@ -17,9 +17,9 @@ from torch import Tensor
 from nmt.runtime.memory import allocated_by, free_device_memory, index_of, is_out_of_memory
 
 Shapes = tuple[torch.Size, ...]
-GRAPHS = 192  # kept at most
+MAX_GRAPHS = 192  # kept at most
 MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
-RECORDED: "WeakSet[Recorded]" = WeakSet()  # all there are
+GRAPHED: "WeakSet[GraphedCallable]" = WeakSet()  # all there are
 POOLS: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}  # of each GPU: see `stream_and_pool`
 
 
@@ -42,14 +42,14 @@ def lock_of(device: torch.device) -> threading.Lock:
 def stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """A stream to capture on, and memory that all graphs of a device share, since none runs beside another. With its
     last graph a pool is gone, so the next graph starts another."""
-    alive = any(graph.device == device for recorded in list(RECORDED) for graph in recorded.graphs.values())
+    alive = any(graph.device == device for recorded in list(GRAPHED) for graph in recorded.graphs.values())
     if not alive or device not in POOLS:
         with torch.cuda.device(device):
             POOLS[device] = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     return POOLS[device]
 
 
-def record(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]] | None:
+def capture_graph(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]] | None:
     """Capture `work` as a CUDA graph. Return its results and a function that replays it into the same tensors, or None
     if memory is, or might be, too small: an allocation that fails during a capture cannot be retried."""
     stream, pool = stream_and_pool(device)
@@ -104,7 +104,7 @@ def free_graphs() -> int:
 def drop_graphs() -> int:
     """Free all graphs and return how many there were. Those captured from now on get memory of their own."""
     count = 0
-    for recorded in list(RECORDED):
+    for recorded in list(GRAPHED):
         count += len(recorded.graphs)
         recorded.graphs.clear()
         recorded.too_large.clear()
@@ -113,25 +113,25 @@ def drop_graphs() -> int:
     return count
 
 
-def mapped(f: Callable[[Tensor], Any], parts: Any) -> Any:
+def map_tensors(f: Callable[[Tensor], Any], parts: Any) -> Any:
     """f of each tensor of nested tuples, which may have None in them."""
     if isinstance(parts, Tensor):
         return f(parts)
     if parts is None:
         return None
-    own = [mapped(f, part) for part in parts]
+    own = [map_tensors(f, part) for part in parts]
     return type(parts)(*own) if hasattr(parts, "_fields") else type(parts)(own)
 
 
-def tensors(parts: Any) -> list[Tensor]:
+def list_tensors(parts: Any) -> list[Tensor]:
     """All tensors of nested tuples, in order."""
     found: list[Tensor] = []
-    mapped(found.append, parts)
+    map_tensors(found.append, parts)
     return found
 
 
-class Recorded:
-    """Work on nested tuples of tensors, as CUDA graphs. The first `GRAPHS` shapes that are met a second time are
+class GraphedCallable:
+    """Work on nested tuples of tensors, as CUDA graphs. The first `MAX_GRAPHS` shapes that are met a second time are
     captured, where memory allows it; others run as they are, since to capture takes longer than to run.
 
     The caller must not modify an argument in place: an argument that is the same object as in the previous call is not
@@ -140,7 +140,7 @@ class Recorded:
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self.work = work
-        RECORDED.add(self)
+        GRAPHED.add(self)
         self.met: set[Shapes] = set()
         self.too_large: set[Shapes] = set()  # for the memory there was
         self.graphs: dict[Shapes, Graph] = {}  # by the shapes of what goes in
@@ -148,7 +148,7 @@ class Recorded:
         self.calls = self.replays = 0
 
     def __call__(self, *given: Any) -> Any:
-        parts = tensors(given)
+        parts = list_tensors(given)
         shapes, device = tuple(part.shape for part in parts), parts[0].device
         self.calls += 1
         with lock_of(device):
@@ -160,12 +160,12 @@ class Recorded:
 
     def capture(self, shapes: Shapes, given: tuple[Any, ...], device: torch.device) -> Graph | None:
         """A graph for these shapes, if they are to have one."""
-        if shapes not in self.met or shapes in self.too_large or len(self.graphs) >= GRAPHS:
+        if shapes not in self.met or shapes in self.too_large or len(self.graphs) >= MAX_GRAPHS:
             self.met.add(shapes)
             return None
-        arguments = mapped(torch.clone, given)
+        arguments = map_tensors(torch.clone, given)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the replay draws the numbers
-            found = record(lambda: self.work(*arguments), device)
+            found = capture_graph(lambda: self.work(*arguments), device)
         if found is None:
             self.too_large.add(shapes)
             return None
@@ -177,11 +177,11 @@ class Recorded:
         before = self.last[1] if self.last and self.last[0] is graph else [None] * len(given)
         for place, argument, old in zip(graph.arguments, given, before, strict=True):
             if argument is not old:
-                for own, new in zip(tensors(place), tensors(argument), strict=True):
+                for own, new in zip(list_tensors(place), list_tensors(argument), strict=True):
                     own.copy_(new)
         self.last = graph, given
         graph.replay()
-        return mapped(torch.clone, graph.results)
+        return map_tensors(torch.clone, graph.results)
 
     def summary(self, what: str) -> str:
         """Describe for the log how many calls ran as graphs and how many eagerly."""
@@ -189,14 +189,14 @@ class Recorded:
         return f"{eager}; shapes captured: {len(self.graphs):,}, too large for the memory: {len(self.too_large):,}"
 
 
-class Replayed:
+class GraphedModel:
     """What search knows of a model, of one whose weights no longer change."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.dtype, self.attends, self.reach = model.dtype, model.attends, model.reach
         self.start, self.logits = model.start, model.logits
-        self.step = Recorded(model.decode)
+        self.step = GraphedCallable(model.decode)
 
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> Any:
         """One token in is replayed. A whole target is one call for many tokens, and hardly two are of a length."""
@@ -204,6 +204,6 @@ class Replayed:
         return decode(tokens_NT, state, memory)
 
 
-def fastest(model: Any, device: torch.device) -> Any:
+def maybe_graph(model: Any, device: torch.device) -> Any:
     """A model whose weights no longer change as search should see it on a device."""
-    return Replayed(model) if device.type == "cuda" else model
+    return GraphedModel(model) if device.type == "cuda" else model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Map = Callable[..., Tensor]  # (x, plus): x W^T + b, and `plus` if it is given
+LinearFn = Callable[..., Tensor]  # (x, plus): x W^T + b, and `plus` if it is given
 LARGEST = 127
 LSTM = 2  # oneDNN's number for it
 PACKED = []  # dtypes that oneDNN takes on this processor
@@ -18,17 +18,17 @@ if torch.backends.mkldnn.is_available():
     PACKED = [torch.float32] + [torch.bfloat16] * torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def freeze(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Map:
+def prepare_linear(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> LinearFn:
     """(x, plus) -> x W^T + b + plus, for x of the dtype of W. Later changes of W are not seen."""
     weight_OI, bias_O = weight_OI.detach(), None if bias_O is None else bias_O.detach()
     if int8:
-        return quantised_map(weight_OI, bias_O)
+        return quantized_linear(weight_OI, bias_O)
     if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKED:
         return packed(weight_OI, bias_O)
     return plain(weight_OI, bias_O)
 
 
-def plain(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+def plain(weight_OI: Tensor, bias_O: Tensor | None) -> LinearFn:
     """With weights as they are."""
     return lambda x, plus=None: sum_of(F.linear(x, weight_OI, bias_O), plus)
 
@@ -37,7 +37,7 @@ def sum_of(y: Tensor, plus: Tensor | None) -> Tensor:
     return y if plus is None else y + plus
 
 
-def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+def packed(weight_OI: Tensor, bias_O: Tensor | None) -> LinearFn:
     """With weights in the blocked layout that oneDNN would bring them into for each product; a single fp32 row is done
     sooner as it is."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous())
@@ -54,20 +54,20 @@ def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
     return several
 
 
-def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
+def quantized(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     """int8 values and a scale for each row, the smallest that cuts none off."""
     scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x_NI.dtype).tiny * LARGEST) / LARGEST
     return (x_NI / scale_N1).round_().to(torch.int8), scale_N1
 
 
-def quantised_map(weight_OI: Tensor, bias_O: Tensor | None) -> Map:
+def quantized_linear(weight_OI: Tensor, bias_O: Tensor | None) -> LinearFn:
     """With weights rounded once and inputs as they come, each row by a scale of its own. Sums are exact, so that no row
     depends on those beside it."""
-    int8_OI, scale_O1 = quantised(weight_OI)
+    int8_OI, scale_O1 = quantized(weight_OI)
     int8_IO, scale_O = int8_OI.t(), scale_O1.squeeze(1)
 
     def product(x: Tensor, plus: Tensor | None = None) -> Tensor:
-        int8_NI, scale_N1 = quantised(x.flatten(0, -2))
+        int8_NI, scale_N1 = quantized(x.flatten(0, -2))
         y_NO = torch._int_mm(int8_NI, int8_IO).to(x.dtype).mul_(scale_O).mul_(scale_N1)
         if bias_O is not None:
             y_NO += bias_O

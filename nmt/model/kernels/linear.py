@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.kernels.inference_weights import Map, freeze, plain
+from nmt.model.kernels.inference_weights import LinearFn, plain, prepare_linear
 
 CACHED = 2**19  # numbers that a processor's own caches hold
-ROWS = 128  # what `filled` fills up to
+ROWS = 128  # what `pad_rows` fills up to
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums and normalises is fp32 at least, whatever the precision around it."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -39,7 +39,7 @@ def step_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if narrow and x.device.type == "cpu" else x.dtype
 
 
-def uniform_(weight: Tensor, fan: int) -> None:
+def init_uniform_(weight: Tensor, fan: int) -> None:
     """U(-1/sqrt(fan), 1/sqrt(fan)), torch's own default for linear maps, for parameters that stand alone."""
     nn.init.uniform_(weight, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
 
@@ -47,20 +47,20 @@ def uniform_(weight: Tensor, fan: int) -> None:
 class Linear(nn.Linear):
     """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
 
-    frozen: Map | None = None  # the map itself, once its weights no longer change
+    frozen: LinearFn | None = None  # the map itself, once its weights no longer change
 
     def freeze(self, int8: bool) -> None:
-        self.frozen = freeze(self.weight, self.bias, int8)
+        self.frozen = prepare_linear(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
         return by_rows(self.frozen or plain(*cast(self.weight, self.bias, x.dtype)), x)
 
-    def bind(self, dtype: torch.dtype) -> Map:
-        """The same map for use inside a step loop, see `bind`."""
-        return self.frozen or bind(self.weight, self.bias, dtype)
+    def bind(self, dtype: torch.dtype) -> LinearFn:
+        """The same map for use inside a step loop, see `linear_for_steps`."""
+        return self.frozen or linear_for_steps(self.weight, self.bias, dtype)
 
 
-def filled(x_RI: Tensor) -> Tensor:
+def pad_rows(x_RI: Tensor) -> Tensor:
     """In bf16 on a processor with zero rows up to a multiple of `ROWS`: for each new shape of a product a kernel is
     compiled, which takes longer than the product."""
     if x_RI.dtype != torch.bfloat16 or x_RI.device.type != "cpu":
@@ -68,12 +68,12 @@ def filled(x_RI: Tensor) -> Tensor:
     return F.pad(x_RI, (0, 0, 0, -len(x_RI) % ROWS))
 
 
-def by_rows(product: Map, x: Tensor) -> Tensor:
-    """A map of the last dimension; rows of x_NTI are `filled` where T > 1."""
+def by_rows(product: LinearFn, x: Tensor) -> Tensor:
+    """A map of the last dimension; rows of x_NTI are `pad_rows` where T > 1."""
     if x.dim() != 3 or x.shape[1] == 1:
         return product(x)
     x_RI = x.flatten(0, 1)
-    return product(filled(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
+    return product(pad_rows(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
 
 
 def cast(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -133,7 +133,13 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, plus: Tensor | None, product: Map, tape: Tape
+        ctx: Any,
+        x_NI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        plus: Tensor | None,
+        product: LinearFn,
+        tape: Tape,
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.tape = tape
@@ -146,7 +152,7 @@ class _Step(torch.autograd.Function):
         return gradients[0] @ weight_OI, None, None, gradients[0] if ctx.needs_input_grad[3] else None, None, None
 
 
-def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
+def linear_for_steps(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> LinearFn:
     """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: weights are cast and laid out once, their
     gradients are one product at the end.
 
@@ -158,11 +164,11 @@ def bind(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Map:
     tape: Tape = []
 
     def collect() -> tuple[Tensor, Tensor | None]:
-        dy_RO, x_RI = map(filled, joined(tape, 0))
+        dy_RO, x_RI = map(pad_rows, joined(tape, 0))
         return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # summed in fp32 in any case
 
     weight, bias = _Anchor.apply(collect, weight, bias)
-    product = freeze(weight, bias, int8=False)
+    product = prepare_linear(weight, bias, int8=False)
     return lambda x_NI, plus=None: _Step.apply(x_NI, weight, bias, plus, product, tape)
 
 
@@ -182,9 +188,9 @@ class _Read(torch.autograd.Function):
         return gradients[0] @ values_BHSM.transpose(2, 3), None, None
 
 
-def bind_values(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
+def values_for_steps(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
     """A map weights_BHQS -> weights values, for one step loop: the gradient of the values is one product at the end. As
-    with `bind`, it must not outlive the loop's backward pass."""
+    with `linear_for_steps`, it must not outlive the loop's backward pass."""
     if not torch.is_grad_enabled():
         return lambda weights_BHQS: weights_BHQS @ values_BHSM
     tape: Tape = []
@@ -209,7 +215,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not ctx.total:
-            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=wide(gradients[0].dtype)))
+            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=accumulation_dtype(gradients[0].dtype)))
         index, total = ctx.saved_tensors[0].flatten(), ctx.total[0]
         rows = gradients[0].reshape(len(index), ctx.shape[1]).to(total.dtype)
         if total.device.type == "cpu":
@@ -219,9 +225,9 @@ class _Rows(torch.autograd.Function):
         return None, None, None
 
 
-def bind_rows(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
+def rows_for_steps(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
     """A map index -> rows of a table, shaped (*index, A), for one step loop: what a step costs, there and back, does
-    not depend on the length of the table. As with `bind`, it must not outlive the loop's backward pass."""
+    not depend on the length of the table. As with `linear_for_steps`, it must not outlive the loop's backward pass."""
     total: list[Tensor] = []
     [table] = _Anchor.apply(lambda: (total.pop().to(table_PA.dtype),), table_PA)
     return lambda index: _Rows.apply(table, index, total)
