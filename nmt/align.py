@@ -108,8 +108,8 @@ def combine_links(forward: Record, backward: Record | None, command: AlignRun) -
     links = forward.links(command.links)
     if backward is None:
         return links
-    symmetrise = SYMMETRIZATIONS[command.symmetrise or "grow_diag_final_and"]
-    return list(symmetrise(set(links), transpose_links(backward.links(command.links))))
+    symmetrize = SYMMETRIZATIONS[command.symmetrize or "grow_diag_final_and"]
+    return list(symmetrize(set(links), transpose_links(backward.links(command.links))))
 
 
 def oracle_record(record: Record, gold: GoldLinks) -> Record:

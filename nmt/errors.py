@@ -22,11 +22,11 @@ def printable(text: str) -> str:
 
 class UserError(Exception):
     """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone. The
-    processes of a job find the same, and the first reports it; but what is `own` only one of them has found."""
+    processes of a job find the same, and the first reports it; but what is `any_rank` only one of them has found."""
 
-    def __init__(self, message: str, own: bool = False) -> None:
+    def __init__(self, message: str, any_rank: bool = False) -> None:
         super().__init__(message)
-        self.own = own
+        self.any_rank = any_rank
 
 
 def exit_silently() -> NoReturn:

@@ -50,7 +50,7 @@ from nmt.training.state import Progress, TrainState, broadcast_state, seed_of
 
 
 def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:
-    """The training pairs, as tokenised, by a new tokenizer if there is none yet (none as yet of a stream); the
+    """The training pairs, as tokenized, by a new tokenizer if there is none yet (none as yet of a stream); the
     validation pairs; a key of both.
 
     Raises:
@@ -138,14 +138,14 @@ def train(run: TrainRun) -> float:
         torch.manual_seed(seed_of(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
         move_model(model, run.precision, device, training=True)
-        optimiser = build_optimizer(run.optim, model.parameters())
-        state = TrainState(run, folder, device, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
+        optimizer = build_optimizer(run.optim, model.parameters())
+        state = TrainState(run, folder, device, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
         broadcast_from_rank0(
             lambda: bool(held.enter_context(open_folder(state, start)))
         )  # nobody else can be told of a lock
         broadcast_state(state)
         if run.data.streaming:
-            state.stream = stream_windows(run, encoded.tokenizer, state.progress.places)
+            state.stream = stream_windows(run, encoded.tokenizer, state.progress.stream_offsets)
             load_window(state)
             ends = np.cumsum(pairs_per_corpus(run.data, run.data.buffer)).tolist()
             warn_of_training_text(run.data, state.train.pairs, ends, valid, by_words(run))
@@ -153,7 +153,7 @@ def train(run: TrainRun) -> float:
         if not rank():
             early.setTarget(held.enter_context(log_to_file(folder / "train.log")))
             early.flush()
-            state.board = tensorboard(folder, state.progress.step)
+            state.tensorboard = tensorboard(folder, state.progress.step)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         how = f"{device}, {run.precision}, {count_of(torch.get_num_threads(), 'thread')}"
         log.info(f"{folder}: {parameters:,} parameters, {how}" + f", {world_size()} processes" * (world_size() > 1))
@@ -162,8 +162,8 @@ def train(run: TrainRun) -> float:
         finally:
             if state.graphs is not None:
                 log.info(state.graphs.graphs.summary("gradients"))
-            if state.board is not None:
-                state.board.close()
+            if state.tensorboard is not None:
+                state.tensorboard.close()
         on_gpu = peak_device_memory(device)
         gpu = "" if on_gpu is None else f", of the GPU {on_gpu / 1e9:.2f} GB"
         log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")

@@ -5,7 +5,7 @@ python scripts/attention_table.py                    two hours on two cores
 python scripts/attention_table.py jobs=1 seed=2      one run at a time, from another seed
 
 A few mechanisms are trained as long as `make train` does. Then follow, two epochs each, every score x window x style,
-and the best of them with every normaliser and with several heads. Each run is a folder runs/attention/seed1/NAME; what
+and the best of them with every normalizer and with several heads. Each run is a folder runs/attention/seed1/NAME; what
 is finished is not run again: delete them after a change of the code. Each has one thread, and there are as many at a
 time as there are cores.
 
@@ -53,7 +53,7 @@ class Variant:
     style: str
     score: str
     window: str = "global"
-    normaliser: str = "softmax"
+    normalizer: str = "softmax"
     heads: int = 1
     half_width: int = 5  # of a local window: the sentences of the built-in corpus are short
     coverage: bool = False
@@ -61,14 +61,14 @@ class Variant:
 
     @property
     def name(self) -> str:
-        parts = [self.style, self.score, self.window, self.normaliser, f"{self.heads}"]
+        parts = [self.style, self.score, self.window, self.normalizer, f"{self.heads}"]
         parts += [f"{self.half_width}"] * (self.window != "global") + ["coverage"] * self.coverage
         return "-".join(parts + ["full"] * (self.epochs is None))
 
     @property
     def settings(self) -> list[str]:
         length = [] if self.epochs is None else [f"train.max_epochs={self.epochs}"]
-        keys = ["score"] if self.score == "none" else ["score", "window", "normaliser", "heads", "coverage"]
+        keys = ["score"] if self.score == "none" else ["score", "window", "normalizer", "heads", "coverage"]
         keys += ["half_width"] * (self.window != "global")
         return [*STYLES[self.style], *(f"model.attention.{key}={getattr(self, key)}" for key in keys), *length]
 
@@ -88,8 +88,8 @@ FAMILY = [
 
 
 def refined(best: Variant) -> list[Variant]:
-    """A variant with each normaliser, with one head and with four."""
-    return [dataclasses.replace(best, normaliser=n, heads=heads) for n in NORMALIZERS for heads in (1, 4)]
+    """A variant with each normalizer, with one head and with four."""
+    return [dataclasses.replace(best, normalizer=n, heads=heads) for n in NORMALIZERS for heads in (1, 4)]
 
 
 def pictured(best: Variant) -> dict[str, Variant]:
@@ -97,7 +97,7 @@ def pictured(best: Variant) -> dict[str, Variant]:
     return {
         **{score: Variant("bahdanau", score) for score in SCORES if score not in ("concat", "none")},
         **{window: Variant("bahdanau", "general", window) for window in WINDOWS if window != "global"},
-        **{normaliser: dataclasses.replace(best, normaliser=normaliser) for normaliser in NORMALIZERS[1:]},
+        **{normalizer: dataclasses.replace(best, normalizer=normalizer) for normalizer in NORMALIZERS[1:]},
         "heads": dataclasses.replace(best, heads=4),
         "coverage": dataclasses.replace(best, coverage=True),
         **{style: Variant(style, "additive") for style in ("luong", "gnmt")},
@@ -205,7 +205,7 @@ Every score with every window in every style, {EPOCHS} epochs each (`half_width`
 Of these, {best.style} with {best.score} and {best.window} has the lowest AER of the validation split among those within
 1 BLEU of the best there:
 
-{table(refinements, "normaliser", "heads")}
+{table(refinements, "normalizer", "heads")}
 {END}"""
     page = (DOCS / "results.md").read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[-1] if END in page else ""

@@ -115,7 +115,7 @@ def prepare(run: TrainRun, updates: int, connection: Connection) -> None:
 
 
 def read_stream(run: TrainRun) -> None:
-    """The same text as a stream: windows read, tokenised, sorted and cut into batches."""
+    """The same text as a stream: windows read, tokenized, sorted and cut into batches."""
     data, config = replace(run.data, streaming=True), replace(run.train, max_steps=1, validate_every=1)
     run = replace(run, data=data, train=config)
     coming = stream_windows(run, cached_tokenizer(sample_stream(run), run), [])

@@ -112,9 +112,9 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
         model = build_model(system.model, vocabulary, vocabulary)
         move_model(model, system.precision, device, training=True)
         nothing: Any = None
-        optimiser = build_optimizer(run.optim, model.parameters())
+        optimizer = build_optimizer(run.optim, model.parameters())
         progress = Progress(encoded.key)
-        state = TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
+        state = TrainState(run, Path(), device, model, nothing, optimizer, encoded, nothing, progress)
         if device.type == "cuda":
             batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
             state.shapes_K3 = shapes_of(state, batches)  # as `nmt.training.loop.fit` does

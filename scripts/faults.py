@@ -253,7 +253,7 @@ def check_best(run: Path) -> str:
     last = last_checkpoint(run)
     if last is None:
         return "train, without a checkpoint"
-    judged = read_progress(last / "state.json").judged
+    judged = read_progress(last / "state.json").validated_step
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     losses = {e["step"]: e["loss"] for e in events if e["event"] == "validate" and e["step"] <= judged}
     found = find_checkpoint(str(run))[1]

@@ -73,8 +73,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "local_m, heads": {"attention": {"window": "local_m", "half_width": 1, "heads": 2}},
     "local_p, general": {"style": "luong", "attention": {"window": "local_p", "half_width": 1, "score": "general"}},
     "coverage": {"style": "luong", "input_feeding": False, "attention": {"coverage": True}},
-    "sparsemax, dot": {"attention": {"normaliser": "sparsemax", "score": "dot"}},
-    "entmax15, location": {"style": "luong", "attention": {"normaliser": "entmax15", "score": "location"}},
+    "sparsemax, dot": {"attention": {"normalizer": "sparsemax", "score": "dot"}},
+    "entmax15, location": {"style": "luong", "attention": {"normalizer": "entmax15", "score": "location"}},
     "no attention": {"attention": {"score": "none"}},
 }
 # By how much the gradient of the parameter where it is most may be off, as a relative norm: the rounding of one product
@@ -202,9 +202,9 @@ def begin(
         model = build_model(config if dropout is None else replace(config, dropout=dropout), vocabulary, vocabulary)
     move_model(model, precision, device, training=True)
     nothing: Any = None
-    optimiser = build_optimizer(run.optim, model.parameters())
+    optimizer = build_optimizer(run.optim, model.parameters())
     progress = Progress(encoded.key, loss_scale=loss_scale)
-    return TrainState(run, Path(), device, model, nothing, optimiser, encoded, nothing, progress)
+    return TrainState(run, Path(), device, model, nothing, optimizer, encoded, nothing, progress)
 
 
 def scatter(model: nn.Module) -> None:
@@ -309,7 +309,7 @@ def whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
     that runs, and whether it warns of weights that are not one piece of memory."""
     for inputs, hidden, rows, steps in ((5, 7, 3, 4), (64, 128, 16, 12)):
         generator = torch.Generator().manual_seed(1)
-        x_BTI, towards = (torch.randn(rows, steps, size, generator=generator).double() for size in (inputs, hidden))
+        x_BTI, toward = (torch.randn(rows, steps, size, generator=generator).double() for size in (inputs, hidden))
         wanted: dict[str, Tensor] = {}
         for precision in ("fp64", *(name for name in NEAR if name in PRECISIONS)):
             device, dtype = (setting.device if wanted else torch.device("cpu")), DTYPES[precision]
@@ -318,9 +318,9 @@ def whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
             move_model(rnn, precision, device, training=True)
             x = x_BTI.clone().to(device, dtype).requires_grad_()
 
-            def work(rnn: RNN = rnn, x: Tensor = x, towards: Tensor = towards) -> Tensor:
+            def work(rnn: RNN = rnn, x: Tensor = x, toward: Tensor = toward) -> Tensor:
                 h_BTD, _ = rnn(x, rnn.zeros(x))
-                h_BTD.backward(towards.to(h_BTD))
+                h_BTD.backward(toward.to(h_BTD))
                 return h_BTD.detach()
 
             with warnings.catch_warnings(record=True) as warned:

@@ -2,7 +2,7 @@
 
 python scripts/messages_corpus.py folder=DIR language=ru    fetches 60 MB, makes DIR/{train,valid,test}.{en,ru}
 
-They are the gettext catalogues, in a language as gettext names it (de, pt_BR), of the packages below, of Debian 12,
+They are the gettext catalogs, in a language as gettext names it (de, pt_BR), of the packages below, of Debian 12,
 from `mirror`. A message is taken if it is one line, of 6 to 60 English words, translated, and has no plural; white
 space becomes one space. Of those that differ in case, digits, punctuation and format directives alone, on either side,
 the alphabetically first is taken. 1,000 are for `valid`, 1,000 for `test`. Where the digest that is printed last is the
@@ -61,7 +61,7 @@ def filenames(mirror: str) -> dict[str, str]:
     return dict(re.findall(r"^Package: (.*)\n(?:.+\n)*?Filename: (.*)$", index, re.MULTILINE))
 
 
-def catalogues(package: bytes, language: str) -> Iterator[bytes]:
+def catalogs(package: bytes, language: str) -> Iterator[bytes]:
     """Those of a language in a package, an `ar` archive: members of a header of 60 bytes and their content, at even
     offsets; files are in data.tar.xz."""
     offset = 8
@@ -76,9 +76,9 @@ def catalogues(package: bytes, language: str) -> Iterator[bytes]:
         offset += 60 + size + size % 2
 
 
-def messages(catalogue: bytes) -> Iterator[tuple[str, str]]:
-    """Those that have no plural, and their translations; the standard library shows a catalogue no other way."""
-    for message, translation in vars(GNUTranslations(io.BytesIO(catalogue)))["_catalog"].items():
+def messages(catalog: bytes) -> Iterator[tuple[str, str]]:
+    """Those that have no plural, and their translations; the standard library shows a catalog no other way."""
+    for message, translation in vars(GNUTranslations(io.BytesIO(catalog)))["_catalog"].items():
         if isinstance(message, str):  # it is a pair where there is a plural
             yield message.rpartition("\4")[2].strip(), translation.strip()  # what is before \4 is a context
 
@@ -96,8 +96,8 @@ def main() -> None:
     places = filenames(mirror)
     found: set[tuple[str, str]] = set()
     for package in PACKAGES:
-        for catalogue in catalogues(fetch(f"{mirror}/{places[package]}"), language):
-            found.update(messages(catalogue))
+        for catalog in catalogs(fetch(f"{mirror}/{places[package]}"), language):
+            found.update(messages(catalog))
     known: set[str] = set()
     pairs = []
     for pair in sorted(found):

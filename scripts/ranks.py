@@ -123,7 +123,7 @@ def kill(times: int, folder: Path) -> None:
         "data=text", write_corpus(folder, train=400, valid=20, test=2), *SMALL, "train.max_steps=200",
         "train.max_epochs=null", "train.save_every=20", "train.validate_every=50", "resume=auto",
     )  # fmt: skip
-    run(2, "train", "name=warm", *settings, folder=folder)  # reads, tokenises
+    run(2, "train", "name=warm", *settings, folder=folder)  # reads, tokenizes
     began = time.monotonic()
     run(2, "train", "name=whole", *settings, folder=folder)
     whole = time.monotonic() - began
@@ -155,7 +155,7 @@ def kill(times: int, folder: Path) -> None:
     print(
         f"one of 2 processes killed {times} times: the job ended at most {max(seconds['ended']):.1f} s later, with "
         f"restarts it was done at most {max(seconds['restarted']):.1f} s later ({whole:.1f} s undisturbed); weights, "
-        "optimiser and validations equal"
+        "optimizer and validations equal"
     )
 
 
@@ -218,7 +218,7 @@ def speed(rounds: int, folder: Path) -> None:
     ways = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 processes, 1 thread each": (2, 1)}
     found: dict[str, list[float]] = {way: [] for way in ways}
     few = (*CPU, *ENDLESS, "train.max_steps=60", "train.log_every=10", "name=speed")
-    run(1, "train", *few, folder=folder)  # reads, tokenises
+    run(1, "train", *few, folder=folder)  # reads, tokenizes
     for _ in range(rounds):
         for way, (count, threads) in ways.items():
             run(count, "train", *few, folder=folder, threads=threads)

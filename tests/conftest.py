@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # This checkout comes first, also for the process that others are forked from; what the caller has named stays.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 CONTEXT = multiprocessing.get_context("forkserver")
-# The first optimiser of a process imports torch._dynamo.
+# The first optimizer of a process imports torch._dynamo.
 CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
 TINY = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",

@@ -185,7 +185,7 @@ def test_two_directions_are_put_together(align: Align) -> None:
     found, figures = align(MODEL, BACK, *FILES, "gold=gold0")
     assert read(found) == expected and numbers(figures)["oracle_aer"] == 0
     both = [a & b for a, b in zip(forward, backward, strict=True)]
-    assert read(align(MODEL, BACK, *FILES, "symmetrise=intersection")[0]) == both != expected
+    assert read(align(MODEL, BACK, *FILES, "symmetrize=intersection")[0]) == both != expected
 
 
 def test_all_weights_in_a_file(align: Align, place: Path) -> None:
@@ -217,7 +217,7 @@ def test_links_stay_in_the_line_whatever_is_in_it(align: Align, place: Path) -> 
         text = "".join(pair[side] + "\n" for pair in NASTY).encode()
         (place / name).write_bytes(text + b"not \xff UTF-8\n" + b"w " * 1500 + b"\n")
     odd = (MODEL, "source=odd.de", "target=odd.en")
-    for extra in ((), ("links.threshold=0.01",), (BACK, "symmetrise=union")):
+    for extra in ((), ("links.threshold=0.01",), (BACK, "symmetrize=union")):
         out, message = align(*odd, *extra)
         found = read(out)
         assert len(found) == len(NASTY) + 2

@@ -58,8 +58,8 @@ def test_a_translation_has_what_it_is_ranked_by(home: Path) -> None:
                 weights_TS = option.weights_TS
                 assert weights_TS is not None
                 covered = np.log(weights_TS.sum(0).clip(np.exp(-20), 1)).sum()
-                penalised = option.score / ((5 + length) / 6 if penalty == "gnmt" else length) + coverage * covered
-                assert option.ranking_score == pytest.approx(penalised, rel=1e-5)
+                penalized = option.score / ((5 + length) / 6 if penalty == "gnmt" else length) + coverage * covered
+                assert option.ranking_score == pytest.approx(penalized, rel=1e-5)
             ranks = [option.ranking_score for option in options]
             assert ranks == sorted(ranks, key=lambda rank: -(rank or 0))
     line = " ".join(LINES[:1] * 4)
@@ -185,7 +185,7 @@ def test_an_export_may_be_anywhere(model: nmt.Model, tmp_path: Path) -> None:
 
 def test_a_line_of_which_nothing_is_left_has_an_empty_translation(model: nmt.Model) -> None:
     text = [f"{line} {line[::-1]}" for line in LINES for _ in range(9)]
-    folding = train_tokenizer(text, text, TokenizerConfig(vocab_size=330, normalisation="nmt_nfkc"))
+    folding = train_tokenizer(text, text, TokenizerConfig(vocab_size=330, normalization="nmt_nfkc"))
     searcher = replace(model.translator, tokenizer=folding)
     assert [options[0].text for options in searcher.translate(["\u200b", " \ufeff ", "\x07", ""])] == [""] * 4
 

@@ -31,8 +31,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 OWN_SCORES = [score for score in SCORES if score != "concat"]  # which is `additive` under another name
 FAMILY = [
-    {"score": score, "window": window, "normaliser": normaliser, "heads": heads, "coverage": coverage}
-    for score, window, normaliser, heads, coverage in itertools.product(
+    {"score": score, "window": window, "normalizer": normalizer, "heads": heads, "coverage": coverage}
+    for score, window, normalizer, heads, coverage in itertools.product(
         OWN_SCORES, WINDOWS, NORMALIZERS, (1, 2), (False, True)
     )
 ]
@@ -116,15 +116,15 @@ def attend(p: dict[str, np.ndarray], kind: AttentionConfig, q: np.ndarray, h: np
     if kind.window == "local_p":
         point = S / (1 + np.exp(-p["window.v"] / np.sqrt(len(q)) @ np.tanh(p["window.point.weight"] @ q)))
         gain = np.exp(-((np.arange(S) - point) ** 2) / (2 * (D / 2) ** 2))
-    centre = min(int(np.floor(point)), S - 1)
-    window = [s for s in range(S) if kind.window == "global" or abs(s - centre) <= D]
+    center = min(int(np.floor(point)), S - 1)
+    window = [s for s in range(S) if kind.window == "global" or abs(s - center) <= D]
     contexts, weights = [], np.zeros(S)
     for head in range(kind.heads):
         scores = {s: equation(p, kind, head, q, h[s], s, c[s]) for s in window}
         scores = {s: score for s, score in scores.items() if score is not None}
         own = np.zeros(S)
         if scores:
-            own[list(scores)] = EQUATIONS[kind.normaliser](np.array(list(scores.values())))
+            own[list(scores)] = EQUATIONS[kind.normalizer](np.array(list(scores.values())))
         own *= gain
         weights += own / kind.heads
         values = h if kind.heads == 1 else h @ np.split(p["value.weight"], kind.heads)[head].T
@@ -150,7 +150,7 @@ def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> No
         attention = attention_of(half_width, **kind)
         settings = AttentionConfig(half_width=half_width, **kind)
         parameters = {key: value.numpy() for key, value in attention.state_dict().items()}
-        look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+        look = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
         context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if settings.coverage else None)
         whole = window == "global" or WHOLE * (2 * half_width + 1) >= 6
         assert weights is not None and weights.weights_BQW.shape[2] == (6 if whole else 2 * half_width + 1)
@@ -196,7 +196,7 @@ def test_a_local_window_is_the_same_cut_out_or_in_its_place(
         ways = []
         for whole in (0, 2):
             monkeypatch.setattr("nmt.model.windows.WHOLE", whole)
-            look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+            look = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
             context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if covered else None)
             assert weights is not None and (weights.first_BQ is None) == (whole > 0)
             dense_BQS = weights.dense(7)
@@ -206,20 +206,20 @@ def test_a_local_window_is_the_same_cut_out_or_in_its_place(
             torch.testing.assert_close(one, other, msg=name(kind))
 
 
-@pytest.mark.parametrize("normaliser", NORMALIZERS)
-def test_normalisers_sum_to_one_and_see_no_masked_score(normaliser: str) -> None:
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_normalizers_sum_to_one_and_see_no_masked_score(normalizer: str) -> None:
     torch.manual_seed(3)
     scores = torch.randn(5, 40, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [1], [10], [1000]])
     scores[:, ::7] = float("-inf")
     scores[0, 1:4] = 2.0  # equal ones
     for dtype in (torch.float64, torch.float32):
-        weights = NORMALIZERS[normaliser](scores.to(dtype))
-        expected = np.array([EQUATIONS[normaliser](row - row.max()) for row in scores.numpy()])
+        weights = NORMALIZERS[normalizer](scores.to(dtype))
+        expected = np.array([EQUATIONS[normalizer](row - row.max()) for row in scores.numpy()])
         np.testing.assert_allclose(weights.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-6)
         assert (weights.sum(1) - 1).abs().max() < 1e-5 and not weights[:, ::7].any()
     finite = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(NORMALIZERS[normaliser], finite)
-    assert NORMALIZERS[normaliser](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
+    assert torch.autograd.gradcheck(NORMALIZERS[normalizer], finite)
+    assert NORMALIZERS[normalizer](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -238,7 +238,7 @@ def test_attention_passes_gradcheck(score: str, window: str) -> None:
 
         def run(*inputs: Tensor, attention: Attention = attention, covered: bool = kind["coverage"]) -> Any:
             query_BQD, values_BSM, coverage_BQS = inputs[:3]
-            look = attention.bind(attention.memorise(values_BSM, length_B), torch.float64)
+            look = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
             results = []
             for step in range(2):
                 context_BQM, weights = look(query_BQD + step, position_BQ - step, coverage_BQS if covered else None)
@@ -283,7 +283,7 @@ PAIRWISE = [kind for number, kind in enumerate(FAMILY) if number % 4 == number /
 
 @pytest.mark.parametrize("style", STYLES)
 def test_every_attention_decodes_alike_in_every_way(style: str) -> None:
-    """All positions at once equal one at a time; hypotheses share the memory of their sentence; neighbours and padding
+    """All positions at once equal one at a time; hypotheses share the memory of their sentence; neighbors and padding
     change nothing."""
     source_BS, length_B, target_BT = ragged_batch(target=3)
     for own, number, kind in in_styles(FAMILY):
@@ -354,7 +354,7 @@ def test_every_attention_is_searched_and_forced(style: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_neighbours_change_no_translation(style: str) -> None:
+def test_neighbors_change_no_translation(style: str) -> None:
     """In fp32, the n best of each sentence in a batch and alone: scores to 1e-5, texts where the next best is more than
     1e-4 behind (with equal scores either may come first)."""
     source_BS, length_B, _ = ragged_batch((9, 2, 6, 1, 7))
@@ -452,7 +452,7 @@ def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: 
     with torch.no_grad():
         memory, state = model.start(source_BS, length_B)
         features, _, _ = model.decode(target_BT, state, memory)
-        attend, cells = decoder.attention.bind(memory, torch.float64), list(state.cells)
+        attend, cells = decoder.attention.prepare_steps(memory, torch.float64), list(state.cells)
         feed, so_far = torch.zeros(4, 8, dtype=torch.float64), torch.zeros(4, 1, 6, dtype=torch.float64)
 
         def look(query: Tensor) -> Any:
@@ -546,9 +546,9 @@ def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
     torch.manual_seed(1)
-    for normaliser in NORMALIZERS:
-        attention = attention_of(1, score="dot", window=window, normaliser=normaliser)
-        memory = attention.memorise(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
+    for normalizer in NORMALIZERS:
+        attention = attention_of(1, score="dot", window=window, normalizer=normalizer)
+        memory = attention.project_memory(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
         query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)
-        context_BQM, _ = attention.bind(memory, torch.float64)(query_BQD, torch.tensor([[3], [9]]), None)
+        context_BQM, _ = attention.prepare_steps(memory, torch.float64)(query_BQD, torch.tensor([[3], [9]]), None)
         assert context_BQM.isnan().all()

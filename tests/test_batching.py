@@ -1,4 +1,4 @@
-"""The tokenised cache, what is left out, the order of an epoch, and batches."""
+"""The tokenized cache, what is left out, the order of an epoch, and batches."""
 
 import dataclasses
 import itertools
@@ -108,7 +108,7 @@ def test_a_batch() -> None:
     assert batch.source_length_B.tolist() == [4, 2, 1]
     assert batch.target_BT.tolist() == [[BOS, 9, EOS, 0], [BOS, 10, 11, EOS], [BOS, EOS, 0, 0]]
     assert batch.target_length_B.tolist() == [2, 3, 1]
-    assert all(tensor.dtype == torch.int64 for tensor in batch[:4]) and batch.guide_BTS.shape == (3, 0, 0)
+    assert all(tensor.dtype == torch.int64 for tensor in batch[:4]) and batch.alignment_BTS.shape == (3, 0, 0)
     assert all(torch.equal(a, b) for a, b in zip(batch, batch.to(torch.device("cpu")), strict=True))
 
 
@@ -269,9 +269,9 @@ def test_white_space_is_what_it_is_to_python() -> None:
 
 
 @lru_cache
-def side_of(type: str, normalisation: str) -> LanguageTokenizer:
+def side_of(type: str, normalization: str) -> LanguageTokenizer:
     pairs = random_corpus(300)
-    config = TokenizerConfig(type=type, vocab_size=270, normalisation=normalisation)
+    config = TokenizerConfig(type=type, vocab_size=270, normalization=normalization)
     return train_tokenizer(pairs["source"], pairs["target"], config).source
 
 
@@ -282,12 +282,12 @@ lines = st.lists(words, max_size=9).map(" ".join) | st.text(st.sampled_from("abc
 
 
 @pytest.mark.parametrize(
-    "type, normalisation", [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc"), ("word", "identity")]
+    "type, normalization", [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc"), ("word", "identity")]
 )
 @given(texts=st.lists(lines, max_size=12), limit=st.sampled_from([3, 10]))
-def test_word_by_word_is_line_by_line(type: str, normalisation: str, texts: list[str], limit: int) -> None:
-    side = side_of(type, normalisation)
-    assert side.word_by_word == (type == "bpe" and normalisation == "identity")
+def test_word_by_word_is_line_by_line(type: str, normalization: str, texts: list[str], limit: int) -> None:
+    side = side_of(type, normalization)
+    assert side.word_by_word == (type == "bpe" and normalization == "identity")
     known: dict[str, list[int]] = {}
     expected = [pieces.encode_lines([text], side, limit)[0].tolist() for text in texts]
     for _ in range(2):  # with words that are new, and with words that are known
@@ -382,7 +382,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(run: Run, tokenizer:
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
 def side(request: pytest.FixtureRequest) -> LanguageTokenizer:
     pairs = random_corpus(300)
-    config = TokenizerConfig(vocab_size=280, normalisation=request.param)
+    config = TokenizerConfig(vocab_size=280, normalization=request.param)
     return train_tokenizer(pairs["source"], pairs["target"], config).source
 
 
@@ -396,7 +396,7 @@ def test_what_is_surely_longer_is_longer(side: LanguageTokenizer, text: str, lim
         assert len(side.encode([text])[0]) > limit
 
 
-def test_endless_lines_are_not_tokenised(
+def test_endless_lines_are_not_tokenized(
     run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -106,8 +106,8 @@ def test_the_modules_compute_what_the_example_does(shown: dict[str, Any], heads:
     attention = Attention(config).double()
     values_BSM = torch.randn(1, POSITIONS, SIZE, dtype=torch.float64)
     query_BQD = torch.randn(1, QUERIES, SIZE, dtype=torch.float64)
-    memory = attention.memorise(values_BSM, torch.tensor([POSITIONS]))
-    context_BQM, weights = attention.bind(memory, torch.float64)(query_BQD, None, None)
+    memory = attention.project_memory(values_BSM, torch.tensor([POSITIONS]))
+    context_BQM, weights = attention.prepare_steps(memory, torch.float64)(query_BQD, None, None)
     queries, values = query_BQD[0].numpy(), values_BSM[0].numpy()
     if heads == 1:
         expected, expected_weights = shown["attention"](queries, values, values)

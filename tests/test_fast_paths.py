@@ -79,12 +79,12 @@ def plain_loss(
     return Loss(smoothed, nats, (logits.argmax(1) == target)[target != pad].sum())
 
 
-def plain_step(optimiser: torch.optim.Optimizer, norm: float, scale: Tensor, loss: Tensor) -> Tensor:
-    gradients = [parameter.grad for parameter in optimiser.param_groups[0]["params"] if parameter.grad is not None]
+def plain_step(optimizer: torch.optim.Optimizer, norm: float, scale: Tensor, loss: Tensor) -> Tensor:
+    gradients = [parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None]
     length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
     for gradient in gradients:
-        gradient.div_(np.float32(max(1.0, length / norm)))  # fused optimisers take the factor in fp32 whatever the rest
-    optimiser.step()
+        gradient.div_(np.float32(max(1.0, length / norm)))  # fused optimizers take the factor in fp32 whatever the rest
+    optimizer.step()
     return torch.tensor(False)
 
 
@@ -209,7 +209,7 @@ def test_weights_in_one_buffer_are_those_in_four(
         found.append([h_BTD, *last, *torch.autograd.grad(h_BTD.float().square().sum(), list(rnn.parameters()))])
     assert all(torch.equal(own, other) for own, other in zip(*found, strict=True))
 
-    rnn.to(dtype).freeze_whole()
+    rnn.to(dtype).prepare_layer_for_inference()
     start = rnn.weight_ih.data_ptr()
     for parameter in rnn.parameters():  # w_ih, w_hh, b_ih, b_hh, one after the other
         assert parameter.data_ptr() == start
@@ -226,7 +226,7 @@ def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.Mon
         state = begin(name, "lstm", torch.float64)
         trained = [*gradients(state).values()]
         batch = collate(state.train, np.arange(12))
-        state.model.eval().freeze(int8=False)
+        state.model.eval().prepare_for_inference(int8=False)
         with torch.inference_mode():
             loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         found.append([*trained, *loss])
@@ -237,7 +237,9 @@ def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     """Guided and with coverage, whose losses are of both passes too."""
     state = begin("coverage", "lstm", torch.float64, dropout=0.0)
     batch = collate(state.train, np.arange(12))
-    batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
+    batch = batch._replace(
+        alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
+    )
     found = []
     for r_drop in (0.0, 3.0):
         train = TrainConfig(guided_alignment=0.3, coverage_loss=0.2, r_drop=r_drop)
@@ -252,10 +254,12 @@ def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: 
     """With pairs of padding, too, and whether the output layer sees padding or not."""
     state = begin(name, "gru", torch.float64, dropout=0.0)
     batch = collate(state.train, np.arange(12))
-    guide_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
-    batch = batch._replace(guide_BTS=guide_BTS)
+    alignment_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
+    batch = batch._replace(alignment_BTS=alignment_BTS)
     padded = batch.padded(16, 15, 17)
-    assert padded.guide_BTS.shape == (16, 17, 15) and padded.guide_BTS.sum() == pytest.approx(batch.guide_BTS.sum())
+    assert padded.alignment_BTS.shape == (16, 17, 15) and padded.alignment_BTS.sum() == pytest.approx(
+        batch.alignment_BTS.sum()
+    )
     assert padded.target_BT.shape == (16, 18) and padded.source_BS.shape == (16, 15)
     coverage_loss = 0.2 * state.run.model.attention.coverage
     train = replace(state.run.train, guided_alignment=0.3, coverage_loss=coverage_loss)
@@ -334,7 +338,9 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     state = begin("coverage", "lstm", torch.float64, dropout=0.0)
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
     batch = collate(state.train, np.arange(12))
-    batch = batch._replace(guide_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double())
+    batch = batch._replace(
+        alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
+    )
     again = GraphedBackward(run, state.model)
     for share in (0.1, 0.5, 0.9):
         update_2 = torch.tensor([50, share], dtype=torch.float64)

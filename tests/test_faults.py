@@ -127,12 +127,12 @@ def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path, mo
     torn = state_of(text, tmp_path / "torn", **settings)
     sound = training_step.backward
 
-    def signalled(*given: Any) -> Any:
+    def signaled(*given: Any) -> Any:
         if torn.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return sound(*given)
 
-    monkeypatch.setattr(training_step, "backward", signalled)
+    monkeypatch.setattr(training_step, "backward", signaled)
     with pytest.raises(SystemExit) as end:
         fit(torn)
     monkeypatch.setattr(training_step, "backward", sound)
@@ -145,7 +145,7 @@ def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path, mo
 
 def test_patience_with_failures_is_that_of_the_present_command(text: Path, tmp_path: Path) -> None:
     state = state_of(text, tmp_path, max_steps=8, max_skipped=3)
-    state.progress.in_a_row = 4
+    state.progress.skipped_in_a_row = 4
     with torch.no_grad():
         state.model.output.bias[5] = math.nan
     with pytest.raises(UserError, match="5 updates in a row"):
@@ -221,7 +221,7 @@ def test_a_save_that_is_killed_at_any_place_leaves_one_state(again: bool, text: 
         shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000009")
     state.progress = before
     save(state)
-    expected = {before.judged: f"step_{before.best[0].step:06d}", 9: "step_000009"}
+    expected = {before.validated_step: f"step_{before.best[0].step:06d}", 9: "step_000009"}
     found = []
 
     def work(copy: Path) -> None:
@@ -229,10 +229,10 @@ def test_a_save_that_is_killed_at_any_place_leaves_one_state(again: bool, text: 
         save(state)
 
     for copy in every_gap(tmp_path / "run", work):
-        judged = read_progress(last_intact(copy) / STATE).judged
+        judged = read_progress(last_intact(copy) / STATE).validated_step
         assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == expected[judged]
         resumed = state_of(text, copy, max_steps=9, validate_every=3, monitor="loss")
-        assert resumed.progress.judged == judged and find_checkpoint(str(copy))[1].name == expected[judged]
+        assert resumed.progress.validated_step == judged and find_checkpoint(str(copy))[1].name == expected[judged]
         assert (copy / "checkpoints" / "best").read_text() == expected[judged] + "\n"
         left = {path.name for path in (copy / "checkpoints").iterdir()}
         last, kept = f"step_{resumed.progress.step:06d}", {"step_000003", "step_000006"}
@@ -324,7 +324,7 @@ def test_half_precision_keeps_its_scale(text: Path, tmp_path: Path) -> None:
     state.progress.loss_scale = 2.0**30
     state.scale_loss()
     fit(state)
-    skipped, steady = state.progress.skipped, state.progress.steady
+    skipped, steady = state.progress.skipped, state.progress.loss_scale_steps
     assert 2 <= skipped <= 16 and steady == 24 - skipped
     assert state.progress.loss_scale == 2.0 ** (30 - skipped)
     stored = read_progress(tmp_path / "checkpoints" / "step_000024" / STATE)
@@ -378,7 +378,7 @@ def test_a_signal_is_neither_lost_nor_hides_a_message(body: str, code: int, mess
     assert (done.returncode, done.stderr) == (code, message)
 
 
-class Signalled(io.RawIOBase):
+class Signaled(io.RawIOBase):
     """A file where a signal comes while it is written to, when Python lets nobody else write there."""
 
     def writable(self) -> bool:
@@ -392,7 +392,7 @@ class Signalled(io.RawIOBase):
 def test_a_signal_may_come_while_a_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shown = io.TextIOWrapper(io.BufferedWriter(Signalled()), line_buffering=True)
+    shown = io.TextIOWrapper(io.BufferedWriter(Signaled()), line_buffering=True)
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(log, "handlers", [_Lines()])
     with deferred_signals() as received:
@@ -866,12 +866,12 @@ def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_pat
         read_progress(path)
 
 
-def test_a_crafted_optimiser_is_refused(text: Path, tmp_path: Path) -> None:
+def test_a_crafted_optimizer_is_refused(text: Path, tmp_path: Path) -> None:
     state = state_of(text, tmp_path, max_steps=1)
     fit(state)
     path = last_intact(tmp_path) / OPTIMIZER
     sound = load_file(path)
     for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
         save_file(sound | change, path)
-        with pytest.raises(UserError, match="optimizer.safetensors does not fit the optimiser"):
+        with pytest.raises(UserError, match="optimizer.safetensors does not fit the optimizer"):
             resume(state, path.parent)

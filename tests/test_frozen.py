@@ -42,9 +42,9 @@ def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
             x_BTI = torch.randn(sentences, steps, inputs).to(dtype)
             state = torch.randn(sentences, rnn.states * hidden).to(dtype).split(hidden, 1)
             with torch.no_grad():
-                rnn.frozen_whole = None
+                rnn.inference_layer = None
                 h_BTD, last = rnn(x_BTI, state)
-                rnn.freeze_whole()
+                rnn.prepare_layer_for_inference()
                 frozen_BTD, frozen_last = rnn(x_BTI, state)
             for part, exact in zip((frozen_BTD, *frozen_last), (h_BTD, *last), strict=True):
                 torch.testing.assert_close(part, exact)
@@ -58,7 +58,7 @@ def test_filled_rows_change_nothing() -> None:
     weights = linear.weight, linear.bias
 
     def looped(x_BTI: torch.Tensor) -> torch.Tensor:
-        step = linear.bind(torch.bfloat16)
+        step = linear.prepare_steps(torch.bfloat16)
         return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
 
     def plain(x_BTI: torch.Tensor) -> torch.Tensor:

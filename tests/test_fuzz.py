@@ -272,12 +272,12 @@ def test_any_line_comes_back(type: str, line: str) -> None:
     assert all(0 <= i < side.vocab_size for i in ids)
 
 
-@pytest.mark.parametrize("normalisation", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("type", TYPES)
 @fuzz
 @given(line=any_line, words=some_words, seed=st.integers(0, 99))
-def test_each_piece_has_its_word(type: str, normalisation: str, line: str, words: list[str], seed: int) -> None:
-    side = trained(type, normalisation=normalisation).source
+def test_each_piece_has_its_word(type: str, normalization: str, line: str, words: list[str], seed: int) -> None:
+    side = trained(type, normalization=normalization).source
     there = len([word for word in line.split(" ") if word])
     for ids in (side.encode([line])[0], side.encode([line], 0.5 * (type in ("bpe", "unigram")), seed)[0]):
         owners = side.words_of(line, ids)
@@ -287,7 +287,7 @@ def test_each_piece_has_its_word(type: str, normalisation: str, line: str, words
     [ids], [owners] = side.encode_words([words])
     assert len(owners) == len(ids) and owners == sorted(owners) and set(owners) <= {*range(len(words))}
     if type == "word":
-        assert len(side.spelt(line)) == len(side.encode([line])[0])
+        assert len(side.spelled(line)) == len(side.encode([line])[0])
 
 
 SCRIPT = """
@@ -314,7 +314,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir(), key=lambda folder: int(folder.
 def test_a_damaged_tokenizer_is_refused_or_works(tmp_path: Path) -> None:
     """In a process of its own, for SentencePiece is a library in C++. It ends with the last file, and silently."""
     for seed in range(300):
-        side = trained(TYPES[seed % 4], normalisation=("identity", "nmt_nfkc")[seed % 20 == 0]).source
+        side = trained(TYPES[seed % 4], normalization=("identity", "nmt_nfkc")[seed % 20 == 0]).source
         (tmp_path / "models" / str(seed)).mkdir(parents=True)
         (tmp_path / "models" / str(seed) / "tokenizer.model").write_bytes(damaged(side.model, seed // 4))
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "models")]

@@ -52,11 +52,11 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
     encoded = resample_subwords(encoded, 1, 3) if sampling else encoded
     indices = np.array([5, 1, 17, 30])
     batch = collate(encoded, indices)
-    assert batch.guide_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
+    assert batch.alignment_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
     for row, index in enumerate(indices):
         source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())
         target = tokenizer.target.pieces(batch.target_BT[row, 1 : batch.target_length_B[row] + 1].tolist())
-        guide_TS = batch.guide_BTS[row].numpy()
+        guide_TS = batch.alignment_BTS[row].numpy()
         assert guide_TS.sum() == pytest.approx(len(target)) and not guide_TS[len(target) :].any()
         links = set(extract_links(guide_TS[: len(target), : len(source)], words(source)[1], words(target)[1]))
         assert links <= gold[index].possible
@@ -66,41 +66,41 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
 
 def test_the_loss_is_least_where_attention_does_as_told() -> None:
     torch.manual_seed(0)
-    guide_BTS = torch.softmax(torch.randn(2, 3, 4, dtype=torch.float64), 2)
-    guide_BTS[1, 2] = 0  # padding
-    weights_BTS = guide_BTS.clone()
+    alignment_BTS = torch.softmax(torch.randn(2, 3, 4, dtype=torch.float64), 2)
+    alignment_BTS[1, 2] = 0  # padding
+    weights_BTS = alignment_BTS.clone()
     weights_BTS[1, 2] = 0.25
     scores_BTS = weights_BTS.log().requires_grad_()
-    loss = guidance_loss(torch.softmax(scores_BTS, 2), guide_BTS)
-    torch.testing.assert_close(loss, -torch.xlogy(guide_BTS, guide_BTS).sum())
+    loss = guidance_loss(torch.softmax(scores_BTS, 2), alignment_BTS)
+    torch.testing.assert_close(loss, -torch.xlogy(alignment_BTS, alignment_BTS).sum())
     loss.backward()
     assert scores_BTS.grad is not None and scores_BTS.grad.abs().max() < 1e-12
-    assert guidance_loss(torch.zeros(2, 3, 4), guide_BTS.float()).isfinite()
+    assert guidance_loss(torch.zeros(2, 3, 4), alignment_BTS.float()).isfinite()
 
 
-def test_links_mean_the_words_of_the_text_however_it_is_normalised(tmp_path: Path) -> None:
+def test_links_mean_the_words_of_the_text_however_it_is_normalized(tmp_path: Path) -> None:
     """nmt_nfkc makes two words of one with a no-break space in it, and none of a zero-width one; so does U+2581."""
     pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
     tokenizers = [
         train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config)
-        for config in (TokenizerConfig(vocab_size=300, normalisation=n) for n in ("identity", "nmt_nfkc"))
+        for config in (TokenizerConfig(vocab_size=300, normalization=n) for n in ("identity", "nmt_nfkc"))
     ]
     gold = {"sure": [[(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)], []], "possible": [[], [], []]}
     texts = gold | {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}
     for tokenizer in tokenizers:
         sources, targets = tokenizer.source.encode(texts["source"]), tokenizer.target.encode(texts["target"])
-        guide_BTS = target_weights(tokenizer, texts, sources, targets).numpy()
+        alignment_BTS = target_weights(tokenizer, texts, sources, targets).numpy()
         for row, links in enumerate(gold["sure"]):
             source = tokenizer.source.words_of(texts["source"][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(texts["target"][row], [*targets[row], EOS])
-            assert extract_links(guide_BTS[row, : len(target), : len(source)], source, target) == links
+            assert extract_links(alignment_BTS[row, : len(target), : len(source)], source, target) == links
         assert tokenizer.source.words_of(texts["source"][0], sources[0])[-1] == 2
-        assert not guide_BTS[2].any()
+        assert not alignment_BTS[2].any()
 
 
 def test_links_weigh_more_as_training_goes_on() -> None:
-    guide_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
-    batch = make_batch([[5, 6]], [[7]])._replace(guide_BTS=guide_BTS)
+    alignment_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
+    batch = make_batch([[5, 6]], [[7]])._replace(alignment_BTS=alignment_BTS)
     weights_BTS = torch.softmax(torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(1)), 2)
     loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
     added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
@@ -138,13 +138,13 @@ def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_p
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu, rows = torch.device("cpu"), np.arange(6)
     move_model(model, "fp64", cpu, training=True)
-    optimiser = build_optimizer(run.optim, model.parameters())
-    state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
+    optimizer = build_optimizer(run.optim, model.parameters())
+    state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
     batch = collate(encoded, rows)
     for n in (1, 3, 8):
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
         assert weights is not None
-        links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.guide_BTS)
+        links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.alignment_BTS)
         ((loss.smoothed + 0.5 * n / 8 * links) / batch.target_length_B.sum()).backward()
         wanted = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
         model.zero_grad()

@@ -98,7 +98,7 @@ def test_a_step_of_search(settings: dict[str, Any], expected: int) -> None:
     """One token of each hypothesis, by prepared weights, without the output layer."""
     model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
     model.dtype = torch.bfloat16
-    model.freeze(int8=False)
+    model.prepare_for_inference(int8=False)
     source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
     with torch.no_grad():
         memory, state = model.start(source_BS, source_BS[:, 0])

@@ -1,4 +1,4 @@
-"""Sets of links: gold, symmetrisation against the textbook's loops, and the alignment error rate."""
+"""Sets of links: gold, symmetrization against the textbook's loops, and the alignment error rate."""
 
 import pytest
 from datasets import Dataset
@@ -87,7 +87,7 @@ def test_the_gold_of_a_corpus():
     assert gold_links(Dataset.from_dict({"source": ["a"], "target": ["b"]})) is None
 
 
-# ---------------------------------------------------------------------------------------------------- symmetrisation
+# ---------------------------------------------------------------------------------------------------- symmetrization
 def textbook(e2f, f2e):
     """GROW-DIAG-FINAL-AND, line by line as the manual of Moses has it; links are (f, e)."""
     alignment = {link for link in e2f if link in f2e}
@@ -119,8 +119,8 @@ def textbook(e2f, f2e):
 
 
 @given(link_sets, link_sets)
-def test_symmetrisation_is_what_the_textbook_says(forward, backward):
-    found = {name: symmetrise(forward, backward) for name, symmetrise in SYMMETRIZATIONS.items()}
+def test_symmetrization_is_what_the_textbook_says(forward, backward):
+    found = {name: symmetrize(forward, backward) for name, symmetrize in SYMMETRIZATIONS.items()}
     assert found["intersection"] == {link for link in forward if link in backward}
     assert found["union"] == {*forward, *backward}
     assert found["grow_diag_final_and"] == textbook(forward, backward)
@@ -129,14 +129,14 @@ def test_symmetrisation_is_what_the_textbook_says(forward, backward):
         left = {link[position] for link in found["union"]} - {link[position] for link in found["grow_diag_final_and"]}
         others = {link[1 - position] for link in found["grow_diag_final_and"]}
         assert all(link[1 - position] in others for link in found["union"] if link[position] in left)
-    assert all(symmetrise(forward, forward) == forward for symmetrise in SYMMETRIZATIONS.values())
+    assert all(symmetrize(forward, forward) == forward for symmetrize in SYMMETRIZATIONS.values())
 
 
 @pytest.mark.parametrize(
     ("forward", "backward", "expected"),
     [
         pytest.param("0-0 1-1", "0-0 1-1", "0-0 1-1", id="agreement"),
-        pytest.param("0-0 1-1", "0-0", "0-0 1-1", id="a neighbour on the diagonal"),
+        pytest.param("0-0 1-1", "0-0", "0-0 1-1", id="a neighbor on the diagonal"),
         pytest.param("0-0 0-1 0-2", "0-0", "0-0 0-1 0-2", id="growing on what has grown"),
         pytest.param("0-0 1-1 0-1", "0-0 1-1", "0-0 1-1", id="both words have a link already"),
         pytest.param("0-0 3-3", "0-0", "0-0 3-3", id="far away, but between two free words"),

@@ -260,19 +260,19 @@ TYPES = ("bpe", "unigram", "char", "word")
 
 
 @lru_cache
-def tokenizer_of(type: str, joint: bool, normalisation: str = "identity") -> Tokenizer:
+def tokenizer_of(type: str, joint: bool, normalization: str = "identity") -> Tokenizer:
     """Trained on text of which a third is tagged."""
     pairs = random_pairs(200)
     sources = [f"{tag} {source}" for (source, _), tag in zip(pairs, [*TAGS, "bt >"] * 200, strict=False)]
-    config = TokenizerConfig(type=type, vocab_size=284, joint=joint, normalisation=normalisation)
+    config = TokenizerConfig(type=type, vocab_size=284, joint=joint, normalization=normalization)
     return train_tokenizer(sources, [target for _, target in pairs], config, 100, TAGS)
 
 
-@pytest.mark.parametrize("normalisation", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("type", TYPES)
-def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalisation: str) -> None:
-    tokenizer = tokenizer_of(type, joint, normalisation)
+def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalization: str) -> None:
+    tokenizer = tokenizer_of(type, joint, normalization)
     tokenizer.save(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     texts = ["ab cd abcd", "ef", "0 1 199 gh"]

@@ -58,7 +58,7 @@ def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tu
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("bridge", ["bridge", "last", "mean", "zero"])
-def test_padding_and_neighbours_change_nothing(style: str, cell: str, bridge: str) -> None:
+def test_padding_and_neighbors_change_nothing(style: str, cell: str, bridge: str) -> None:
     model = model_of(style, cell, bridge=bridge).eval()
     source_BS, length_B, target_BT = ragged_batch()
     memory, state = model.start(source_BS, length_B)
@@ -112,7 +112,7 @@ def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> N
     outputs, last = rnn(x_BTI, state)
     for projected in (0, 3, 5):
         rnn.projected = projected
-        step, now, wanted = rnn.bind(torch.float64), state, expected
+        step, now, wanted = rnn.prepare_steps(torch.float64), state, expected
         inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
         for t in range(4):
             now = step(x_BTI[:, t, projected:], now, None if inputs_BTG is None else inputs_BTG[:, t])

@@ -47,16 +47,16 @@ def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_goes_downhill(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1), [x])
+    optimizer = build_optimizer(OptimConfig(name=name, lr=0.1), [x])
     before = x.square().sum()
     before.backward()
-    optimiser.step()
+    optimizer.step()
     assert x.square().sum() < before
 
 
 @pytest.fixture(params=[True, False], ids=["guarded", "as on Apple's GPUs"])
 def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the optimiser's kernels divide and leave out by themselves."""
+    """Whether the optimizer's kernels divide and leave out by themselves."""
     if not request.param:
         monkeypatch.setattr("nmt.training.optim.GUARDED", ())
 
@@ -72,17 +72,17 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
     def run(ours: bool) -> list[torch.Tensor]:
         parameters = [torch.nn.Parameter(start.clone()) for start in starts]
         parameters.append(torch.nn.Parameter(torch.ones(2)))  # has no gradient
-        optimiser = build_optimizer(OptimConfig(name=name, lr=0.1), parameters)
+        optimizer = build_optimizer(OptimConfig(name=name, lr=0.1), parameters)
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=False):
                 parameter.grad = gradient.clone()
             if ours:  # as fp16 has them: too large by a factor
                 for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
                     gradient *= 1024
-                assert not guarded_step(optimiser, norm, torch.tensor(1024.0), torch.tensor(1.0))
+                assert not guarded_step(optimizer, norm, torch.tensor(1024.0), torch.tensor(1.0))
             else:
                 torch.nn.utils.clip_grad_norm_(parameters, norm)
-                optimiser.step()
+                optimizer.step()
         return [parameter.detach() for parameter in parameters]
 
     torch.testing.assert_close(run(True), run(False), rtol=1e-6, atol=0)  # torch adds 1e-6 to the norm
@@ -93,26 +93,26 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
 @pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0)])
 def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: float) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    optimizer = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
     twins = []
     for steps in ((False, True), (True, False, True)):
         with torch.no_grad():
             x.copy_(torch.tensor([3.0, -2.0]))
-        optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+        optimizer = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
         for failing in steps:
             x.grad = torch.tensor([0.5, gradient if failing else 2.0])
             value = torch.tensor(loss if failing else 1.0)
-            assert guarded_step(optimiser, None, torch.tensor(1.0), value).item() == failing
-        twins.append((x.detach().clone(), optimiser.state_dict()["state"]))
+            assert guarded_step(optimizer, None, torch.tensor(1.0), value).item() == failing
+        twins.append((x.detach().clone(), optimizer.state_dict()["state"]))
     torch.testing.assert_close(*twins, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
-    optimiser = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
-    assert x.tolist() == [3, -2] and optimiser.param_groups[0]["weight_decay"] == 0.1
-    for slots in optimiser.state.values():
+    optimizer = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
+    assert x.tolist() == [3, -2] and optimizer.param_groups[0]["weight_decay"] == 0.1
+    for slots in optimizer.state.values():
         assert not any(value.any() for value in slots.values() if value is not None)
 
 

@@ -60,7 +60,7 @@ def test_words_are_shown_as_they_are(tmp_path):
     heat_map(tmp_path / "a.png", words, words, np.eye(len(words)))
     assert max(size(tmp_path / "a.png")) < 2000
     assert plot.shown("tab\there\n") == "tab·here·" and len(plot.shown("w" * 5000)) == plot.LONGEST
-    assert plot.shown("می\u200cخواهم") == "می\u200cخواهم"  # the joiner shapes its neighbours
+    assert plot.shown("می\u200cخواهم") == "می\u200cخواهم"  # the joiner shapes its neighbors
 
 
 def test_glyphs_that_no_font_has_are_one_line_in_the_log(tmp_path, monkeypatch, caplog, recwarn):

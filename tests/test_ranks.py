@@ -213,8 +213,8 @@ def opened(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainStat
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu = torch.device("cpu")
     move_model(model, "fp64", cpu, training=True)
-    optimiser = build_optimizer(run.optim, model.parameters())
-    state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimiser, encoded, valid, Progress(key))
+    optimizer = build_optimizer(run.optim, model.parameters())
+    state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
     return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
 
 

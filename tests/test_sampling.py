@@ -1,4 +1,4 @@
-"""Subword regularisation: what is drawn for an epoch."""
+"""Subword regularization: what is drawn for an epoch."""
 
 import random
 from collections.abc import Iterator

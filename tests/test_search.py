@@ -257,8 +257,8 @@ def test_coverage_knows_padding_and_what_no_window_shows() -> None:
     source_BS, length_B, _ = ragged_batch((6, 3, 5, 1))
     for number, kind in enumerate(
         [
-            {"score": "additive", "window": "local_p", "normaliser": "sparsemax"},
-            {"score": "dot", "window": "local_m", "normaliser": "entmax15", "heads": 2},
+            {"score": "additive", "window": "local_p", "normalizer": "sparsemax"},
+            {"score": "dot", "window": "local_m", "normalizer": "entmax15", "heads": 2},
         ]
     ):
         model = attentive("input feeding", number, **kind)

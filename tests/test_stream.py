@@ -384,7 +384,7 @@ def test_a_window_without_a_pair_is_passed_over(tmp_path: Path, tokenizer: Token
     assert [texts_of(window) for window in first_windows(run, tokenizer, 2, [[0, 10]])] == [pairs[20:25], pairs[25:]]
 
 
-def test_a_window_is_the_same_however_much_is_tokenised_at_a_time(
+def test_a_window_is_the_same_however_much_is_tokenized_at_a_time(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(write(tmp_path, random_pairs(50)), buffer=40)
@@ -480,12 +480,12 @@ def stopped(step: int, times: int, *arguments: str) -> None:
     """A training that is told so many times to end in the step after this one."""
     whole: Callable[..., Any] = training.train_step
 
-    def signalled(state: Any, *others: Any) -> Any:
+    def signaled(state: Any, *others: Any) -> Any:
         for _ in range(times if state.progress.step == step else 0):
             os.kill(os.getpid(), signal.SIGTERM)
         return whole(state, *others)
 
-    training.train_step = signalled  # type: ignore[assignment]
+    training.train_step = signaled  # type: ignore[assignment]
     program("train", *arguments)
 
 

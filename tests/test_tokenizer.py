@@ -74,8 +74,8 @@ def test_what_comes_back_as_a_space(type: str) -> None:
     assert [side.decode(ids) for ids in side.encode(lines)] == ["a b", "a  b ", " a  b"]
 
 
-def test_normalisation_when_asked() -> None:
-    side = trained("bpe", normalisation="nmt_nfkc").source
+def test_normalization_when_asked() -> None:
+    side = trained("bpe", normalization="nmt_nfkc").source
     [ids] = side.encode(["  ｄｅｒ   ﬁx\u00a0 "])
     assert side.decode(ids) == "der fix"
 
@@ -148,10 +148,10 @@ def test_words_encoded_by_themselves_make_the_line(type: str, lines: list[list[s
     assert owners == [words(side.pieces(ids))[1] for ids in whole]
 
 
-@pytest.mark.parametrize(("type", "normalisation"), [("bpe", "identity"), ("word", "identity"), ("bpe", "nmt_nfkc")])
-def test_a_word_stays_one_word_whatever_is_in_it(type: str, normalisation: str) -> None:
+@pytest.mark.parametrize(("type", "normalization"), [("bpe", "identity"), ("word", "identity"), ("bpe", "nmt_nfkc")])
+def test_a_word_stays_one_word_whatever_is_in_it(type: str, normalization: str) -> None:
     line = ["▁", "a▁b", "▁▁c▁", "\u00b4", "\x07", "\u1680", "Hund"]  # nfkc: space and accent, nothing, nothing
-    [ids], [owners] = trained(type, normalisation=normalisation).source.encode_words([line])
+    [ids], [owners] = trained(type, normalization=normalization).source.encode_words([line])
     assert len(owners) == len(ids) and owners == sorted(owners)
     assert {1, 2, 6} <= set(owners) <= set(range(7))
 

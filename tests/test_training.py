@@ -69,9 +69,9 @@ def state_of(
     encoded = encode_corpus(pairs, tokenizer, run)
     torch.manual_seed(1)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    optimiser = build_optimizer(run.optim, model.parameters())
+    optimizer = build_optimizer(run.optim, model.parameters())
     valid = load_pairs(run.data, "valid")
-    state = TrainState(run, folder, CPU, model, tokenizer, optimiser, encoded, valid, Progress(encoded.key))
+    state = TrainState(run, folder, CPU, model, tokenizer, optimizer, encoded, valid, Progress(encoded.key))
     if last_checkpoint(folder):
         resume(state, last_intact(folder))
     return state
@@ -134,12 +134,12 @@ def test_models_are_ranked_by_their_score(monitor: str, corpus: Path, tmp_path: 
         update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
         scores[step] = (-math.inf if BETTER[monitor] == "higher" else math.inf) if math.isnan(score) else score
         assert [(one.score, one.step) for one in progress.best] == [(scores[step], step) for step in best]
-        assert (progress.judged, progress.waiting, progress.decays) == (step, waiting, decays)
+        assert (progress.validated_step, progress.bad_validations, progress.decays) == (step, waiting, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
         assert finished(state, 100) == (waiting == 3)
     state.run.optim.schedule = "constant"
     update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
-    assert (progress.waiting, progress.decays) == (4, 4)
+    assert (progress.bad_validations, progress.decays) == (4, 4)
 
 
 TIED = [  # score, loss; the best two steps, validations waited, decays after it
@@ -168,7 +168,7 @@ def test_equal_scores_are_ranked_by_loss_and_a_score_at_its_floor_ends_nothing(
         progress.step = step
         update_best(state, {monitor: score, "loss": loss})
         assert [one.step for one in progress.best] == best
-        assert (progress.waiting, progress.decays, finished(state, 100)) == (waiting, decays, waiting == 2)
+        assert (progress.bad_validations, progress.decays, finished(state, 100)) == (waiting, decays, waiting == 2)
         assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
 
 
@@ -212,7 +212,7 @@ def test_a_validation_that_was_not_acted_on_is_made_again(corpus: Path, tmp_path
     """As where a signal comes when one is due: the checkpoint is of before, and the next process may die after it."""
     state = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
     fit(state)
-    state.progress.judged = 2
+    state.progress.validated_step = 2
     save(state)
     again = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
     assert [event["step"] for event in events(tmp_path, "validate")] == [2]
@@ -329,10 +329,10 @@ def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: 
     found = []
     for epoch in (0, 2):
         state = state_of(corpus, tmp_path, max_epochs=3)
-        state.tokenised = replace(state.tokenised, sampling=0.5)
+        state.unsampled = replace(state.unsampled, sampling=0.5)
         state.progress.epoch = epoch
         batches = epoch_batches_of(state)
-        assert len(batches) > len(epoch_batches(state.tokenised, state.run.train, state.run.seed, epoch))
+        assert len(batches) > len(epoch_batches(state.unsampled, state.run.train, state.run.seed, epoch))
         found.append((count_total_steps(state, epoch_batches_of(state)), state.train.source.ids.tolist()))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
@@ -385,7 +385,7 @@ def test_an_update_that_fails_is_skipped_and_counted(
     shown = events(tmp_path, "train")
     assert [event["skipped"] for event in shown] == [1, 2] and all(math.isfinite(event["loss"]) for event in shown)
     assert caplog.text.count("1 of 4 updates skipped") == 2
-    assert state.progress.skipped == 2 and state.progress.in_a_row == 0
+    assert state.progress.skipped == 2 and state.progress.skipped_in_a_row == 0
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Pat
     state = state_of(corpus, tmp_path, max_steps=2)
     fit(state)
     state.progress.corpus = "other"
-    save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, {"corpus": "other", "step": 2})
+    save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, {"corpus": "other", "step": 2})
     with pytest.raises(UserError, match="training or validation text .* is not that of"):
         state_of(corpus, tmp_path, max_steps=4)
     longer = TrainRun(train=TrainConfig(batch_tokens=500))
@@ -517,7 +517,7 @@ def test_checkpoints_are_found_verified_and_replaced(
     assert folders(tmp_path) == {"step_000002"}
     for step in (999_999, 1_000_000, 1_000_000):
         progress = {"corpus": "", "step": step}
-        folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimiser, progress)
+        folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, progress)
         verify(folder)
     (tmp_path / "checkpoints" / "last").unlink()
     assert last_checkpoint(tmp_path) == last_intact(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
@@ -545,9 +545,9 @@ def test_events_reach_tensorboard(corpus: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     state = state_of(corpus, tmp_path, max_steps=4)
-    state.board = tensorboard.SummaryWriter(str(tmp_path / "tensorboard"))
+    state.tensorboard = tensorboard.SummaryWriter(str(tmp_path / "tensorboard"))
     fit(state)
-    state.board.close()
+    state.tensorboard.close()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [2, 4]
     assert found.Scalars("validate/loss")[0].value == pytest.approx(events(tmp_path, "validate")[0]["loss"])

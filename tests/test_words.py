@@ -139,10 +139,10 @@ def test_pieces_belong_to_the_word_in_which_they_begin(characters: None) -> None
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-@pytest.mark.parametrize("normalisation", ["identity", "nmt_nfkc"])
-def test_no_piece_spans_two_words_that_are_given(kind: str, normalisation: str) -> None:
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_no_piece_spans_two_words_that_are_given(kind: str, normalization: str) -> None:
     lines = [f"狗今天看见{n}本红书。" for n in range(300)] + [f"猫买{n}只鸟。" for n in range(300)]
-    config = TokenizerConfig(type=kind, vocab_size=310, normalisation=normalisation)
+    config = TokenizerConfig(type=kind, vocab_size=310, normalization=normalization)
     side = train_tokenizer(lines, lines, config).source
     given = ["狗", "今天", "看见", "鯨", "3", "本"]
     [ids], [owners] = side.encode_words([["猫", JOINT.join(given), "ok"]])

@@ -197,7 +197,7 @@ class AlignRun:
 
     checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
     reverse_checkpoint: str | None = None  # a model of the other direction, whose links are put together with these
-    symmetrise: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
+    symmetrize: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
     source: str | None = None  # a file of sentences (-: standard input) ...
     target: str | None = None  # ... and one of their translations; null: the corpus of data.*
     output: str = "-"  # a file: .jsonl or .npz for all weights, any other for links; -: standard output
@@ -225,10 +225,10 @@ class AlignRun:
             raise UserError(f"gold_base={self.gold_base} is of a file of gold links: write gold=FILE too")
         if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
             raise UserError("links.unit=pieces: gold= and reverse_checkpoint= are about words; write links.unit=words")
-        if self.symmetrise is not None:
-            check_choice("symmetrise", self.symmetrise, ("intersection", "union", "grow_diag_final_and"))
+        if self.symmetrize is not None:
+            check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:
-                raise UserError(f"symmetrise={self.symmetrise} needs two models: reverse_checkpoint=runs/OTHER")
+                raise UserError(f"symmetrize={self.symmetrize} needs two models: reverse_checkpoint=runs/OTHER")
 
 
 COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun, "align": AlignRun}

@@ -54,11 +54,11 @@ class DataConfig:
     alignments: str | None = None  # text: the ending of files with gold links beside the text, as 0-0 1-2 a line
     seed: int = 1  # of the built-in corpus, which never depends on the run's own seed
     max_length: int = 100  # pieces on either side; longer training pairs are dropped and counted
-    cache: str | None = None  # folder of what was read and tokenised; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
+    cache: str | None = None  # folder of what was read and tokenized; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt
     streaming: bool = False  # read the training text while it is trained on, over and over; nothing is kept on disk
     buffer: int = 100_000  # streaming: pairs that are shuffled and sorted by length at a time
     corpora: list[CorpusConfig] = field(default_factory=list)  # more training text: [{path:DIR,weight:1.0,tag:bt}]
-    num_proc: int | None = None  # cores that tokenise; null: all that this process may use
+    num_proc: int | None = None  # cores that tokenize; null: all that this process may use
 
     def __post_init__(self) -> None:
         check_choice("data.format", self.format, FORMATS)
@@ -98,11 +98,11 @@ class TokenizerConfig:
     source_vocab_size: int | None = None  # joint=false: pieces of the source side; null: vocab_size
     target_vocab_size: int | None = None  # joint=false: pieces of the target side; null: vocab_size
     sampling: float = 0.0  # BPE dropout, or the unigram model's 1 / temperature, in training; 0: always the best
-    normalisation: str = "identity"  # identity | nmt_nfkc
+    normalization: str = "identity"  # identity | nmt_nfkc
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZERS)
-        check_choice("tokenizer.normalisation", self.normalisation, ("identity", "nmt_nfkc"))
+        check_choice("tokenizer.normalization", self.normalization, ("identity", "nmt_nfkc"))
         check_at_least(8, "tokenizer.", self, "vocab_size", "source_vocab_size", "target_vocab_size")
         for side in ("source", "target"):
             if self.joint and (key := self.size_key(side)) != "vocab_size":

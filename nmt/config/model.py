@@ -18,12 +18,12 @@ MAX_LAYERS = 100  # at most, on either side
 
 @dataclass(slots=True)
 class AttentionConfig:
-    """Attention = score x window x normaliser; docs/attention.md has the equations."""
+    """Attention = score x window x normalizer; docs/attention.md has the equations."""
 
     score: str = "additive"  # additive (= concat) | dot | scaled_dot | general | location | none (no attention at all)
     window: str = "global"  # global | local_m (around the same position) | local_p (around a predicted position)
     half_width: int = 10  # D of a local window: it looks at 2 D + 1 source pieces
-    normaliser: str = "softmax"  # softmax | sparsemax | entmax15 (these two give many weights of exactly 0)
+    normalizer: str = "softmax"  # softmax | sparsemax | entmax15 (these two give many weights of exactly 0)
     heads: int = 1  # each attends on its share of the sizes
     coverage: bool = False  # a score sees how much weight each source piece has had so far
     size: int | None = None  # of the space in which queries and keys meet; null: model.hidden
@@ -32,7 +32,7 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         check_choice("model.attention.score", self.score, SCORES)
         check_choice("model.attention.window", self.window, WINDOWS)
-        check_choice("model.attention.normaliser", self.normaliser, NORMALIZERS)
+        check_choice("model.attention.normalizer", self.normalizer, NORMALIZERS)
         check_at_least(1, "model.attention.", self, "half_width", "heads", "size", "max_positions")
         if self.score == "none":
             idle = [f for f in dataclasses.fields(self)[1:] if getattr(self, f.name) != f.default]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from nmt.config import UNK
 from nmt.data.tokenizer import LanguageTokenizer
 
-KNOWN = 2**18  # words of a side whose ids are remembered while it is tokenised: the frequent ones are met first
+KNOWN = 2**18  # words of a side whose ids are remembered while it is tokenized: the frequent ones are met first
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
@@ -62,7 +62,7 @@ def encode_words(texts: pa.Array, side: LanguageTokenizer, known: dict[str, list
 
 def encode_lines(texts: list[str], side: LanguageTokenizer, max_length: int) -> tuple[Array, Indices]:
     """The same of any texts. Of one that has more than `max_length` pieces for certain, nothing but that it has more is
-    kept: to tokenise lines without end could take longer than the corpus."""
+    kept: to tokenize lines without end could take longer than the corpus."""
     over = [len(text) > max_length and side.surely_longer(text, max_length) for text in texts]
     rest = ["" if far or text.isspace() else text for text, far in zip(texts, over, strict=True)]
     longer = [UNK] * (max_length + 1)

@@ -1,4 +1,4 @@
-"""Batches of the tokenised corpus, and their order.
+"""Batches of the tokenized corpus, and their order.
 
 Shapes: B pairs, S source positions (`</s>` included), T target positions (`<s>` and `</s>` included). The length of a
 sentence in a batch counts its pieces and `</s>`, never `<s>`.
@@ -39,7 +39,9 @@ class Batch(NamedTuple):
     source_length_B: torch.Tensor  # n + 1
     target_BT: torch.Tensor  # <s> y1 .. yn </s>, then padding; of shape (B, 0) where there are no targets
     target_length_B: torch.Tensor  # n + 1: what is to be predicted
-    guide_BTS: torch.Tensor  # fp32: where each predicted piece should look; of shape (B, 0, 0) where nothing says so
+    alignment_BTS: (
+        torch.Tensor
+    )  # fp32: where each predicted piece should look; of shape (B, 0, 0) where nothing says so
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(to_device(tensor, device) for tensor in self))
@@ -55,13 +57,15 @@ class Batch(NamedTuple):
         columns, steps = source - self.source_BS.shape[1], target + 1 - self.target_BT.shape[1]
         source_BS = F.pad(self.source_BS, (0, columns, 0, rows), value=PAD)
         source_BS[len(self.source_BS) :, 0] = EOS
-        guide_BTS = self.guide_BTS
+        alignment_BTS = self.alignment_BTS
         return Batch(
             source_BS=source_BS,
             source_length_B=F.pad(self.source_length_B, (0, rows), value=1),
             target_BT=F.pad(self.target_BT, (0, steps, 0, rows), value=PAD),
             target_length_B=F.pad(self.target_length_B, (0, rows)),
-            guide_BTS=F.pad(guide_BTS, (0, columns, 0, steps, 0, rows)) if guide_BTS.numel() else guide_BTS,
+            alignment_BTS=F.pad(alignment_BTS, (0, columns, 0, steps, 0, rows))
+            if alignment_BTS.numel()
+            else alignment_BTS,
         )
 
 
@@ -244,19 +248,19 @@ def collate(encoded: EncodedPairs, rows: Indices) -> Batch:
     targets: list[Ids] = [encoded.target[row] for row in rows]
     batch = make_batch(sources, targets)
     if encoded.guided:
-        return batch._replace(guide_BTS=target_weights(encoded.tokenizer, encoded.pairs[rows], sources, targets))
+        return batch._replace(alignment_BTS=target_weights(encoded.tokenizer, encoded.pairs[rows], sources, targets))
     return batch
 
 
 def target_weights(
     tokenizer: Tokenizer, pairs: dict[str, list[Any]], sources: Sequence[Ids], targets: Sequence[Ids]
 ) -> torch.Tensor:
-    """guide_BTS: the weights of one who knows the gold links of these pairs, 0 at padding and where a pair has none."""
-    guide_BTS = torch.zeros(len(sources), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
+    """alignment_BTS: the weights of one who knows the gold links of these pairs, 0 at padding and where a pair has none."""
+    alignment_BTS = torch.zeros(len(sources), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
     for row, (sure, possible) in enumerate(zip(pairs["sure"], pairs["possible"], strict=True)):
         if sure or possible:
             source = tokenizer.source.words_of(pairs["source"][row], [*sources[row], EOS])
             target = tokenizer.target.words_of(pairs["target"][row], [*targets[row], EOS])
             ideal_TS = alignment_targets(GoldLinks.of(sure, possible), source, target)
-            guide_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
-    return guide_BTS
+            alignment_BTS[row, : len(target), : len(source)] = torch.from_numpy(ideal_TS)
+    return alignment_BTS

@@ -1,4 +1,4 @@
-"""The cache: what was read and tokenised, in folders that are whole or not there.
+"""The cache: what was read and tokenized, in folders that are whole or not there.
 
 Each folder has digests of its files, which are compared before they are used. They tell damage, not malice, and so are
 quick ones: a corpus may have gigabytes.
@@ -30,7 +30,7 @@ LOCK_POLL = 5.0  # seconds of waiting for another process before the log says so
 
 
 def cache_folder(data: DataConfig) -> Path:
-    """Where the read and the tokenised corpus are kept; made if need be.
+    """Where the read and the tokenized corpus are kept; made if need be.
 
     Raises:
         UserError: it cannot be made.

@@ -1,4 +1,4 @@
-"""The tokenised corpus: made once, mapped from files, never read whole.
+"""The tokenized corpus: made once, mapped from files, never read whole.
 
 A row is the number of a pair in the corpus, whatever is left out.
 """
@@ -35,7 +35,7 @@ from nmt.runtime.lines import FIRST, count_of, first_few
 from nmt.runtime.memory import release_memory
 
 log = logging.getLogger("nmt")
-CHUNK = 40_000  # pairs in memory at a time, some for each core that tokenises
+CHUNK = 40_000  # pairs in memory at a time, some for each core that tokenizes
 BITE = 2**20  # numbers of a file in memory at a time
 SAMPLE = 1_000_000  # lines of a side that a tokenizer is trained on; a random sample where there are more
 SIDES = ["source", "target"]
@@ -116,7 +116,7 @@ def by_length(lengths: Array) -> tuple[Indices, Indices]:
 def encode_corpus(
     pairs: Dataset, tokenizer: Tokenizer, run: TrainRun, shares: Sequence[tuple[int, float]] = ()
 ) -> EncodedPairs:
-    """Tokenise the training pairs, or take what was tokenised before of the same text with the same tokenizer.
+    """Tokenize the training pairs, or take what was tokenized before of the same text with the same tokenizer.
 
     Pairs with a side that is empty, or nothing but white space, and those with more than `data.max_length` pieces on a
     side are left out; the log has their number, and for each side the first lines that are so.
@@ -139,7 +139,7 @@ def encode_corpus(
         release_memory()
         arrange(part, limit)
 
-    # The limit belongs to the name, for what is far longer is not tokenised.
+    # The limit belongs to the name, for what is far longer is not tokenized.
     folder = get_or_build(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
     report = json.loads((folder / REPORT).read_bytes())
     tell_dropped(len(pairs), report["kept"], report["empty"], limit)
@@ -181,7 +181,7 @@ def encode_side(
     with (
         open(folder / f"{name}.ids", "wb") as ids_file,
         open(folder / f"{name}.offsets", "wb") as offsets_file,
-        tqdm(total=len(pairs), desc=f"tokenising {name}", unit=" lines", leave=False, disable=None) as bar,
+        tqdm(total=len(pairs), desc=f"tokenizing {name}", unit=" lines", leave=False, disable=None) as bar,
         ThreadPoolExecutor(threads) as pool,
     ):
         end = np.zeros(1, dtype=np.int64)

@@ -83,7 +83,7 @@ def named_corpus(number: int) -> Iterator[None]:
             raise
         key = rf"data.corpora[{number - 1}].\1="
         message = re.sub(r"\bdata\.(path|format|subset|revision|source|target)=", key, str(error))
-        raise UserError(message, error.own) from None
+        raise UserError(message, error.any_rank) from None
 
 
 def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:

@@ -1,7 +1,7 @@
 """A corpus that is read while it is trained on, over and over, and kept nowhere (`data.streaming`).
 
 It comes in windows of `data.buffer` pairs, each shuffled, sorted by length and trained on like a corpus of its own. A
-window is the same whatever the number of processes: each reads all text, tokenises its share of it, and hands that to
+window is the same whatever the number of processes: each reads all text, tokenizes its share of it, and hands that to
 the others.
 """
 

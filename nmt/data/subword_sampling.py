@@ -1,4 +1,4 @@
-"""Subword regularisation: text segmented at random, anew for each epoch (`tokenizer.sampling`)."""
+"""Subword regularization: text segmented at random, anew for each epoch (`tokenizer.sampling`)."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Subword pieces: a SentencePiece model for both sides, or one for each.
 
-Text survives: under the identity normalisation and with byte fallback (every type but `word`) `decode(encode(line))`
+Text survives: under the identity normalization and with byte fallback (every type but `word`) `decode(encode(line))`
 is the line again, whatever is in it. The exceptions are U+2581, SentencePiece's sign for a space, and line breaks
 within a line; all of them come back as spaces. `word` keeps the words that it knows, one space apart.
 
@@ -48,7 +48,7 @@ UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece,
 class LanguageTokenizer:
     """The tokenizer of one language."""
 
-    model: bytes  # as SentencePiece serialises it
+    model: bytes  # as SentencePiece serializes it
 
     @cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -93,7 +93,7 @@ class LanguageTokenizer:
     @cached_property
     def word_by_word(self) -> bool:
         """Whether the ids of a line are those of its words, where one space stands between each two and none around
-        them: no merge knows a space within, and no normalisation looks at neighbours. (A unigram model rounds sums of
+        them: no merge knows a space within, and no normalization looks at neighbors. (A unigram model rounds sums of
         scores, which may decide otherwise in a line than in a word.)"""
         text = " \uff58  \ufb01 "  # two letters that nmt_nfkc would make others
         as_it_is = self.processor.normalize(text) == SPACE + text.replace(" ", SPACE)
@@ -120,7 +120,7 @@ class LanguageTokenizer:
                 return [self.processor.encode(line) for line in lines]
             return self.processor.encode(lines, num_threads=threads)
         texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
-        if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbours
+        if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbors
             return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]
         rng = random.Random(seed)
         return [[piece for word in text for piece in self._sample(word, sampling, rng)] for text in texts]
@@ -129,7 +129,7 @@ class LanguageTokenizer:
         """Ids of lines given as words, and for each id the index of its word, whatever is in the word.
 
         No piece spans two words, so these are the ids of the words one space apart, except where a word has spaces in
-        it, by U+2581 or by normalisation: it stays one word here. Words with `JOINT` between them have no space between
+        it, by U+2581 or by normalization: it stays one word here. Words with `JOINT` between them have no space between
         them; no piece spans these either.
         """
         encoded = iter(self.encode([word for line in lines for word in line]))
@@ -153,14 +153,14 @@ class LanguageTokenizer:
                 parts.append([])
         return parts
 
-    def spelt(self, line: str) -> list[str]:
+    def spelled(self, line: str) -> list[str]:
         """The words of a line as they are encoded, one for each id of a tokenizer of type `word`."""
         [text] = self.processor.normalize([line])
         return [word.removeprefix(SPACE) for word in WORD.findall(text) if word != SPACE]
 
     def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
         """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
-        which normalisation and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
+        which normalization and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
         encoded = self.encode(split_on_spaces(line))
         counts = [len(words(self.pieces(word))[0]) for word in encoded]
         originals = [index for index, count in enumerate(counts) for _ in range(count)]
@@ -378,8 +378,8 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: S
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=byte_fallback,
             character_coverage=1.0,
-            normalization_rule_name=config.normalisation,
-            remove_extra_whitespaces=config.normalisation != "identity",
+            normalization_rule_name=config.normalization,
+            remove_extra_whitespaces=config.normalization != "identity",
             num_threads=16,  # the pieces of a unigram model depend on this number
             minloglevel=2,
             pad_id=PAD,

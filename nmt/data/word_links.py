@@ -127,7 +127,7 @@ def alignment_targets(
     return weights_TS
 
 
-# ---------------------------------------------------------------------------------------------------- symmetrisation
+# ---------------------------------------------------------------------------------------------------- symmetrization
 def intersection(forward: Set[Link], backward: Set[Link]) -> set[Link]:
     """What both directions say."""
     return set(forward & backward)

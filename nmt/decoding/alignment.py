@@ -60,7 +60,7 @@ def extract_links(
     return [(int(s), t) for t, s in enumerate(best_T) if s != no_word and pooled_TS[t, s] > 0]
 
 
-# ---------------------------------------------------------------------------------------------------------- artefact
+# ---------------------------------------------------------------------------------------------------------- artifact
 @dataclass(frozen=True, slots=True)
 class Record:
     """A pair of sentences, and where the model looked at each target piece. A line of `alignments.jsonl`."""

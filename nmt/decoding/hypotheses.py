@@ -45,7 +45,7 @@ class Beams:
         parts: Any = (None if part is None else part[rows_B] for part in self.parts())
         return Beams(*parts)
 
-    def put(self, rows_B: Tensor, others: "Beams") -> "Beams":
+    def scatter_rows(self, rows_B: Tensor, others: "Beams") -> "Beams":
         """Others, who are younger, in the place of these rows."""
         before = self.tokens_BKT.shape[2] - others.tokens_BKT.shape[2]
         others = replace(others, tokens_BKT=F.pad(others.tokens_BKT, (before, 0), value=PAD))
@@ -53,7 +53,7 @@ class Beams:
         parts: Any = (None if own is None else own.index_copy(0, rows_B, its) for own, its in both)
         return Beams(*parts)
 
-    def narrow(self, positions: int) -> "Beams":
+    def trim_source(self, positions: int) -> "Beams":
         """Without columns in which no one has written, and with fewer source positions."""
         coverage_BKS = None if self.coverage_BKS is None else self.coverage_BKS[:, :, :positions]
         tokens_BKT = self.tokens_BKT[:, :, -int(self.age_B.max()) - 1 :]
@@ -85,17 +85,19 @@ class ActiveBatch(NamedTuple):
             self.memory.select(rows_B), self.state.select(self.beams.rows(rows_B)), self.beams.of(rows_B)
         )
 
-    def put(self, rows_B: Tensor, others: "ActiveBatch") -> "ActiveBatch":
+    def scatter_rows(self, rows_B: Tensor, others: "ActiveBatch") -> "ActiveBatch":
         """Others in the place of these rows. The memory before is overwritten."""
         return ActiveBatch(
-            self.memory.put(rows_B, others.memory),
-            self.state.put(self.beams.rows(rows_B), others.state),
-            self.beams.put(rows_B, others.beams),
+            self.memory.scatter_rows(rows_B, others.memory),
+            self.state.scatter_rows(self.beams.rows(rows_B), others.state),
+            self.beams.scatter_rows(rows_B, others.beams),
         )
 
-    def narrow(self, positions: int) -> "ActiveBatch":
+    def trim_source(self, positions: int) -> "ActiveBatch":
         """With fewer source positions, where no sentence is longer."""
-        return ActiveBatch(self.memory.narrow(positions), self.state.narrow(positions), self.beams.narrow(positions))
+        return ActiveBatch(
+            self.memory.trim_source(positions), self.state.trim_source(positions), self.beams.trim_source(positions)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ def stream(
         """The next sentences, and the first token of their hypotheses."""
         rows_B = torch.arange(first, min(first + at_once, sentences), device=device)
         memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
-        live = ActiveBatch(memory, state, everyone.of(rows_B).narrow(positions))
+        live = ActiveBatch(memory, state, everyone.of(rows_B).trim_source(positions))
         live, _, weights = advance(model, live, config, given_BP, draw_BTK)
         if keep_weights and weights is not None:
             history.first_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
@@ -317,14 +317,14 @@ def stream(
         elif over >= max(1, at_once // SHARE):
             if entered == encoded:
                 positions = bucket(int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max()), device)
-                live = waiting = live.narrow(positions)  # those waiting have all come in: their memory is free
+                live = waiting = live.trim_source(positions)  # those waiting have all come in: their memory is free
                 waiting = encode(entered, positions)
                 encoded += len(waiting.beams.sentence_B)
                 del history.steps[: -int(live.beams.age_B.max())]
             rows_B = over_B.nonzero().squeeze(1)[: encoded - entered]
             yield from read_back(live.beams.of(rows_B), history, config)
             next_B = torch.arange(entered, entered + len(rows_B), device=device)
-            live = live.put(rows_B, waiting.of(next_B - waiting.beams.sentence_B[0]))
+            live = live.scatter_rows(rows_B, waiting.of(next_B - waiting.beams.sentence_B[0]))
             entered += len(rows_B)
             tally.forget()
 

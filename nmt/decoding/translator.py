@@ -217,8 +217,8 @@ class Translator:
                 cut = split_long(ids, self.tokenizer.source.pieces(ids), limit - 1)
             words_left, words_given, place = [], [], 0
             if self.config.replace_unknown:
-                words_left = self.tokenizer.source.spelt(line)
-                words_given = self.tokenizer.target.spelt(beginnings[number]) if beginnings and beginning else []
+                words_left = self.tokenizer.source.spelled(line)
+                words_given = self.tokenizer.target.spelled(beginnings[number]) if beginnings and beginning else []
             for part in cut:
                 found.append(LinePart(number, part, beginning, words_given, words_left[place : place + len(part)]))
                 beginning, words_given, place = [], [], place + len(part)
@@ -326,11 +326,13 @@ class Translator:
                 ]
                 key = "n_best" if self.config.sample else "beam"
                 remedy = f"; lower search.{key}={width}" if width > 1 else ""
-                error = UserError(f"out of memory for one line of {lengths[order[0]] + 1:,} pieces{remedy}", own=True)
+                error = UserError(
+                    f"out of memory for one line of {lengths[order[0]] + 1:,} pieces{remedy}", any_rank=True
+                )
                 _, fits = halve_until_it_fits(partial(work, rows, size), size, error)
                 if fits < size:
                     log.warning(
-                        f"out of memory for {size:,} lines at a time: going on with {fits:,}", extra={"own": True}
+                        f"out of memory for {size:,} lines at a time: going on with {fits:,}", extra={"any_rank": True}
                     )
                     most, queue = fits, 1
                 order = [row for row in rows if row not in results] + order[len(rows) :]

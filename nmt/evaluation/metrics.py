@@ -1,7 +1,7 @@
 """How good translations are: BLEU, chrF and TER through sacreBLEU, so that numbers compare with published ones; and how
 good word links are: precision, recall and alignment error rate.
 
-Hypotheses and references are plain text, cased and not tokenised. Scores are 0-100 (TER may pass 100); None stands for
+Hypotheses and references are plain text, cased and not tokenized. Scores are 0-100 (TER may pass 100); None stands for
 one that is undefined. `tokenizer` is one of sacreBLEU's by name, or `auto`: the one for the script of the references.
 """
 

@@ -27,7 +27,7 @@ NOTO = ("CJK SC", "CJK JP", "CJK KR", "Arabic", "Hebrew", "Devanagari", "Bengali
 SCRIPTS = ("Noto Sans", *(f"Noto Sans {script}" for script in NOTO), "WenQuanYi Zen Hei", "Droid Sans Fallback",
            "Noto Emoji", "Symbola", "Arial Unicode MS", "Segoe UI", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic",
            "Hiragino Sans", "Nirmala UI", "FreeSans", "Unifont")  # fmt: skip
-JOINERS = "\u200c\u200d"  # not printable, but they shape their neighbours: Persian, Hindi, emoji
+JOINERS = "\u200c\u200d"  # not printable, but they shape their neighbors: Persian, Hindi, emoji
 INK = "0.15"
 
 

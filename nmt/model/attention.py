@@ -1,7 +1,7 @@
-"""Attention = score x window x normaliser, parts that know nothing of each other.
+"""Attention = score x window x normalizer, parts that know nothing of each other.
 
 A score compares queries with keys, a window says which source positions a query may look at and with what gain, a
-normaliser turns scores into weights that sum to 1. The context is the weighted sum of the values.
+normalizer turns scores into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
 D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a
@@ -47,7 +47,7 @@ Attend = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Weights 
 
 def bound(linear: nn.Module, dtype: torch.dtype) -> LinearFn:
     """A linear map for use in a step loop; the identity as it is."""
-    return linear.bind(dtype) if isinstance(linear, Linear) else linear
+    return linear.prepare_steps(dtype) if isinstance(linear, Linear) else linear
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -71,7 +71,7 @@ class Score(nn.Module):
     ) -> Tensor:
         """scores_RHQW; `position_RW` (R may be 1) says where in the source the keys are, `coverage_RQW` how much
         weight they have had (None where the model has no coverage)."""
-        scores_RHQW = self.compare(query_RHQA, keys_RHWA, position_RW)
+        scores_RHQW = self.score_keys(query_RHQA, keys_RHWA, position_RW)
         if coverage_RQW is None:
             return scores_RHQW
         return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
@@ -153,15 +153,15 @@ class Dot(Score):
             self.query = Linear(config.hidden, self.size, bias=False)
             self.key = Linear(config.memory, self.size, bias=False)
 
-    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
         return query_RHQA @ keys_RHWA.transpose(2, 3)
 
 
 class ScaledDot(Dot):
     """q . k / sqrt(A), Vaswani et al. 2017, eq. 1; A is a head's share."""
 
-    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
-        return super().compare(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
+    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+        return super().score_keys(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
 
 
 class General(ScaledDot):
@@ -192,14 +192,14 @@ class Location(Score):
         self.query = Linear(config.hidden, self.heads * self.reach, bias=False)
         self.key = NoKeys()
 
-    def compare(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
+    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
         index_RHQW = position_RW.clamp(max=query_RHQA.shape[3] - 1)[:, None, None]
         return query_RHQA.gather(3, index_RHQW.expand(*query_RHQA.shape[:3], -1))
 
 
 # --------------------------------------------------------------------------------------------------------- attention
 class Attention(nn.Module):
-    """Score, window and normaliser put together: queries and memory -> context and weights."""
+    """Score, window and normalizer put together: queries and memory -> context and weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -208,12 +208,12 @@ class Attention(nn.Module):
         self.score = SCORES[config.attention.score](config)
         self.reach = self.score.reach  # how many positions of a source can have weight; None: all of them
         self.window = WINDOWS[config.attention.window](config)
-        self.normalise = NORMALIZERS[config.attention.normaliser]
+        self.normalize = NORMALIZERS[config.attention.normalizer]
         several = self.heads > 1
         self.value = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
         self.output = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
 
-    def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
+    def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project keys and values of each sentence, once. What a step does with them, tanh and products with a single
         query, a processor does faster in fp32 than in bf16."""
         dtype = step_dtype(values_BSM)
@@ -239,18 +239,18 @@ class Attention(nn.Module):
             sentences, positions, dtype=accumulation_dtype(memory.values_BHSM.dtype)
         )
 
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Attend:
         """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear
         maps are bound (see `maps.bind`).
 
-        c = sum_s a_s v_s with a = normalise(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
-        after which weights are not normalised again (Luong et al. 2015, eq. 10). `position_BQ` is the place of the
+        c = sum_s a_s v_s with a = normalize(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
+        after which weights are not normalized again (Luong et al. 2015, eq. 10). `position_BQ` is the place of the
         piece to be written, from 0, and `coverage_BQS` the sum of the weights so far; both as in `begin`. Several
         heads: Vaswani et al. 2017, section 3.2.2; the weights that are returned are their mean. Weights are at least
         fp32 whatever the precision around them.
         """
         query_map, output_map = bound(self.score.query, dtype), bound(self.output, dtype)
-        look = self.window.bind(memory, dtype)
+        look = self.window.prepare_steps(memory, dtype)
 
         def attend(
             query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
@@ -264,7 +264,7 @@ class Attention(nn.Module):
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
             query_RHQA = self.split_heads(query_map(query_ND).view(shape)).to(view.keys_RHWA.dtype)
             scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
-            weights_RHQW = self.normalise(scores_RHQW + view.bias_RHQW)  # the bias is fp32, so the sum is, at least
+            weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # the bias is fp32, so the sum is, at least
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
             context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))
@@ -282,13 +282,13 @@ class NoAttention(nn.Module):
 
     context_size, reach = 0, None
 
-    def memorise(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
+    def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         return memory_of(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B, self.reach)
 
     def begin(self, memory: Memory) -> tuple[None, None]:
         return None, None
 
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Attend:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Attend:
         return lambda query_BQD, position_BQ, coverage_BQS: (query_BQD[..., :0], None)
 
 

@@ -42,7 +42,7 @@ class DecoderState(NamedTuple):
         cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
         return DecoderState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
 
-    def put(self, rows_N: Tensor, others: "DecoderState") -> "DecoderState":
+    def scatter_rows(self, rows_N: Tensor, others: "DecoderState") -> "DecoderState":
         """The states of others in the place of these rows."""
 
         def joined(own: Any, its: Any) -> Any:
@@ -52,7 +52,7 @@ class DecoderState(NamedTuple):
 
         return DecoderState(*joined(tuple(self), tuple(others)))
 
-    def narrow(self, positions: int) -> "DecoderState":
+    def trim_source(self, positions: int) -> "DecoderState":
         """With only the first source positions."""
         return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
 
@@ -63,7 +63,7 @@ class AttentionContext:
     def __init__(
         self, attention: Attention | NoAttention, memory: Memory, state: DecoderState, dtype: torch.dtype
     ) -> None:
-        self.attend = attention.bind(memory, dtype)
+        self.attend = attention.prepare_steps(memory, dtype)
         self.sentences, _, self.positions, _ = memory.values_BHSM.shape
         self.position_N, self.coverage_NS = state.position_N, state.coverage_NS
         self.kept: list[Weights] = []
@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         """Memory and first state, one row a sentence, from what the encoder returned."""
         cells = self.bridge(outputs_BSM, lasts, length_B)
         feed_BD = torch.zeros_like(cells[0][0]) if self.feeding else None
-        memory = self.attention.memorise(outputs_BSM, length_B)
+        memory = self.attention.project_memory(outputs_BSM, length_B)
         return memory, DecoderState(cells, feed_BD, *self.attention.begin(memory))
 
     def forward(
@@ -205,12 +205,12 @@ class Decoder(nn.Module):
         """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
         rows, length, _ = embedded_NTE.shape
         dtype = embedded_NTE.dtype
-        bottom, *upper = [rnn.bind(dtype) for rnn in self.layers]
+        bottom, *upper = [rnn.prepare_steps(dtype) for rnn in self.layers]
         masks_TLND: Sequence[Any] = (None,) * length
         if upper:
             ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])
             masks_TLND = self.dropout(ones_TLND).unbind()
-        readout = self.readout.bind(dtype) if self.feeding else self.readout
+        readout = self.readout.prepare_steps(dtype) if self.feeding else self.readout
 
         def attend(query_ND: Tensor) -> Tensor:
             return gaze(query_ND.unsqueeze(1)).squeeze(1)

@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         h_S of the forward layer beside h_1 of the backward one.
 
         With `shortcut` W E x_s is added to each output, and attention finds a piece where it stands before it finds its
-        traces in its neighbours (Gehring et al. 2017, eq. 2, where W is the identity and keys are without it).
+        traces in its neighbors (Gehring et al. 2017, eq. 2, where W is the identity and keys are without it).
         """
         inside_BS1 = (torch.arange(embedded_BSE.shape[1], device=length_B.device) < length_B.unsqueeze(1)).unsqueeze(2)
         ends_B11 = (length_B - 1).view(-1, 1, 1)

@@ -22,11 +22,11 @@ class EnsembleState(tuple[P, ...]):
     def select(self, rows: Tensor) -> "EnsembleState[P]":
         return EnsembleState(part.select(rows) for part in self)
 
-    def put(self, rows: Tensor, others: "EnsembleState[P]") -> "EnsembleState[P]":
-        return EnsembleState(own.put(rows, its) for own, its in zip(self, others, strict=True))
+    def scatter_rows(self, rows: Tensor, others: "EnsembleState[P]") -> "EnsembleState[P]":
+        return EnsembleState(own.scatter_rows(rows, its) for own, its in zip(self, others, strict=True))
 
-    def narrow(self, positions: int) -> "EnsembleState[P]":
-        return EnsembleState(part.narrow(positions) for part in self)
+    def trim_source(self, positions: int) -> "EnsembleState[P]":
+        return EnsembleState(part.trim_source(positions) for part in self)
 
 
 class Ensemble:

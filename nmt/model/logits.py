@@ -1,4 +1,4 @@
-"""What search does with rows as long as the vocabulary: normalise them, find the best of them.
+"""What search does with rows as long as the vocabulary: normalize them, find the best of them.
 
 Shapes: B sentences, K hypotheses of each, N = B x K rows, V vocabulary.
 """

@@ -21,7 +21,7 @@ SLAB = 256  # rows of a product with the vocabulary inside: as one product it ta
 class Loss(NamedTuple):
     """Sums over target tokens, `</s>` included; who adds them up over batches divides once at the end."""
 
-    smoothed: Tensor  # what training minimises
+    smoothed: Tensor  # what training minimizes
     nats: Tensor  # negative log-likelihood, without smoothing
     correct: Tensor  # tokens that no other token of the vocabulary beats (in bf16 some share the first rank)
 
@@ -124,7 +124,7 @@ def coverage_loss(weights_BTS: Tensor, inside_BT: Tensor) -> Tensor:
     return (torch.minimum(weights_BTS, before_BTS).sum(2) * inside_BT).sum()
 
 
-def guidance_loss(weights_BTS: Tensor, guide_BTS: Tensor) -> Tensor:
+def guidance_loss(weights_BTS: Tensor, alignment_BTS: Tensor) -> Tensor:
     """- sum_ts g_ts log a_ts: cross-entropy of the attention weights a by those that gold links ask for, g. One of the
     two losses of Chen et al. 2016 (arXiv:1607.01628), summed. A weight of exactly 0 cannot be guided."""
-    return -(guide_BTS * weights_BTS.clamp(min=torch.finfo(weights_BTS.dtype).tiny).log()).sum()
+    return -(alignment_BTS * weights_BTS.clamp(min=torch.finfo(weights_BTS.dtype).tiny).log()).sum()

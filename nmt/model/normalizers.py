@@ -17,7 +17,7 @@ def softmax(scores: Tensor) -> Tensor:
 
 def ranked(z: Tensor) -> tuple[Tensor, Tensor]:
     """The values of the last dimension from the largest on, and their ranks from 1. Given z with maximum 0: what is
-    not above -1 has no weight in either normaliser below, and is cut there, so that sums stay finite."""
+    not above -1 has no weight in either normalizer below, and is cut there, so that sums stay finite."""
     falling = z.clamp(min=-1).sort(dim=-1, descending=True).values
     return falling, torch.arange(1, z.shape[-1] + 1, device=z.device)
 

@@ -151,8 +151,8 @@ class RNN(nn.Module):
         self.cell, gates, self.states = CELLS[cell]
         self.hidden, self.projected = hidden, projected
         # Once weights no longer change, the maps of `project` and `linear_for_steps`, or the layer as `forward` calls it.
-        self.frozen: dict[str, LinearFn] = {}
-        self.frozen_whole: Callable[..., tuple[Tensor, ...]] | None = None
+        self.inference_fns: dict[str, LinearFn] = {}
+        self.inference_layer: Callable[..., tuple[Tensor, ...]] | None = None
         self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
@@ -171,7 +171,7 @@ class RNN(nn.Module):
 
     def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
         """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
-        run = self.frozen_whole or partial(self.torch_layer, self.cast_weights(x_BTI.dtype))
+        run = self.inference_layer or partial(self.torch_layer, self.cast_weights(x_BTI.dtype))
         h_BTD, *final = run(x_BTI, *state)
         return h_BTD, tuple(s.squeeze(0) for s in final)
 
@@ -188,22 +188,22 @@ class RNN(nn.Module):
             return _Flatten.apply(dtype, *weights)
         return tuple(weight.to(dtype) for weight in weights)
 
-    def freeze_whole(self) -> None:
+    def prepare_layer_for_inference(self) -> None:
         """Fix the weights of `forward`."""
         if self.weight_ih.device.type in FLAT:
             with torch.no_grad():
                 flat = self.cast_weights(self.weight_ih.dtype)
             for parameter, view in zip(self.parameters(), flat, strict=True):
                 parameter.data = view  # so that memory holds them once
-            self.frozen_whole = partial(self.torch_layer, flat)
+            self.inference_layer = partial(self.torch_layer, flat)
         elif self.cell is lstm_cell:
-            self.frozen_whole = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+            self.inference_layer = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
-    def freeze(self, int8: bool) -> None:
+    def prepare_for_inference(self, int8: bool) -> None:
         """Fix the weights of `project` and `linear_for_steps`."""
-        self.frozen = {name: prepare_linear(*parts, int8) for name, parts in self.parts(joined=True).items()}
+        self.inference_fns = {name: prepare_linear(*parts, int8) for name, parts in self.parts(joined=True).items()}
         if self.projected:
-            self.frozen["project"] = prepare_linear(self.weight_ih[:, : self.projected], self.biases()[0], int8)
+            self.inference_fns["project"] = prepare_linear(self.weight_ih[:, : self.projected], self.biases()[0], int8)
 
     def biases(self) -> tuple[Tensor | None, ...]:
         """The biases of `project`, of a step's product with its input, and of that with the state. The gates of an LSTM
@@ -226,16 +226,18 @@ class RNN(nn.Module):
         """(..., projected) -> (..., G): what these inputs add to the pre-activations, biases included, for all T steps
         at once."""
         weight_GI = self.weight_ih[:, : self.projected]
-        return by_rows(self.frozen.get("project") or plain(*cast(weight_GI, self.biases()[0], x.dtype)), x)
+        return by_rows(self.inference_fns.get("project") or plain(*cast(weight_GI, self.biases()[0], x.dtype)), x)
 
-    def bind(self, dtype: torch.dtype) -> "RecurrentStep":
+    def prepare_steps(self, dtype: torch.dtype) -> "RecurrentStep":
         """The layer as a step of a loop.
 
         Returns step(x_NI, state, inputs_NG) -> state, where x are the inputs that are not projected and `inputs_NG` is
         a step of what `project` returned, None where none are.
         """
         joined = torch.is_grad_enabled()  # greedy search binds anew at each step: to join weights would take longer
-        maps = self.frozen or {name: linear_for_steps(*parts, dtype) for name, parts in self.parts(joined).items()}
+        maps = self.inference_fns or {
+            name: linear_for_steps(*parts, dtype) for name, parts in self.parts(joined).items()
+        }
         both = maps.get("both")
 
         def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:

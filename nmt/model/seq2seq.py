@@ -29,7 +29,7 @@ TABLE = 2**25  # numbers in the table of `Seq2Seq.inputs_VG` at most
 
 class Seq2Seq(nn.Module):
     """Embeddings, encoder, decoder, output layer. In training parameters stay in fp32 (or fp64); `dtype` is that of the
-    tensors between embeddings and loss, but what normalises or sums is in fp32 at least."""
+    tensors between embeddings and loss, but what normalizes or sums is in fp32 at least."""
 
     inputs_VG: Tensor | None = None  # what each token adds to the gates of the decoder's loop, once weights are fixed
 
@@ -52,19 +52,19 @@ class Seq2Seq(nn.Module):
         if tied:
             self.output.weight = self.target_embedding.weight
 
-    def freeze(self, int8: bool) -> None:
+    def prepare_for_inference(self, int8: bool) -> None:
         """Fix the weights for translation: those of linear maps and of recurrent layers that run step by step in int8
         if asked. Layers that run over a whole sentence keep their precision, and so does all that is pointwise."""
         stepping = set(self.decoder.layers) if self.decoder.looping else set()
         for module in self.modules():
             if isinstance(module, Linear):
-                module.freeze(int8)
+                module.prepare_for_inference(int8)
             elif isinstance(module, RNN) and module not in stepping:
-                module.freeze_whole()
+                module.prepare_layer_for_inference()
         if not stepping:
             return
         for rnn in stepping:
-            rnn.freeze(int8)
+            rnn.prepare_for_inference(int8)
         table_VE, bottom = self.target_embedding.weight.detach(), self.decoder.layers[0]
         assert isinstance(bottom, RNN)
         if len(table_VE) * len(bottom.bias_ih) <= TABLE:
@@ -106,7 +106,7 @@ class Seq2Seq(nn.Module):
             inside_R = (wanted_R != PAD).nonzero().squeeze(1)
             features_RD, wanted_R = features_RD.index_select(0, inside_R), wanted_R[inside_R]
         x_RD, output = self.to_output(features_RD), self.output
-        loss = cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, r_drop, output.frozen, PAD)
+        loss = cross_entropy(x_RD, output.weight, output.bias, wanted_R, smoothing, r_drop, output.inference_fn, PAD)
         return loss, weights
 
 

@@ -33,11 +33,11 @@ class Memory(NamedTuple):
     def select(self, rows_B: Tensor) -> "Memory":
         return Memory(*(part.index_select(0, rows_B) for part in self))
 
-    def put(self, rows_B: Tensor, others: "Memory") -> "Memory":
+    def scatter_rows(self, rows_B: Tensor, others: "Memory") -> "Memory":
         """Others in the place of these rows. What it held of them is overwritten."""
         return Memory(*(own.index_copy_(0, rows_B, its) for own, its in zip(self, others, strict=True)))
 
-    def narrow(self, positions: int) -> "Memory":
+    def trim_source(self, positions: int) -> "Memory":
         """With only the first source positions, where no sentence has more."""
         values_BHSM, keys_BHSA = (part[..., :positions, :].contiguous() for part in self[:2])
         return Memory(values_BHSM, keys_BHSA, self.length_B, self.visible_B, self.bias_BS[:, :positions])
@@ -70,7 +70,7 @@ class Global(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Look:
         """Returns look(query_ND, position_BQ) -> View, for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
@@ -93,7 +93,7 @@ class LocalM(nn.Module):
     def gain(self, distance_BQW: Tensor) -> Tensor | float:
         return 1.0
 
-    def bind(self, memory: Memory, dtype: torch.dtype) -> Look:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Look:
         """As `Global.bind`. From a long source it takes W = 2 w + 1 keys and values for each query, from
         clamp(c - w, 0, S - W) on: what a step costs does not depend on S. In a source of at most `WHOLE` W positions
         it costs less to hide what is outside the window: all queries of a sentence share its keys."""
@@ -103,12 +103,12 @@ class LocalM(nn.Module):
         length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
         point = self.aim(length_B1, dtype)
 
-        def centre(point_BQ: Tensor) -> Tensor:
+        def center(point_BQ: Tensor) -> Tensor:
             return torch.minimum(point_BQ.detach().floor().long(), length_B1 - 1)
 
-        def limits(point_BQ: Tensor, centre_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
+        def limits(point_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
             """bias_BQW and gain_BQW."""
-            near_BQW = (position_BQW - centre_BQ.unsqueeze(2)).abs() <= self.half_width
+            near_BQW = (position_BQW - center_BQ.unsqueeze(2)).abs() <= self.half_width
             seen_BQW = near_BQW & (position_BQW < visible_B11)
             return ~seen_BQW * MASKED, seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
 
@@ -118,7 +118,7 @@ class LocalM(nn.Module):
 
             def look_whole(query_ND: Tensor, position_BQ: Tensor | None) -> View:
                 point_BQ = point(query_ND, position_BQ)
-                bias_BQS, gain_BQS = limits(point_BQ, centre(point_BQ), position_1S.unsqueeze(0))
+                bias_BQS, gain_BQS = limits(point_BQ, center(point_BQ), position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
                 return View(memory.keys_BHSA, read, position_1S, bias_RHQW, gain_RHQW)
 
@@ -130,11 +130,11 @@ class LocalM(nn.Module):
 
         def look(query_ND: Tensor, position_BQ: Tensor | None) -> View:
             point_BQ = point(query_ND, position_BQ)
-            centre_BQ = centre(point_BQ)
-            first_BQ = (centre_BQ - self.half_width).clamp(0, positions - width)
+            center_BQ = center(point_BQ)
+            first_BQ = (center_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
             index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
-            bias_RW, gain_RW = (part.flatten(0, 1) for part in limits(point_BQ, centre_BQ, position_BQW))
+            bias_RW, gain_RW = (part.flatten(0, 1) for part in limits(point_BQ, center_BQ, position_BQW))
             bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
             read = partial(torch.matmul, other=values(index_RHW))
@@ -155,7 +155,7 @@ class LocalP(LocalM):
         init_uniform_(self.v.detach(), config.hidden)
 
     def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        linear = self.point.bind(dtype)
+        linear = self.point.prepare_steps(dtype)
 
         def point(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
             inner_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))

@@ -67,10 +67,10 @@ def explained(schema: type) -> Iterator[None]:
             print(printable(f"{line:<31} # {comment}" if comment else line))
 
 
-def report_failure(message: str, own: bool = False) -> None:
-    """Report a failure. Of the processes of a job the first does so, but for what is another one's `own`."""
+def report_failure(message: str, any_rank: bool = False) -> None:
+    """Report a failure. Of the processes of a job the first does so, but for what is another one's `any_rank`."""
     number = int(os.environ.get("RANK", "0"))
-    if number and not own:
+    if number and not any_rank:
         exit_silently()
     failures.append(message)
     with contextlib.suppress(OSError):  # nobody reads
@@ -81,10 +81,10 @@ class Failure:
     """What a failed job returns: no number, by which a search knows it (over NaN Optuna's plug-in stumbles). One from
     another process is reported by the first process when it comes there, which is when it is unpickled."""
 
-    def __init__(self, message: str, report: bool = True, own: bool = False) -> None:
+    def __init__(self, message: str, report: bool = True, any_rank: bool = False) -> None:
         self.message = message
         if report:
-            report_failure(message, own)
+            report_failure(message, any_rank)
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return Failure, (self.message,)
@@ -186,7 +186,7 @@ def program(command: str, schema: type) -> Callable[[Callable[[Any], float | Non
                 if isinstance(error, MemoryError):
                     message = f"out of memory; give less text at a time ({message or 'no details'})"
                 remove_empty(Path(HydraConfig.get().runtime.output_dir))
-                score = Failure(message, report=os.getpid() == first, own=getattr(error, "own", False))
+                score = Failure(message, report=os.getpid() == first, any_rank=getattr(error, "any_rank", False))
             inside = False
             return score
 

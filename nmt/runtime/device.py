@@ -32,7 +32,7 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
         remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
-        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", own=chosen == "cuda")
+        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", any_rank=chosen == "cuda")
     return device
 
 
@@ -99,7 +99,7 @@ def move_model(model: nn.Module, precision: str, device: torch.device, training:
     if training:
         configure_malloc()
     else:
-        model.freeze(precision == "int8")  # type: ignore[operator]
+        model.prepare_for_inference(precision == "int8")  # type: ignore[operator]
 
 
 def contention_advice(device: torch.device, speed: float, best: float) -> str | None:

@@ -54,7 +54,7 @@ def process_group(name: str) -> Iterator[torch.device]:
     except (RuntimeError, ValueError) as error:
         remedy = "see that all were started, and that their machines' ports are open to each other"
         missed = f"the other processes of this job cannot be reached ({gloo_reason(error)}); {remedy}"
-        raise UserError(missed, own=True) from None
+        raise UserError(missed, any_rank=True) from None
     _joined = True
     try:
         yield device
@@ -109,7 +109,7 @@ def run_collective(call: Callable[..., Any], *arguments: Any) -> None:
         call(*arguments)
     except RuntimeError as error:
         gone = f"another process of this job has ended, so this one cannot go on ({gloo_reason(error)})"
-        raise UserError(gone, own=True) from None
+        raise UserError(gone, any_rank=True) from None
 
 
 def all_reduce_sum(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -190,7 +190,7 @@ def run_where(work: Callable[[], T], mine: bool) -> T | None:
         error = caught
     failed = all_gather(error is not None)
     if error and failed.index(True) == rank():
-        error.own = True  # type: ignore[union-attr]
+        error.any_rank = True  # type: ignore[union-attr]
         raise error
     if any(failed):
         exit_silently()

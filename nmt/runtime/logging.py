@@ -40,14 +40,14 @@ class _File(logging.FileHandler):
 
 def log_to_stderr() -> None:
     """Show what nmt reports on standard error; standard output is for results. The processes of a job find the same
-    things; beside the first, one shows only what is its `own`."""
+    things; beside the first, one shows only what is its `any_rank`."""
     log.handlers.clear()
     log.propagate = False
     log.setLevel(logging.INFO)
     handler = _Lines()
     handler.addFilter(lambda record: not getattr(record, "quiet", False))
     if number := LAUNCHED["RANK"]:
-        handler.addFilter(lambda record: getattr(record, "own", False))
+        handler.addFilter(lambda record: getattr(record, "any_rank", False))
         handler.setFormatter(logging.Formatter(f"process {number}: %(message)s"))
     log.addHandler(handler)
 

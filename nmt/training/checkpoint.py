@@ -55,7 +55,7 @@ def write_model(model: Seq2Seq, path: Path) -> None:
 
 
 def save_checkpoint(
-    run: Path, model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, optimiser: torch.optim.Optimizer,
+    run: Path, model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
 ) -> Path:  # fmt: skip
     """Write `checkpoints/step_N` for N = progress["step"] and point `last` to it. Returns the folder.
@@ -67,7 +67,7 @@ def save_checkpoint(
     folder = run / "checkpoints" / f"step_{progress['step']:06d}"
     with replacing_folder(folder) as new:
         write_model(model, new / MODEL)
-        save_file(flatten(optimiser), new / OPTIMIZER)
+        save_file(flatten(optimizer), new / OPTIMIZER)
         (new / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
         write_manifest(new, config, tokenizer)
     write_atomically(folder.parent / "last", [folder.name + "\n"])
@@ -94,9 +94,9 @@ def unshared(model: Seq2Seq) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def flatten(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimiser's own state, by `parameter number.what`."""
-    state = optimiser.state_dict()["state"]
+def flatten(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's own state, by `parameter number.what`."""
+    state = optimizer.state_dict()["state"]
     return {f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items() if value is not None}
 
 
@@ -334,14 +334,14 @@ def load_weights(model: Seq2Seq, *folders: Path) -> None:
             tensor.copy_(total[name] / len(folders))
 
 
-def load_optimiser(optimiser: torch.optim.Optimizer, folder: Path) -> None:
-    """Fill an optimiser's state from a checkpoint.
+def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Fill an optimizer's state from a checkpoint.
 
     Raises:
-        UserError: the tensors are not those of this optimiser, or not finite.
+        UserError: the tensors are not those of this optimizer, or not finite.
     """
-    wanted = flatten(optimiser)
-    for name, tensor in read_tensors(folder / OPTIMIZER, wanted, "the optimiser").items():
+    wanted = flatten(optimizer)
+    for name, tensor in read_tensors(folder / OPTIMIZER, wanted, "the optimizer").items():
         wanted[name].copy_(tensor)
 
 

@@ -62,7 +62,7 @@ def fit(state: TrainState) -> float:
         )
     if state.model.reach is not None:
         warn_of_reach(state.model, state.train.source_lengths, "training pairs")
-    if finished(state, total_steps) and progress.judged == progress.step:
+    if finished(state, total_steps) and progress.validated_step == progress.step:
         more = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
         log.info(f"{state.folder} is finished already; a larger {more} goes on")
     elif progress.step and not rank():
@@ -71,12 +71,12 @@ def fit(state: TrainState) -> float:
         deferred_signals() as signals,
         tqdm(total=total_steps, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
-        if progress.judged != progress.step and validation_due(state, len(batches), total_steps):
+        if progress.validated_step != progress.step and validation_due(state, len(batches), total_steps):
             update_best(state, validate(state))  # a signal came before it
         meter, saved = Meter(state), time.monotonic()
         while not finished(state, total_steps):
             if progress.position >= len(batches):
-                meter.settle()  # of what failed the pairs are told, while they are here
+                meter.flush()  # of what failed the pairs are told, while they are here
                 next_epoch(state)
                 del batches  # of a large corpus two orders at a time are much memory
                 batches = epoch_batches_of(state)
@@ -96,7 +96,7 @@ def fit(state: TrainState) -> float:
                 signal = all_reduce_max(max(signals, default=0))  # one that came meanwhile
             elif signal or saving:
                 began = time.perf_counter()
-                meter.settle()
+                meter.flush()
                 save(state)
                 meter.started += time.perf_counter() - began
             else:
@@ -106,7 +106,7 @@ def fit(state: TrainState) -> float:
                 what = f"{Signals(signal).name}: stopped at step {progress.step}"
                 log.info(f"{what}; the same command with resume=auto goes on")
                 raise SystemExit(128 + signal)
-    if progress.judged != progress.step:
+    if progress.validated_step != progress.step:
         update_best(state, validate(state))
     best = progress.best[0]
     if progress.step >= total_steps:
@@ -130,7 +130,7 @@ def epoch_batches_of(state: TrainState) -> Batches:
 
 def epoch_corpus(state: TrainState, epoch: int) -> EncodedPairs:
     """The corpus as an epoch has it: with `tokenizer.sampling` each has other pieces."""
-    found = state.tokenised
+    found = state.unsampled
     return resample_subwords(found, state.run.seed, epoch) if found.sampling else found
 
 
@@ -148,8 +148,8 @@ def next_epoch(state: TrainState) -> None:
 def load_window(state: TrainState) -> None:
     """Take the next window of a stream for the text that is trained on."""
     assert state.stream is not None
-    state.train, state.progress.places = next(state.stream)
-    state.progress.epoch = state.progress.places[0][0]
+    state.train, state.progress.stream_offsets = next(state.stream)
+    state.progress.epoch = state.progress.stream_offsets[0][0]
 
 
 def count_total_steps(state: TrainState, present: Batches) -> int:
@@ -182,7 +182,7 @@ def save_due(config: TrainConfig, step: int, seconds: float) -> bool:
 def finished(state: TrainState, total_steps: int) -> bool:
     """Whether the last update is made, or patience is at its end."""
     config, progress = state.run.train, state.progress
-    return progress.step >= total_steps or config.patience is not None and progress.waiting >= config.patience
+    return progress.step >= total_steps or config.patience is not None and progress.bad_validations >= config.patience
 
 
 # -------------------------------------------------------------------------------------------------------- validation
@@ -210,7 +210,7 @@ def validate(state: TrainState) -> dict[str, Any]:
 def inference_copy(state: TrainState) -> Seq2Seq:
     """A copy of the present model as translation has it: its weights are cast and laid out once, not at each step."""
     model = deepcopy(state.model).eval().to(state.model.dtype)
-    model.freeze(int8=False)
+    model.prepare_for_inference(int8=False)
     return model
 
 
@@ -231,12 +231,12 @@ def update_best(state: TrainState, scores: dict[str, Any]) -> None:
     better = not progress.best or merit(found) > merit(progress.best[0])
     ranked = sorted([*progress.best, found], key=lambda one: (*merit(one), one.step), reverse=True)
     counts = not better and not ranked[0].score < floor  # until it has left its floor, a score says nothing
-    progress.judged = progress.step
-    progress.waiting = progress.waiting + 1 if counts else 0
+    progress.validated_step = progress.step
+    progress.bad_validations = progress.bad_validations + 1 if counts else 0
     progress.decays += counts and state.run.optim.schedule == "plateau"
     progress.best = ranked[: config.keep]
-    if config.patience is not None and progress.waiting >= config.patience:
-        log.info(f"no better {config.monitor} in {progress.waiting} validations (train.patience): stopping")
+    if config.patience is not None and progress.bad_validations >= config.patience:
+        log.info(f"no better {config.monitor} in {progress.bad_validations} validations (train.patience): stopping")
     save(state)
 
 
@@ -258,7 +258,7 @@ class Meter:
         self.failed: list[bool] = []  # of each of these that was looked at
         self.started = time.perf_counter()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Count the updates that failed. A GPU has to be waited for to know it, so it is not done at each step.
 
         Raises:
@@ -268,8 +268,8 @@ class Meter:
         for outcome in new:
             self.failed.append(bool(outcome.failed.item()))
             progress.skipped += self.failed[-1]
-            progress.in_a_row = progress.in_a_row + 1 if self.failed[-1] else 0
-            if progress.in_a_row >= self.state.run.train.max_skipped:
+            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if self.failed[-1] else 0
+            if progress.skipped_in_a_row >= self.state.run.train.max_skipped:
                 raise divergence_error(self.state, outcome)
 
     def report(self, total_steps: int, quiet: bool) -> str:
@@ -279,7 +279,7 @@ class Meter:
         Raises:
             UserError: too many updates in a row failed.
         """
-        self.settle()
+        self.flush()
         state, progress = self.state, self.state.progress
         seconds = time.perf_counter() - self.started
         self.seconds += seconds
@@ -292,7 +292,7 @@ class Meter:
             self.crowded = True
             log.warning(remedy)
         self.fastest = max(self.fastest, speed)
-        rate = state.optimiser.param_groups[0]["lr"]
+        rate = state.optimizer.param_groups[0]["lr"]
         event = {
             **{"event": "train", "step": progress.step, "epoch": progress.epoch},
             **{"loss": nats, "ppl": math.exp(min(nats, 700)), "accuracy": correct, "lr": rate},
@@ -320,7 +320,7 @@ def divergence_error(state: TrainState, outcome: UpdateResult) -> UserError:
     if not rank():
         write_atomically(path, as_json(state.train, outcome.indices))
     return UserError(
-        f"{state.progress.in_a_row} updates in a row (train.max_skipped) were skipped: their loss or gradient was "
+        f"{state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped: their loss or gradient was "
         f"not finite, the last at step {outcome.step}: training went astray; try a smaller optim.lr, a longer "
         f"optim.warmup or optim.clip=1. The pairs of that step are in {path}; the last checkpoint is as it was"
     )
@@ -343,7 +343,7 @@ def write_event(state: TrainState, event: dict[str, Any]) -> None:
     path = state.folder / "metrics.jsonl"
     with with_filename(path), open(path, "a", encoding="utf-8", opener=open_regular) as file:
         file.write(json.dumps(finite_or_none(event)) + "\n")
-    if state.board is not None:
+    if state.tensorboard is not None:
         for key, value in finite_or_none(event).items():
             if isinstance(value, float):
-                state.board.add_scalar(f"{event['event']}/{key}", value, event["step"])
+                state.tensorboard.add_scalar(f"{event['event']}/{key}", value, event["step"])

@@ -1,4 +1,4 @@
-"""Optimisers by name, a step that nothing but numbers passes, and the learning rate as a pure function of the step."""
+"""Optimizers by name, a step that nothing but numbers passes, and the learning rate as a pure function of the step."""
 
 import math
 from collections.abc import Iterable
@@ -34,27 +34,27 @@ class LossScale:
 def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Adam or AdamW with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole
     state from the first, so that every checkpoint has the same tensors."""
-    optimiser = OPTIMIZERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
-    [group] = optimiser.param_groups
+    optimizer = OPTIMIZERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
+    [group] = optimizer.param_groups
     for parameter in group["params"]:
         parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()  # without rate and decay: it makes the state, of zeros, and changes nothing
-    optimiser.zero_grad(set_to_none=True)
-    for slots in optimiser.state.values():
+    optimizer.step()  # without rate and decay: it makes the state, of zeros, and changes nothing
+    optimizer.zero_grad(set_to_none=True)
+    for slots in optimizer.state.values():
         if "step" in slots:
             slots["step"].zero_()
     group["lr"], group["weight_decay"] = config.lr, config.weight_decay
-    return optimiser
+    return optimizer
 
 
-def guarded_step(optimiser: torch.optim.Optimizer, norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
+def guarded_step(optimizer: torch.optim.Optimizer, norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
     """One step with gradients that are `scale` times too large, shortened to a norm if they are longer (Pascanu et al.
     2013). Returns whether it failed: if the loss or the gradient is not finite, nothing changes.
 
-    A fused optimiser divides by `grad_scale` as it reads, which saves passes over all gradients, and does nothing where
+    A fused optimizer divides by `grad_scale` as it reads, which saves passes over all gradients, and does nothing where
     `found_inf` is 1. All is decided on the device; nobody waits for it.
     """
-    parameters = (parameter for group in optimiser.param_groups for parameter in group["params"])
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = nn.utils.get_total_norm(gradients)
     failed = ~torch.isfinite(total + loss.detach())
@@ -62,12 +62,12 @@ def guarded_step(optimiser: torch.optim.Optimizer, norm: float | None, scale: Te
     if total.device.type not in GUARDED:  # its kernels leave both out of account
         if not failed:
             torch._foreach_div_(gradients, divisor)
-            optimiser.step()
+            optimizer.step()
         return failed
-    optimiser.grad_scale = divisor.float()  # type: ignore[attr-defined]  # it wants both in fp32, whatever the gradient
-    optimiser.found_inf = failed.float()  # type: ignore[attr-defined]
-    optimiser.step()
-    optimiser.grad_scale = optimiser.found_inf = None  # type: ignore[attr-defined]
+    optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]  # it wants both in fp32, whatever the gradient
+    optimizer.found_inf = failed.float()  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]
     return failed
 
 

@@ -31,7 +31,7 @@ from nmt.training.checkpoint import (
     STATE,
     keep_only,
     last_checkpoint,
-    load_optimiser,
+    load_optimizer,
     load_weights,
     save_checkpoint,
 )
@@ -52,20 +52,22 @@ class Validated(NamedTuple):
 class Progress:
     """How far training has come: all that a checkpoint stores beside tensors."""
 
-    corpus: str  # key of the training and validation text, as tokenised
+    corpus: str  # key of the training and validation text, as tokenized
     step: int = 0  # updates made or skipped
     epoch: int = 0  # the present one, from 0
     window: int = 0  # of a stream, the present one, from 0
-    places: list[list[int]] = field(default_factory=list)  # of a stream, where the present window begins in each corpus
+    stream_offsets: list[list[int]] = field(
+        default_factory=list
+    )  # of a stream, where the present window begins in each corpus
     position: int = 0  # batches of the present epoch, or of the present window, done
     best: list[Validated] = field(default_factory=list)  # the best checkpoints, best first
-    judged: int = -1  # step of the last validation
-    waiting: int = 0  # validations since the last better one
+    validated_step: int = -1  # step of the last validation
+    bad_validations: int = 0  # validations since the last better one
     decays: int = 0  # plateaus of the learning rate
     skipped: int = 0  # updates whose loss or gradient was not finite
-    in_a_row: int = 0  # of these the last ones, with no other between
+    skipped_in_a_row: int = 0  # of these the last ones, with no other between
     loss_scale: float = 2.0**16  # fp16: what the loss is multiplied by
-    steady: int = 0  # fp16: updates since it last changed
+    loss_scale_steps: int = 0  # fp16: updates since it last changed
 
 
 @dataclass(slots=True)
@@ -77,26 +79,28 @@ class TrainState:
     device: torch.device
     model: Seq2Seq
     tokenizer: Tokenizer
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     train: EncodedPairs
     valid: Dataset
     progress: Progress
-    board: Any = None  # TensorBoard's writer, where its extra is installed
+    tensorboard: Any = None  # TensorBoard's writer, where its extra is installed
     stream: Iterator[Window] | None = None  # where `train` is one window of it
     graphs: Any = None  # step.GraphedBackward, on a GPU from the first update on
     max_positions: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
     shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # what batches are padded to on a GPU
-    tokenised: EncodedPairs = field(init=False)  # `train` before subwords were drawn
+    unsampled: EncodedPairs = field(init=False)  # `train` before subwords were drawn
     scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokenised = self.train
+        self.unsampled = self.train
         self.scale_loss()
 
     def scale_loss(self) -> None:
         """Take the loss scale from `progress`."""
         half = self.model.dtype == torch.float16
-        self.scale = LossScale(half, self.progress.loss_scale if half else 1.0, self.progress.steady, self.device)
+        self.scale = LossScale(
+            half, self.progress.loss_scale if half else 1.0, self.progress.loss_scale_steps, self.device
+        )
 
 
 def seed_of(*numbers: int) -> int:
@@ -115,10 +119,10 @@ def save(state: TrainState) -> None:
         return
     progress = state.progress
     if state.scale.adapts:
-        progress.loss_scale, progress.steady = state.scale.factor.item(), int(state.scale.steady.item())
+        progress.loss_scale, progress.loss_scale_steps = state.scale.factor.item(), int(state.scale.steady.item())
     stored = dataclasses.asdict(progress)
     try:
-        save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimiser, stored)
+        save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimizer, stored)
     except UserError as error:
         last = last_checkpoint(state.folder)
         kept = f"; {last} is as it was, and resume=auto goes on from there" if last else ""
@@ -136,7 +140,7 @@ def read_progress(path: Path) -> Progress:
         found = Progress(**json.loads(read_small(path)))
         for item in dataclasses.fields(Progress):
             value = getattr(found, item.name)
-            least = {"judged": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
+            least = {"validated_step": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
             if item.type in (int, float) and not (type(value) is item.type and least <= value < 2**53):
                 raise TypeError(f"{item.name} is {repr(value)[:40]}")
         found.best = [Validated(*entry) for entry in found.best]
@@ -144,9 +148,9 @@ def read_progress(path: Path) -> Progress:
             numbers = type(score) is type(loss) is float and not (math.isnan(score) or math.isnan(loss))
             if not numbers or type(step) is not int or not 0 < step < 2**53:
                 raise TypeError(f"best is {repr(found.best)[:40]}")
-        for place in found.places:
+        for place in found.stream_offsets:
             if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
-                raise TypeError(f"places is {repr(found.places)[:40]}")
+                raise TypeError(f"places is {repr(found.stream_offsets)[:40]}")
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         remedy = f"name=ANOTHER {quote_setting('init_from', str(path.parent))} starts anew from its weights"
         raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
@@ -154,14 +158,14 @@ def read_progress(path: Path) -> Progress:
 
 
 def resume(state: TrainState, folder: Path) -> None:
-    """Go back to a checkpoint of the run: weights, optimiser, place in the data; metrics.jsonl is cut back to its step,
+    """Go back to a checkpoint of the run: weights, optimizer, place in the data; metrics.jsonl is cut back to its step,
     and checkpoints are those of its state, whatever a process that died has not finished.
 
     Raises:
         UserError: the checkpoint is of another model, or the training text is another one.
     """
     load_weights(state.model, folder)
-    load_optimiser(state.optimiser, folder)
+    load_optimizer(state.optimizer, folder)
     corpus = state.progress.corpus
     state.progress = read_progress(folder / STATE)
     if state.progress.corpus != corpus:
@@ -174,7 +178,7 @@ def resume(state: TrainState, folder: Path) -> None:
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
-    last = step, state.progress.judged == step  # a validation of this step that was not acted on is made again
+    last = step, state.progress.validated_step == step  # a validation of this step that was not acted on is made again
     write_atomically(path, (line for line in lines if INCOMPLETE < event_position(line) <= last))
     if folder.name.startswith("."):  # another was to take its place
         folder = folder.rename(folder.with_name(f"step_{step:06d}"))
@@ -184,8 +188,8 @@ def resume(state: TrainState, folder: Path) -> None:
 
 
 def broadcast_state(state: TrainState) -> None:
-    """Give all processes of the job the weights, the optimiser's state and the progress of the first one."""
-    slots = [value for slot in state.optimiser.state.values() for value in slot.values() if torch.is_tensor(value)]
+    """Give all processes of the job the weights, the optimizer's state and the progress of the first one."""
+    slots = [value for slot in state.optimizer.state.values() for value in slot.values() if torch.is_tensor(value)]
     broadcast([*(parameter.detach() for parameter in state.model.parameters()), *slots])
     state.progress = broadcast_from_rank0(lambda: state.progress)
     state.scale_loss()

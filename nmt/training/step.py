@@ -42,7 +42,7 @@ Gradients = list[torch.Tensor | None]  # of each parameter, None where it has no
 class Sums(NamedTuple):
     """What was met on the way to a gradient: sums over tokens, 0-dimensional."""
 
-    smoothed: torch.Tensor  # over target tokens, as are the next two: what training minimises, attention apart
+    smoothed: torch.Tensor  # over target tokens, as are the next two: what training minimizes, attention apart
     nats: torch.Tensor  # negative log-likelihood
     correct: torch.Tensor
     source: torch.Tensor  # tokens
@@ -84,10 +84,10 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateR
         parameter.grad = gradient
     sums = Sums(*torch.stack(pooled[len(gradients) :]))  # copies, which keep no buffer of all gradients alive
     rate = learning_rate(optim, progress.step + 1, total_steps, progress.decays)
-    for group in state.optimiser.param_groups:
+    for group in state.optimizer.param_groups:
         group["lr"] = rate
-    failed = guarded_step(state.optimiser, optim.clip, state.scale.factor, sums.smoothed)
-    state.optimiser.zero_grad(set_to_none=True)
+    failed = guarded_step(state.optimizer, optim.clip, state.scale.factor, sums.smoothed)
+    state.optimizer.zero_grad(set_to_none=True)
     state.scale.adapt(failed)
     progress.step += 1
     return UpdateResult(progress.step, indices, sums, failed)
@@ -203,7 +203,7 @@ def add_attention_losses(
     if config.coverage_loss:
         total = total + config.coverage_loss * coverage_loss(dense_BTS, batch.target_BT[:, 1:] != PAD)
     if config.guided_alignment:
-        total = total + config.guided_alignment * done * guidance_loss(dense_BTS, batch.guide_BTS)
+        total = total + config.guided_alignment * done * guidance_loss(dense_BTS, batch.alignment_BTS)
     return total
 
 
@@ -258,7 +258,7 @@ def too_large(state: TrainState, pairs: Indices) -> UserError:
     return UserError(
         f"out of memory for a single pair {shape}; lower data.max_length={state.run.data.max_length} or "
         f"model.hidden={state.run.model.hidden}{once}",
-        own=True,
+        any_rank=True,
     )
 
 
@@ -270,5 +270,5 @@ def remember_limit(state: TrainState, pairs: Indices, tried: int, fits: int) -> 
     log.warning(
         f"out of memory for {tried} pairs {shape_in_words(state, pairs)}: divided into {count} parts, and from here on "
         f"no more at a time; train.accumulate={count} would divide every batch so",
-        extra={"own": True},
+        extra={"any_rank": True},
     )

@@ -95,7 +95,9 @@ def forced(
     for rows in shard(batches):
         size = len(rows)
         while rows:
-            error = UserError(f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", own=True)
+            error = UserError(
+                f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", any_rank=True
+            )
             found, size = halve_until_it_fits(partial(work, rows), min(size, len(rows)), error)
             yield rows[:size], *found
             rows = rows[size:]

@@ -1,7 +1,7 @@
 """Linear maps, also for step loops: what can leave a loop is done once, outside it.
 
 In training parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its
-weights to it, once for a whole loop. For translation maps are frozen (`frozen.py`) in the dtype in which they compute.
+weights to it, once for a whole loop. For translation maps are frozen (`inference_weights.py`) in the dtype in which they compute.
 
 Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
 memory size; P rows of a table, A their size.
@@ -22,7 +22,7 @@ ROWS = 128  # what `pad_rows` fills up to
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums and normalises is fp32 at least, whatever the precision around it."""
+    """What sums and normalizes is fp32 at least, whatever the precision around it."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -47,17 +47,17 @@ def init_uniform_(weight: Tensor, fan: int) -> None:
 class Linear(nn.Linear):
     """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
 
-    frozen: LinearFn | None = None  # the map itself, once its weights no longer change
+    inference_fn: LinearFn | None = None  # set once the weights no longer change
 
-    def freeze(self, int8: bool) -> None:
-        self.frozen = prepare_linear(self.weight, self.bias, int8)
+    def prepare_for_inference(self, int8: bool) -> None:
+        self.inference_fn = prepare_linear(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_rows(self.frozen or plain(*cast(self.weight, self.bias, x.dtype)), x)
+        return by_rows(self.inference_fn or plain(*cast(self.weight, self.bias, x.dtype)), x)
 
-    def bind(self, dtype: torch.dtype) -> LinearFn:
+    def prepare_steps(self, dtype: torch.dtype) -> LinearFn:
         """The same map for use inside a step loop, see `linear_for_steps`."""
-        return self.frozen or linear_for_steps(self.weight, self.bias, dtype)
+        return self.inference_fn or linear_for_steps(self.weight, self.bias, dtype)
 
 
 def pad_rows(x_RI: Tensor) -> Tensor:
