@@ -14,7 +14,7 @@ KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "Ar
 
 
 class Browser:
-    """One page. `events` is all that happened to it, in order."""
+    """One page. `all_events` is all that happened to it, in order."""
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM

@@ -1,0 +1,553 @@
+"""Builders that several test modules share: models, corpora, batches and runs."""
+
+import importlib
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from html.parser import HTMLParser
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nmt.config import (
+    EOS,
+    PAD,
+    AttentionConfig,
+    DataConfig,
+    LinksConfig,
+    ModelConfig,
+    OptimConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainRun,
+)
+from nmt.data.batching import (
+    NO_SHAPES,
+    Batch,
+    collate,
+    shape_for,
+)
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import (
+    EncodedPairs,
+    EncodedSide,
+    by_length,
+    cached_tokenizer,
+    encode_corpus,
+)
+from nmt.data.stream import (
+    Window,
+    stream_windows,
+)
+from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.toy.corpus import generate
+from nmt.decoding.alignment import writer
+from nmt.model.kernels.cuda_graphs import list_tensors
+from nmt.model.recurrence import CELLS
+from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.runtime.launch import LAUNCHED
+from nmt.training import loop as training
+from nmt.training.checkpoint import last_checkpoint, last_intact
+from nmt.training.optim import build_optimizer
+from nmt.training.state import Progress, TrainState, resume
+from nmt.training.step import size_of
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"  # real text beside the checkout, where there is some
+CONTEXT = multiprocessing.get_context("forkserver")
+# The first optimizer of a process imports torch._dynamo.
+CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
+TINY = (
+    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
+    "train.log_every=5", "optim.lr=0.005",
+)  # fmt: skip
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a command run in `folder` sees: a cache of its own."""
+    return os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def fresh(
+    command: str, *arguments: object, folder: Path, text: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `python -m nmt.<command> arguments` in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
+        cwd=folder, input=text, capture_output=True, timeout=300, env=environment(folder),
+    )  # fmt: skip
+
+
+def program(command: str, *arguments: str) -> None:
+    """The command in this process, to its end."""
+    sys.argv = [command, *arguments]
+    getattr(importlib.import_module(f"nmt.{command}"), command)()
+
+
+def in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: str, *arguments: str) -> None:
+    """The command in this environment, with these files as standard input, output and error."""
+    os.chdir(folder)
+    os.environ |= seen
+    for number, path in enumerate(streams):
+        with open(path, "wb" if number else "rb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing has closed it
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    program(command, *arguments)
+
+
+def nmt(
+    command: str, *arguments: object, folder: Path, text: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """The same in a process that has imported everything, which is several times faster."""
+    given = [command, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as place:
+        streams = [Path(place, name) for name in ("in", "out", "err")]
+        streams[0].write_bytes(text or b"")
+        process = CONTEXT.Process(target=in_folder, args=(folder, environment(folder), streams, *given))
+        process.start()
+        process.join(300)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(given, 300)
+        return subprocess.CompletedProcess(given, process.exitcode, *(path.read_bytes() for path in streams[1:]))
+
+
+def works(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    done = nmt(command, *arguments, folder=folder, text=text)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refused(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    """The message of a command that must fail as users should see it."""
+    done = nmt(command, *arguments, folder=folder, text=text)
+    message = done.stderr.decode()
+    assert done.returncode == 1 and "Traceback" not in message, message
+    assert not done.stdout
+    return message.splitlines()[-1]
+
+
+def ends_in_returns(text: bytes) -> bool:
+    """Whether a file's lines end in carriage returns alone, as its beginning tells."""
+    first, *more = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
+    return not more and first.count(b"\r") > 1
+
+
+def peak() -> int:
+    """Bytes of memory that this process has had at most since it was last asked; 0 where nobody counts them."""
+    try:
+        [found] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, ValueError):
+        return 0
+    return int(found) * 1024
+
+
+def write_corpus(folder: Path, **sizes: int) -> Path:
+    """Sentences of the built-in corpus as line-aligned files, so many in each split, with their gold links beside them:
+    sure ones as 0-1, possible ones as 0?1."""
+    for split, pairs in generate(1, sizes).items():
+        links = (" ".join([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible]) for p in pairs)
+        sides = {"de": (p.german for p in pairs), "en": (p.english for p in pairs), "links": links}
+        for ending, lines in sides.items():
+            (folder / f"{split}.{ending}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+VOCABULARY = 13
+STYLES = {
+    "bahdanau": ("bahdanau", True),
+    "luong, input feeding": ("luong", True),
+    "luong": ("luong", False),
+    "gnmt": ("gnmt", False),
+}
+
+
+def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
+    name, feeding = STYLES[style]
+    settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
+    config = ModelConfig(
+        style=name, cell=cell, input_feeding=feeding, attention=AttentionConfig(score=score), **settings
+    )
+    torch.manual_seed(5)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    return model
+
+
+def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """source_BS, length_B and target_BT (`<s> ... </s>`), padded, of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    source_BS = torch.randint(4, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+    target_BT = torch.randint(4, VOCABULARY, (len(lengths), target + 2), generator=generator)
+    target_BT[:, 0] = 2
+    for row, length in enumerate(lengths):
+        source_BS[row, length - 1], source_BS[row, length:] = EOS, PAD
+        end = target + 1 - row % 3
+        target_BT[row, end], target_BT[row, end + 1 :] = EOS, PAD
+    return source_BS, torch.tensor(lengths), target_BT
+
+
+REACH = 3  # of score location: less than the longest sentence
+ATTENTION_STYLES: dict[str, dict[str, Any]] = {
+    "bahdanau": {"style": "bahdanau"},
+    "input feeding": {"style": "luong", "input_feeding": True},
+    "luong": {"style": "luong", "input_feeding": False},
+    "gnmt": {"style": "gnmt", "decoder_layers": 3},
+}
+
+
+def randomize_(module: torch.nn.Module, scale: float) -> None:
+    """Parameters with an opinion: also those that begin at 0."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
+
+
+def attention_model(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
+    """A model of a style; its cell, depth, readout, shortcut and half width vary with the number."""
+    draw = random.Random(number).choice
+    sizes = {} if kind["score"] == "none" else {"half_width": draw([1, 2]), "max_positions": REACH}
+    attention = AttentionConfig(**sizes, **kind)
+    changes = {"cell": draw(list(CELLS)), "decoder_layers": draw([1, 2])} | ATTENTION_STYLES[style]
+    changes["readout"] = draw(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
+    changes["shortcut"] = draw([False, True])
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention, **changes)
+    model = build_model(config, VOCABULARY, VOCABULARY).double()
+    model.dtype = torch.float64
+    randomize_(model, 0.4)
+    return model
+
+
+def stand_in(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
+    """As `replay.record`: what the work returned, and its repetition in the same place."""
+    results = work()
+
+    def again() -> None:
+        for place, part in zip(list_tensors(results), list_tensors(work()), strict=True):
+            place.copy_(part)
+
+    for place in list_tensors(results):
+        place.fill_(7)  # what a recording leaves behind is not to be used
+    return results, again
+
+
+CPU = torch.device("cpu")
+
+
+def state_of(
+    corpus: Path, folder: Path, optim: dict[str, object] | None = None, **train: object
+) -> TrainState:  # fmt: skip
+    """A run of a tiny model that begins, or goes on if there is a checkpoint in the folder."""
+    run = TrainRun(
+        data=DataConfig(format="text", path=str(corpus), cache=str(corpus / "cache")),
+        tokenizer=TokenizerConfig(vocab_size=400),
+        model=ModelConfig(embed=8, hidden=16, dropout=0.1, attention=AttentionConfig()),
+        optim=OptimConfig(**(optim or {})),
+        train=TrainConfig(**({"batch_tokens": 400, "log_every": 2} | train)),
+    )
+    folder.mkdir(exist_ok=True)
+    pairs = load_pairs(run.data, "train")
+    tokenizer = cached_tokenizer(pairs, run)
+    tokenizer.save(folder)
+    encoded = encode_corpus(pairs, tokenizer, run)
+    torch.manual_seed(1)
+    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    optimizer = build_optimizer(run.optim, model.parameters())
+    valid = load_pairs(run.data, "valid")
+    state = TrainState(run, folder, CPU, model, tokenizer, optimizer, encoded, valid, Progress(encoded.key))
+    if last_checkpoint(folder):
+        resume(state, last_intact(folder))
+    return state
+
+
+def events(folder: Path, kind: str) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def folders(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
+
+
+def written(path, records):
+    file = io.BytesIO()
+    with writer(path, file) as put:
+        for one in records:
+            put(one, one.links(LinksConfig()))
+    return file.getvalue()
+
+
+class Reader(HTMLParser):
+    """The page's elements with their attributes, and the text of each kind of element."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.text, self.within = [], defaultdict(str), ""
+        self.feed(text)
+        self.close()
+        self.data = json.loads(self.text["data"])
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.elements.append((tag, tuple(attributes)))
+        self.within = attributes.get("id") or tag
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+
+    def handle_endtag(self, tag):
+        self.within = ""
+
+    def handle_data(self, data):
+        self.text[self.within] += data
+
+
+SUBWORDS = ("bpe", "unigram", "char")
+TYPES = (*SUBWORDS, "word")
+TEXT = "der die das Hund Katze läuft schläft schnell , . Straße 3 groß größer Größe Haus Häuser und auf im Haustür"
+WORDS = TEXT.split()
+
+
+def sentences(number: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(number)]
+
+
+@lru_cache
+def trained(type: str, **settings: Any) -> Tokenizer:
+    config = TokenizerConfig(type=type, vocab_size=320, **settings)
+    return train_tokenizer(sentences(300), [line.upper() for line in sentences(300)], config)
+
+
+SMALL_VOCABULARY = 19
+MODELS: dict[str, dict[str, Any]] = {
+    "bahdanau": {},
+    "bahdanau, two layers": {"decoder_layers": 2, "residual": True, "readout": "maxout"},
+    "luong, input feeding": {"style": "luong", "decoder_layers": 2},
+    "luong": {"style": "luong", "input_feeding": False, "tie": "three"},
+    "luong, R-Drop": {"style": "luong", "input_feeding": False, "r_drop": 2.0},
+    "gnmt": {"style": "gnmt", "encoder_layers": 2, "decoder_layers": 3, "residual": True},
+    "local_m": {"attention": {"window": "local_m", "half_width": 1, "heads": 2}},
+    "local_p": {"style": "luong", "attention": {"window": "local_p", "half_width": 1, "score": "general"}},
+    "coverage": {"style": "luong", "input_feeding": False, "attention": {"coverage": True}},
+}
+
+
+def training_state(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2) -> TrainState:
+    """A training of a small model on random pairs."""
+    changes = dict(MODELS[name])
+    attention, r_drop = AttentionConfig(**changes.pop("attention", {})), changes.pop("r_drop", 0.0)
+    sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
+    run = TrainRun(
+        model=ModelConfig(**sizes | changes),
+        optim=OptimConfig(lr=0.02, schedule="constant", warmup=0, clip=1.0, label_smoothing=0.1),
+        train=TrainConfig(batch_sentences=8, accumulate=2, r_drop=r_drop),
+    )
+    rng = np.random.default_rng(1)
+
+    def side() -> EncodedSide:
+        offsets = np.concatenate([[0], rng.integers(1, 9, 40).cumsum()])
+        return EncodedSide(rng.integers(4, SMALL_VOCABULARY, offsets[-1], dtype=np.int32), offsets)
+
+    nothing: Any = None
+    source, target = side(), side()
+    order, runs = by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
+    pairs = EncodedPairs("random", nothing, nothing, source, target, order, runs, 99, 0.0, False)
+    torch.manual_seed(1)
+    model = build_model(replace(run.model, dropout=dropout), SMALL_VOCABULARY, SMALL_VOCABULARY).to(dtype)
+    model.dtype = dtype
+    for parameter in model.parameters():
+        nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too
+    adam = torch.optim.Adam(model.to(device).parameters(), fused=True)
+    return TrainState(run, Path(), torch.device(device), model, nothing, adam, pairs, nothing, Progress("random"))
+
+
+def padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
+    """The batch of some pairs as a GPU has it, with two pairs of padding."""
+    count, source, target = shape_for(size_of(state, pairs), NO_SHAPES)
+    return collate(state.train, pairs).padded(count + 2, source, target)
+
+
+def pairs_of_lengths(source: list[int], target: list[int]) -> EncodedPairs:
+    """Pairs of which only the lengths count, given as a batch counts them."""
+    sides = []
+    for lengths in (source, target):
+        offsets = np.cumsum([0, *(length - 1 for length in lengths)])
+        sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
+    order, runs = by_length(np.array([source, target]))
+    return EncodedPairs(
+        "", Dataset.from_dict({"source": [], "target": []}), Tokenizer, *sides, order, runs, 100, 0.0, False
+    )  # type: ignore[arg-type]
+
+
+SIZES = ("tokenizer.vocab_size=400", "model.embed=8", "model.hidden=16", "train.batch_tokens=400", "optim.lr=0.005")
+EXACT = (
+    *SIZES,
+    "precision=fp64",
+    "model.dropout=0",
+    "train.log_every=1",
+    "train.max_steps=20",
+    "train.validate_every=20",
+)
+
+
+def one_of(
+    number: int, count: int, port: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """Do the work as one of so many processes; what it says goes to a file."""
+    os.chdir(folder)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "XDG_CACHE_HOME": str(folder / "cache")}
+    LAUNCHED.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, RANK=number, LOCAL_RANK=number)
+    with open("said", "ab", buffering=0) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    work(*arguments)
+
+
+def run_ranks(count: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> tuple[int, str]:
+    """Let so many processes do the work. Like torchrun, end the others when one has failed. Returns the first exit code
+    that is not 0, or 0, and what they said."""
+    folder.mkdir(exist_ok=True)
+    (folder / "said").write_bytes(b"")
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    given = [(number, count, store.port, folder, work, arguments) for number in range(count)]
+    processes = [CONTEXT.Process(target=one_of, args=arguments) for arguments in given]
+    for process in processes:
+        process.start()
+    code, last = 0, time.monotonic() + 120
+    while alive := [process for process in processes if process.exitcode is None]:
+        if not wait([process.sentinel for process in alive], last - time.monotonic()):
+            for process in alive:
+                process.kill()
+            raise TimeoutError((folder / "said").read_text())
+        for process in processes:
+            code = code or process.exitcode or 0
+        if code:
+            for process in alive:
+                process.terminate()
+    return code, (folder / "said").read_text()
+
+
+def ranks_work(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """A command by so many processes."""
+    code, said = run_ranks(count, folder, program, name, *map(str, arguments))
+    assert code == 0, said
+    return said
+
+
+def ranks_refused(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """The message of a command that must fail as users should see it: once."""
+    code, said = run_ranks(count, folder, program, name, *map(str, arguments))
+    assert code == 1 and "Traceback" not in said, said
+    (message,) = re.findall("^error: (.*)", said, re.MULTILINE)
+    return message
+
+
+def last_weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(last_intact(run) / "model.safetensors")
+
+
+Pair = tuple[str, str]
+STREAM_WORDS = ["ab", "cd", "ef", "gh", "abcd"]
+SCHEDULE = {"max_steps": 9, "validate_every": 9}
+
+
+def random_pairs(count: int, seed: int = 0) -> list[Pair]:
+    """Such that each is met once."""
+    rng = random.Random(seed)
+    sides = [[" ".join(rng.choices(STREAM_WORDS, k=rng.randint(1, 9))) for _ in range(count)] for _ in range(2)]
+    texts = enumerate(zip(*sides, strict=True))
+    return [(f"{seed} {number} {source}", f"{target} {number}") for number, (source, target) in texts]
+
+
+def write_files(folder: Path, *shards: list[Pair], split: str = "train") -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, pairs in enumerate(shards):
+        mark = f".{number}" if len(shards) > 1 else ""
+        for side, ending in enumerate(("de", "en")):
+            (folder / f"{split}{mark}.{ending}").write_text("".join(pair[side] + "\n" for pair in pairs))
+    return folder
+
+
+def run_of(path: Path, *, seed: int = 1, **data: Any) -> TrainRun:
+    given = {"format": "text", "path": str(path), "streaming": True, "cache": str(path.parent / "cache")}
+    return TrainRun(data=DataConfig(**given | data), train=TrainConfig(**SCHEDULE), seed=seed)
+
+
+def texts_of(window: Window) -> list[Pair]:
+    pairs = window.pairs.pairs
+    return list(zip(pairs["source"], pairs["target"], strict=True))
+
+
+def first_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any = ()) -> list[Window]:
+    endless = stream_windows(run, tokenizer, list(places))
+    try:
+        return list(itertools.islice(endless, count))
+    finally:
+        endless.close()  # type: ignore[attr-defined]
+
+
+def stopped_training(step: int, times: int, *arguments: str) -> None:
+    """A training that is told so many times to end in the step after this one."""
+    whole: Callable[..., Any] = training.train_step
+
+    def signaled(state: Any, *others: Any) -> Any:
+        for _ in range(times if state.progress.step == step else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(state, *others)
+
+    training.train_step = signaled  # type: ignore[assignment]
+    program("train", *arguments)
+
+
+def all_events(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
+    """Larger weights: a random model with opinions, whose hypotheses end at different lengths."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+        model.output.bias[EOS] += 4
+    return model.eval()
+
+
+def repeats(tokens: list[int], n: int) -> bool:
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) < len(grams)
+
+
+SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no penalty": {"length_penalty": 0.0},
+    "mean": {"penalty": "mean"},
+    "coverage": {"coverage_penalty": 0.5},
+    "no repeats": {"no_repeat_ngram": 2},
+    "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0, "max_length": 8},
+    "groups": {"groups": 2, "diversity": 1.0},
+    "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+}

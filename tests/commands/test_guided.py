@@ -1,0 +1,194 @@
+"""Guided alignment: gold links from files, what batches make of them, and the loss."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders import TINY, works, write_corpus
+
+from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.data.batching import collate, make_batch, target_weights
+from nmt.data.corpus import load_pairs
+from nmt.data.encoding import cached_tokenizer, encode_corpus
+from nmt.data.subword_sampling import resample_subwords
+from nmt.data.tokenizer import train_tokenizer, words
+from nmt.data.word_links import gold_links
+from nmt.decoding.alignment import extract_links
+from nmt.errors import UserError
+from nmt.model.attention import Weights
+from nmt.model.loss import Loss, guidance_loss
+from nmt.model.seq2seq import build_model
+from nmt.runtime.device import move_model
+from nmt.train import read_corpus
+from nmt.training.optim import build_optimizer
+from nmt.training.state import Progress, TrainState
+from nmt.training.step import add_attention_losses, train_step
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text with gold links beside it."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"), train=80, valid=10, test=5)
+
+
+def run_of(corpus: Path, **data: object) -> TrainRun:
+    given = {"format": "text", "path": str(corpus), "cache": str(corpus / "cache"), "alignments": "links"} | data
+    return TrainRun(
+        data=DataConfig(**given), tokenizer=TokenizerConfig(vocab_size=420), train=TrainConfig(guided_alignment=0.5)
+    )
+
+
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampling: float) -> None:
+    run = run_of(corpus)
+    pairs = load_pairs(run.data, "train")
+    gold = gold_links(pairs)
+    assert gold is not None
+    tokenizer = cached_tokenizer(pairs, run)
+    encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
+    encoded = resample_subwords(encoded, 1, 3) if sampling else encoded
+    indices = np.array([5, 1, 17, 30])
+    batch = collate(encoded, indices)
+    assert batch.alignment_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])
+    for row, index in enumerate(indices):
+        source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())
+        target = tokenizer.target.pieces(batch.target_BT[row, 1 : batch.target_length_B[row] + 1].tolist())
+        guide_TS = batch.alignment_BTS[row].numpy()
+        assert guide_TS.sum() == pytest.approx(len(target)) and not guide_TS[len(target) :].any()
+        links = set(extract_links(guide_TS[: len(target), : len(source)], words(source)[1], words(target)[1]))
+        assert links <= gold[index].possible
+        assert {t for _, t in links} == {t for _, t in gold[index].possible}
+        assert guide_TS[len(target) - 1, len(source) - 1] == 1 and target[-1] == tokenizer.target.pieces([EOS])[0]
+
+
+def test_the_loss_is_least_where_attention_does_as_told() -> None:
+    torch.manual_seed(0)
+    alignment_BTS = torch.softmax(torch.randn(2, 3, 4, dtype=torch.float64), 2)
+    alignment_BTS[1, 2] = 0  # padding
+    weights_BTS = alignment_BTS.clone()
+    weights_BTS[1, 2] = 0.25
+    scores_BTS = weights_BTS.log().requires_grad_()
+    loss = guidance_loss(torch.softmax(scores_BTS, 2), alignment_BTS)
+    torch.testing.assert_close(loss, -torch.xlogy(alignment_BTS, alignment_BTS).sum())
+    loss.backward()
+    assert scores_BTS.grad is not None and scores_BTS.grad.abs().max() < 1e-12
+    assert guidance_loss(torch.zeros(2, 3, 4), alignment_BTS.float()).isfinite()
+
+
+def test_links_mean_the_words_of_the_text_however_it_is_normalized(tmp_path: Path) -> None:
+    """nmt_nfkc makes two words of one with a no-break space in it, and none of a zero-width one; so does U+2581."""
+    pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
+    tokenizers = [
+        train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config)
+        for config in (TokenizerConfig(vocab_size=300, normalization=n) for n in ("identity", "nmt_nfkc"))
+    ]
+    gold = {"sure": [[(0, 0), (1, 1), (2, 2)], [(1, 0), (2, 1)], []], "possible": [[], [], []]}
+    texts = gold | {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}
+    for tokenizer in tokenizers:
+        sources, targets = tokenizer.source.encode(texts["source"]), tokenizer.target.encode(texts["target"])
+        alignment_BTS = target_weights(tokenizer, texts, sources, targets).numpy()
+        for row, links in enumerate(gold["sure"]):
+            source = tokenizer.source.words_of(texts["source"][row], [*sources[row], EOS])
+            target = tokenizer.target.words_of(texts["target"][row], [*targets[row], EOS])
+            assert extract_links(alignment_BTS[row, : len(target), : len(source)], source, target) == links
+        assert tokenizer.source.words_of(texts["source"][0], sources[0])[-1] == 2
+        assert not alignment_BTS[2].any()
+
+
+def test_links_weigh_more_as_training_goes_on() -> None:
+    alignment_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
+    batch = make_batch([[5, 6]], [[7]])._replace(alignment_BTS=alignment_BTS)
+    weights_BTS = torch.softmax(torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(1)), 2)
+    loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
+    added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
+    for share in (0.0, 0.25, 1.0):
+        found = add_attention_losses(
+            TrainConfig(guided_alignment=0.4), batch, loss.smoothed, Weights(weights_BTS, None), share
+        )
+        torch.testing.assert_close(found, 3 + share * added)
+
+
+def test_what_was_attended_to_before_adds_to_the_loss() -> None:
+    """See et al. 2017, eq. 13."""
+    batch = make_batch([[5, 6], [5]], [[7, 8, 9], [7]])
+    weights_BTS = torch.softmax(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1)), 2)
+    loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
+    again = 0.0
+    for row, pieces in enumerate((4, 2)):  # `</s>` is one
+        before_S = torch.zeros(3)
+        for weights_S in weights_BTS[row, :pieces]:
+            again += sum(min(a, c) for a, c in zip(weights_S.tolist(), before_S.tolist(), strict=True))
+            before_S += weights_S
+    assert again > 0.5
+    for weight in (0.0, 0.4, 2.0):
+        config = TrainConfig(coverage_loss=weight)
+        found = add_attention_losses(config, batch, loss.smoothed, Weights(weights_BTS, None), torch.tensor(0.3))
+        assert found.item() == pytest.approx(3 + weight * again)
+
+
+def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_path: Path) -> None:
+    """Update n of 8 down the gradient of the mean loss with links of n / 8 of their last weight."""
+    plain = OptimConfig(name="sgd", lr=0.5, clip=None)
+    run = dataclasses.replace(run_of(corpus), model=ModelConfig(embed=8, hidden=16, dropout=0.0), optim=plain)
+    encoded, valid, key = read_corpus(run, None)
+    torch.manual_seed(1)
+    model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
+    cpu, rows = torch.device("cpu"), np.arange(6)
+    move_model(model, "fp64", cpu, training=True)
+    optimizer = build_optimizer(run.optim, model.parameters())
+    state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
+    batch = collate(encoded, rows)
+    for n in (1, 3, 8):
+        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
+        assert weights is not None
+        links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.alignment_BTS)
+        ((loss.smoothed + 0.5 * n / 8 * links) / batch.target_length_B.sum()).backward()
+        wanted = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        state.progress.step = n - 1
+        assert not train_step(state, rows, 8).failed
+        torch.testing.assert_close([p.detach() for p in model.parameters()], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
+    """A short real run with and without: the alignment error rate that is logged at validation."""
+    corpus, rates = write_corpus(tmp_path, train=600, valid=40), []
+    for weight in (0, 1):
+        settings = ("data=text", f"data.path={corpus}", "data.alignments=links", f"train.guided_alignment={weight}")
+        works("train", f"name=run{weight}", *settings, *TINY, "train.max_epochs=2", folder=tmp_path)
+        lines = (tmp_path / "runs" / f"run{weight}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rates.append(json.loads(lines[-1])["aer"])
+    assert rates[1] < rates[0] - 0.1
+
+
+def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="data.alignments=links needs data.format=text and data.invalid=refuse"):
+        run_of(corpus, invalid="drop")
+    run = run_of(corpus, alignments="nothing")
+    pairs = load_pairs(run.data, "train")
+    assert gold_links(pairs) is None
+    tokenizer = cached_tokenizer(pairs, run)
+    with pytest.raises(UserError, match="train.guided_alignment=0.5 needs gold links"):
+        encode_corpus(pairs, tokenizer, run)
+    lines = (corpus / "valid.links").read_text(encoding="utf-8").splitlines()
+    for bad, message in (
+        ("0-0 99-0", r"valid.bad:2: '99-0' is out of range"),
+        ("0_0", r"valid.bad:2: '0_0' is no link"),
+    ):
+        (corpus / "valid.bad").write_text("\n".join([lines[0], bad, *lines[2:]]) + "\n", encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            load_pairs(run_of(corpus, alignments="bad").data, "valid")
+    (corpus / "valid.bad").write_text("0-0\n", encoding="utf-8")
+    with pytest.raises(UserError, match="valid.bad has 1 lines for 10 pairs"):
+        load_pairs(run_of(corpus, alignments="bad").data, "valid")
+
+
+def test_gold_links_count_what_any_white_space_divides(tmp_path: Path) -> None:
+    """Pieces know words between spaces alone, and a no-break space is none of these."""
+    for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
+        (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
+    [gold] = gold_links(load_pairs(run_of(tmp_path).data, "test")) or []
+    assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure

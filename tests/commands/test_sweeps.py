@@ -1,0 +1,246 @@
+"""Sweeps (`-m`): jobs in this process and in others, searches. What needs a plug-in is skipped where there is none."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from builders import ROOT, TINY, environment, fresh
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from nmt.config import MONITORS, TrainRun
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+from nmt.runtime.command_line import CONFIGS, UNNAMED
+from nmt.runtime.sweep_names import NAME_BYTES, name_by_varying_keys, run_name
+from nmt.train import check_direction
+
+# Best where optim.lr is 0.01, as far as anybody can tell.
+PROGRAM = """
+import math, os, time
+from pathlib import Path
+from nmt.config import TrainRun
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+
+@main("train")
+def train(run: TrainRun) -> float:
+    Path(f"job_{run.seed}_{run.optim.lr}").write_text(str(os.getpid()))
+    if run.seed == 2:
+        raise UserError("seed=2 brings bad luck")
+    if run.seed == 3:
+        raise ValueError("ours")
+    if run.seed == 5:
+        time.sleep(60)
+    return -abs(math.log(run.optim.lr / 0.01))
+
+train()
+"""
+
+MANY = {  # settings of a sweep, more than a name has room for
+    "model.embed": 128, "model.hidden": 256, "model.encoder_layers": 2, "model.decoder_layers": 2, "model.dropout": 0.3,
+    "model.attention.heads": 4, "model.attention.window": "local_p", "model.attention.half_width": 5,
+    "model.cell": "gru", "optim.warmup": 200, "optim.schedule": "cosine", "optim.label_smoothing": 0.1,
+    "optim.clip": 5.0, "train.keep": 3,
+    "train.batch_tokens": 3000, "tokenizer.vocab_size": 8000, "train.max_steps": 7, "train.monitor": "loss",
+}  # fmt: skip
+
+
+def plugin(name: str) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install '.[sweep]'")
+
+
+def start(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
+    """Sweep over jobs of no work."""
+    (folder / "program.py").write_text(PROGRAM)
+    settings = environment(folder) | {"PYTHONPATH": path}
+    command = [sys.executable, "program.py", "-m", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=settings, text=True, stderr=subprocess.PIPE)
+
+
+def sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> tuple[int, str]:
+    """The same to the end: the exit code, and what is on standard error."""
+    process = start(folder, *arguments, path=path)
+    message = process.communicate(timeout=120)[1]
+    return process.returncode, message
+
+
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.slow)])
+def test_a_failed_job_is_reported_alone_and_a_bug_keeps_its_traceback(tmp_path: Path, launcher: str) -> None:
+    if launcher != "basic":
+        plugin("submitit_launcher")
+    code, message = sweep(tmp_path, f"hydra/launcher={launcher}", "seed=2,3")
+    reported, _, bug = message.partition("Error executing job with overrides: ['seed=3']\n")
+    assert code == 1 and reported == "error: seed=2 brings bad luck\n"
+    assert 'program.py", line 14, in train' in bug and "ValueError: ours" in bug
+    assert not (tmp_path / "runs" / "run" / "seed=2").exists() and (tmp_path / "runs" / "run" / "seed=3").exists()
+
+
+def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> None:
+    plugin("joblib_launcher")
+    process = start(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=5", "optim.lr=0.01,0.02")
+    deadline = time.monotonic() + 60
+    while len(pids := [path.read_text() for path in tmp_path.glob("job_*")]) < 2 or not all(pids):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143 and str(process.pid) not in pids
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["seed=range(6,9)", "optim.lr=choice(0.01,0.02)"], ""),
+        (["optim.lr=interval(0.01,0.02)"], "interval() is for a search: write hydra/sweeper=optuna too"),
+        (["optim.lr=tag(log,interval(0.01,0.02))"], "interval() is for a search: write hydra/sweeper=optuna too"),
+        (["optim.lt=interval(0.01,0.02)"], "there is no key 'optim.lt'; did you mean 'optim.lr'?"),
+        (["data.path=a,b"], "data.path=a,b: runs of a sweep have no names by data.path; give a command and a name= to"),
+        (["device=cpu,"], "device=cpu, cannot be read"),
+        (["hydra/launcher=submitit"], "hydra/launcher=submitit is not one of basic"),
+    ],
+)
+def test_what_sweeps_are_written_with(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    answer: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setattr(sys, "argv", ["train", "-m", *arguments])
+    with pytest.raises(SystemExit) if answer else contextlib.nullcontext():
+        main("train")(lambda run: None)()
+    message = capsys.readouterr().err
+    assert answer in message and message.count("\n") == bool(answer)
+
+
+def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
+    many = [f"{key}={value}" for key, value in MANY.items()]
+    lists = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
+    (tmp_path / "program.py").write_text(PROGRAM.replace("Path(f", "0 and Path(f"))
+    command = [sys.executable, "program.py", "-m", *many, *lists, "hydra.sweep.dir=out"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    assert done.stderr.count("error: tokenizer.type=bpe/../x is not one of") == 6 and done.returncode == 1
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
+    start = "model.attention.score=dot,optim.lr=0.0001,tokenizer.type="
+    assert len(names) == 3 + 3 and names[0] == f"{start}char"  # those that are refused leave no folder
+    assert not [path for path in (tmp_path / "out").glob("*/*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("count", [1, 5, len(MANY)])
+def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
+    keys = list(MANY)[:count]
+    values = [
+        "1",
+        "a/b",
+        "'a-b'",
+        '"a b"',
+        "[1,2]",
+        "1+2",
+        "null",
+        "x" * 100,
+        "x" * 101,
+        '"é"',
+        "true",
+        "{a:1}",
+        '"a\nb"',
+    ]
+    jobs = [
+        [f"{key}={value if key == keys[-1] else own}" for key, own in MANY.items() if key in keys] for value in values
+    ]
+    names = [run_name(job, ["name"]) for job in jobs]
+    assert len(set(names)) == len(values) and max(map(len, names)) <= NAME_BYTES
+    assert all(re.fullmatch(r"[\w.+=,-]+", name, re.ASCII) for name in names)
+    assert names == [run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # whatever the order
+    assert count > 1 or names[0] == f"{keys[0]}=1"
+    assert all(f"{keys[-1].rpartition('.')[2]}=" in name for name in names) or count > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left_out"),
+    [
+        (["-m", "seed=1,2", "optim.lr=0.1"], "optim.lr"),
+        (["seed=1,2", "~by_pairs", "-m"], "by_pairs"),
+        (["-m", "seed=1"], None),
+        (["-m", "hydra/sweeper=optuna", "sweep=toy"], None),
+        (["seed=1", "optim.lr=0.1"], None),
+    ],
+)
+def test_what_is_the_same_in_all_jobs_is_left_out_of_their_names(arguments: list[str], left_out: str | None) -> None:
+    added = [argument for argument in name_by_varying_keys(arguments) if argument not in arguments]
+    wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*UNNAMED, str(left_out)])}]"]
+    assert added == (wanted if left_out else [])
+
+
+def test_keys_without_a_name_are_those_of_the_configuration() -> None:
+    hydra = yaml.safe_load((CONFIGS / "train.yaml").read_text())["hydra"]
+    assert hydra["job"]["config"]["override_dirname"]["exclude_keys"] == [*UNNAMED]
+
+
+def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # in the place of those that are installed
+    told = "error: hydra/launcher=joblib is a plug-in that is not installed: in the checkout, pip install '.[sweep]'\n"
+    assert sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, told)
+
+
+def test_a_sweep_on_a_cluster_composes() -> None:
+    plugin("submitit_launcher")
+    ConfigStore.instance().store(name="train_schema", node=TrainRun)
+    chosen = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        launcher = compose("train", overrides=chosen, return_hydra_config=True).hydra.launcher
+    assert launcher.partition == "gpu" and launcher.gpus_per_node == 1
+
+
+def test_a_search_goes_on_past_jobs_that_fail(tmp_path: Path) -> None:
+    plugin("optuna_sweeper")
+    search = ("sweep=toy", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1")
+    code, message = sweep(tmp_path, *search, "hydra.sweeper.direction=maximize", "seed=1,2")
+    rates: dict[str, list[float]] = {"1": [], "2": []}
+    for path in tmp_path.glob("job_*"):
+        _, seed, rate = path.name.split("_")
+        rates[seed].append(float(rate))
+    assert code == 1 and message.count("error: ") == len(rates["2"]) > 0 and "Failed" not in message
+    best = yaml.safe_load((tmp_path / "runs" / "search" / "optimization_results.yaml").read_text())
+    assert best["best_params"]["optim.lr"] == min(rates["1"], key=lambda rate: max(rate / 0.01, 0.01 / rate))
+    assert best["best_params"].keys() == {"optim.lr", "model.dropout", "model.attention.score", "seed"}
+    assert f"Best value: {best['best_value']}" in message
+
+
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_a_search_for_the_worst_model_is_refused(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = ("maximize", "minimize") if MONITORS[monitor] else ("minimize", "maximize")
+    for direction in (right, wrong):
+        composed = OmegaConf.create({"sweeper": {"direction": direction}})
+        monkeypatch.setattr(HydraConfig, "get", lambda composed=composed: composed)
+        if direction == right:
+            check_direction(monitor)
+        else:
+            with pytest.raises(UserError, match=f"direction={wrong} looks for the worst {monitor}; write {right}"):
+                check_direction(monitor)
+
+
+@pytest.mark.slow
+def test_training_in_two_processes(tmp_path: Path) -> None:
+    plugin("joblib_launcher")
+    sizes = ("model.hidden=31,32", "data.limit=300", "train.max_steps=5")
+    settings = [setting for setting in TINY if not setting.startswith("model.hidden")]
+    done = fresh("train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path)
+    message = done.stderr.decode()
+    assert done.returncode == 1 and message.count("error: model.hidden=31 must be even") == 1, message
+    [metrics] = (tmp_path / "runs" / "run").glob("*/metrics.jsonl")
+    assert "model.hidden=32" in metrics.parent.name and '"validate"' in metrics.read_text()

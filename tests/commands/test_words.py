@@ -1,0 +1,345 @@
+"""Words of scripts without spaces, BLEU's tokenizer by script, and all commands on a small corpus for each script."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from builders import refused, works
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
+
+from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
+from nmt.data import words as module
+from nmt.data.tokenizer import JOINT, split_at_words, train_tokenizer, words
+from nmt.data.words import join_sentences, script_of, segmenter, split_words, words_in
+from nmt.errors import UserError
+from nmt.evaluation.metrics import (
+    bleu,
+    bleu_by_length,
+    bleu_by_rarity,
+    choose_tokenizer,
+    missing,
+    paired_bootstrap,
+    scores,
+    words_and_marks,
+)
+from nmt.evaluation.report import glued_words
+from nmt.train import warn_of_sentences
+
+JAPANESE = "char" if missing("ja-mecab") else "ja-mecab"
+
+# A sentence of each language: {n} does {v} with {k} of {o} today.
+LANGUAGES = {
+    "en": ("The {n} {v} {k} {o} today.", "dog cat bird teacher", "sees buys likes", "books boats houses"),
+    "zh": ("{n}今天{v}{k}本{o}。", "狗 猫 鸟 老师", "看见 买 喜欢", "书 船 房子"),
+    "ja": ("{n}は今日{k}つの{o}を{v}。", "犬 猫 鳥 先生", "見ます 買います 好みます", "本 船 家"),
+    "th": ("วันนี้{n}{v}{o}{k}อัน", "หมา แมว นก ครู", "เห็น ซื้อ ชอบ", "หนังสือ เรือ บ้าน"),
+    "ar": ("{v} {n} {k} {o} اليوم.", "الكلب القط الطائر المعلم", "يرى يشتري يحب", "كتب سفن بيوت"),
+    "hi": ("{n} आज {k} {o} {v}।", "कुत्ता बिल्ली चिड़िया शिक्षक", "देखता_है खरीदता_है चाहता_है", "किताबें नावें घर"),
+}
+UNSPACED = ("zh", "ja", "th")
+
+
+def sentence(language: str, numbers: tuple[int, int, int, int]) -> str:
+    form, nouns, verbs, objects = LANGUAGES[language]
+    n, v, k, o = numbers
+    text = form.format(n=nouns.split()[n], v=verbs.split()[v], k=k, o=objects.split()[o])
+    return text.replace("_", " ")
+
+
+def write_language(folder: Path, language: str) -> Path:
+    """DIR/{train,valid,test}.{en,language}."""
+    numbers = [(n, v, k, o) for n in range(4) for v in range(3) for k in range(2, 10) for o in range(3)]
+    random.Random(1).shuffle(numbers)
+    splits = {"train": numbers[:248] * 2, "valid": numbers[248:268], "test": numbers[268:]}
+    for split, part in splits.items():
+        for side in ("en", language):
+            text = "".join(sentence(side, one) + "\n" for one in part)
+            (folder / f"{split}.{side}").write_text(text, encoding="utf-8")
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------- words of a text
+@pytest.fixture
+def characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extra `cjk` is not installed."""
+    monkeypatch.setattr(module, "breaker", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("狗今天看见3本红书。", "狗 今 天 看 见 3 本 红 书 。"),
+        ("我用 iPhone15 和Python3.12写C++程序！", "我 用 iPhone15 和 Python3.12 写 C++ 程 序 ！"),
+        ("“你好”，don't用user@host.org", "“ 你 好 ” ， don't 用 user@host.org"),
+        ("无法打开%s：--help", "无 法 打 开 %s ： --help"),
+        ("コーヒーを2.5杯", "コ ー ヒ ー を 2.5 杯"),
+        ("รักไทย ๑๒๓ คน", "รั ก ไ ท ย ๑๒๓ ค น"),
+        ("ខ្មែរ", "ខ្មែ រ"),
+        ("བོད་སྐད་ཡིན།", "བོད་ སྐད་ ཡིན །"),  # syllables
+        ("狗\u200b看", "狗\u200b 看"),
+        ("The word 你好 means hello.", "The word 你 好 means hello."),
+        ("我 爱 北京 天安门 。", "我 爱 北京 天安门 。"),  # it has spaces between its words already
+        ("我喜欢你 你好吗朋友", "我 喜 欢 你 你 好 吗 朋 友"),
+        ("대한민국(大韓民國)은 좋다.", "대한민국(大韓民國)은 좋다."),  # Korean has spaces
+        ("El  niño,\tdon't (3.5%) 50\xa0km", "El niño, don't (3.5%) 50 km"),
+        ("الكلب يرى الكتاب।", "الكلب يرى الكتاب।"),
+        ("कुत्ता आज किताब देखता है।", "कुत्ता आज किताब देखता है।"),
+        ("", ""),
+    ],
+)
+def test_characters_are_words_where_no_segmenter_is(line: str, expected: str, characters: None) -> None:
+    assert words_in(line) == expected.split(" ") * bool(expected)
+    assert segmenter() == "characters"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("狗今天看见3本红书。", "狗 今天 看见 3 本 红 书 。"),
+        ("我用 iPhone15 和Python3.12写C++程序！", "我 用 iPhone15 和 Python3.12 写 C++ 程序 ！"),
+        ("私は学生です。", "私 は 学生 です 。"),
+        ("ฉันรักภาษาไทย มาก", "ฉัน รัก ภาษา ไทย มาก"),
+        ("ຂ້ອຍຮັກພາສາລາວ", "ຂ້ອຍ ຮັກ ພາສາ ລາວ"),
+        ("བོད་སྐད་ཡིན།", "བོད་ སྐད་ ཡིན །"),
+        ("대한민국(大韓民國)은 좋다.", "대한민국(大韓民國)은 좋다."),
+    ],
+)
+def test_words_by_icu(line: str, expected: str) -> None:
+    pytest.importorskip("icu4py")
+    assert words_in(line) == expected.split(" ")
+    assert segmenter().startswith("icu-")
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda text: " " not in text)))
+def test_words_make_the_text_again(parts: list[str]) -> None:
+    found = split_words(parts)
+    assert ["".join(part) for part in found] == parts and all(all(part) for part in found)
+
+
+@given(st.text(st.characters(max_codepoint=0xDFF)))
+def test_other_text_is_divided_at_white_space_alone(line: str) -> None:
+    assert words_in(line) == line.split()
+
+
+# ----------------------------------------------------------------------------------------------------- words of pieces
+def test_pieces_belong_to_the_word_in_which_they_begin(characters: None) -> None:
+    assert split_at_words(["▁", "狗", "看见", "3.5", "本", "。", "▁ok", "</s>"]) == (
+        ["狗", "看见", "3.5", "本", "。", "ok"],
+        [0, 0, 1, 2, 3, 4, 5, -1],
+    )
+    bytes_of = [f"<0x{byte:02X}>" for byte in "狗看".encode()]
+    assert split_at_words(["▁", *bytes_of]) == (["狗", "看"], [0, 0, 0, 0, 1, 1, 1])
+    assert split_at_words(["▁狗", "<0xE7>", "看"]) == (["狗", "\ufffd", "看"], [0, 1, 2])  # a byte that is no text
+    assert split_at_words(["▁狗看 见", "猫"]) == words(["▁狗看 见", "猫"])  # a space within a piece
+    assert split_at_words(["▁Ein", "▁Hu", "nd", "</s>"]) == words(["▁Ein", "▁Hu", "nd", "</s>"])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_no_piece_spans_two_words_that_are_given(kind: str, normalization: str) -> None:
+    lines = [f"狗今天看见{n}本红书。" for n in range(300)] + [f"猫买{n}只鸟。" for n in range(300)]
+    config = TokenizerConfig(type=kind, vocab_size=310, normalization=normalization)
+    side = train_tokenizer(lines, lines, config).source
+    given = ["狗", "今天", "看见", "鯨", "3", "本"]
+    [ids], [owners] = side.encode_words([["猫", JOINT.join(given), "ok"]])
+    texts = [side.decode([i for i, owner in zip(ids, owners, strict=True) if owner == n]) for n in range(8)]
+    assert texts == ["猫", *given, "ok"] and owners == sorted(owners)
+    assert side.decode(ids) == " ".join(["猫", "".join(given), "ok"])
+
+
+def test_parts_of_a_long_line_are_joined_as_the_script_does() -> None:
+    assert join_sentences(["狗看见书。", "", "猫买船。"]) == "狗看见书。猫买船。"
+    assert join_sentences(["A dog.", "", "A cat."]) == "A dog. A cat." and join_sentences([]) == ""
+    assert join_sentences(["วันนี้", "แมว"]) == "วันนี้ แมว"
+
+
+def test_a_tokenizer_of_words_on_text_without_spaces_warns(caplog: pytest.LogCaptureFixture) -> None:
+    run = TrainRun(tokenizer=TokenizerConfig(type="word"))
+    warn_of_sentences(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
+    assert "the target text has few spaces" in caplog.text and "source" not in caplog.text
+    caplog.clear()
+    warn_of_sentences(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
+    warn_of_sentences(TrainRun(), Dataset.from_dict({"source": ["狗今天看见书。"], "target": ["x"]}))
+    assert not caplog.text
+
+
+def test_a_page_has_no_spaces_that_the_text_has_not() -> None:
+    assert glued_words("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
+    assert glued_words("a a  b", ["a", "a", "b"]) == glued_words("x", ["<unk>", "y"]) == []
+
+
+# ---------------------------------------------------------------------------------------------------- BLEU's tokenizer
+@pytest.mark.parametrize(
+    ("references", "script", "tokenizer"),
+    [
+        (["狗看见书。", "猫买船。"], "han", "zh"),
+        (["狗看見書。"], "han", "zh"),
+        (["我用TensorFlow和PyTorch", "OK"], "han", "zh"),
+        (["我 爱 北京 。"], "han", "zh"),
+        (["私は学生です。", "コンピューター"], "kana", JAPANESE),
+        (["我爱这家の店", "她很喜欢那个地方，因为风景很美。"], "han", "zh"),
+        (["나는 학교에 간다.", "대한민국(大韓民國)"], None, "13a"),
+        (["ฉันรักภาษาไทย"], "other", "char"),
+        (["ខ្ញុំស្រឡាញ់ភាសាខ្មែរ។"], "other", "char"),
+        (["ကျွန်တော်မြန်မာစာ"], "other", "char"),
+        (["ຂ້ອຍຮັກພາສາລາວ"], "other", "char"),
+        (["བོད་སྐད་ཡིན།"], "other", "char"),
+        (["الكلب يرى الكتاب.", "שלום עולם"], None, "13a"),
+        (["कुत्ता किताब देखता है।"], None, "13a"),
+        (["Собака видит книгу.", "Η γάτα.", "Der Hund."], None, "13a"),
+        (["The word 你好 means hello.", "A line of English."], None, "13a"),
+        (["3.5 %", "2024", ""], None, "13a"),
+        ([], None, "13a"),
+    ],
+)
+def test_the_tokenizer_follows_the_script(references: list[str], script: str | None, tokenizer: str) -> None:
+    assert script_of(references) == script and choose_tokenizer("auto", references) == tokenizer
+    if references:
+        assert f"tok:{tokenizer}" in scores(references, references)["signatures"]["bleu"]
+
+
+def test_all_tokenizers_of_sacrebleu_are_choices() -> None:
+    assert set(BLEU_TOKENIZERS) == {"auto", *BLEU.TOKENIZERS}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_scores_tell_good_translations_from_bad_ones(language: str) -> None:
+    references = [
+        sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 3) for o in range(3)
+    ]
+    near = [sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 9) for o in range(3)]
+    same, other, none = (scores(texts, references) for texts in (references, near, ["x"] * len(references)))
+    assert same["bleu"] == pytest.approx(100) and same["ter"] == 0
+    assert 20 < other["bleu"] < 95 and 1 < other["ter"] < 20
+    assert none["bleu"] < 1 and none["ter"] >= 90
+    assert ("tok:tercom|" in same["signatures"]["ter"]) == (language not in UNSPACED)
+    assert bleu(near, references) == other["bleu"]
+    found, signatures = paired_bootstrap({"a": references, "b": near}, references)
+    assert found["b"]["bleu"].score == pytest.approx(other["bleu"]) and found["b"]["bleu"].p_value < 0.05
+    assert found["b"]["ter"].score == pytest.approx(other["ter"])
+    assert same["signatures"]["bleu"].split("tok:")[1] == signatures["bleu"].split("tok:")[1]
+
+
+@pytest.mark.parametrize("language", UNSPACED)
+def test_sentences_are_grouped_by_words(language: str) -> None:
+    sources = [sentence(language, (n, 0, 3, 0)) for n in range(4)]
+    [(name, count, score)] = bleu_by_length(sources, sources, sources)
+    assert count == 4 and score == pytest.approx(100) and name != "up to 5"
+    counts = {word: 10 for word in words_and_marks(sources[0])}
+    found = bleu_by_rarity(sources, sources, sources, counts)
+    assert [name for name, *_ in found] == ["0", "6-20"]  # a dog is known, a teacher is not
+    one_range = bleu_by_rarity(["x"], [sources[0]], [sources[0]], {})
+    assert one_range[0][2] == pytest.approx(100)
+
+
+def test_a_given_tokenizer_is_used() -> None:
+    chinese, english = ["狗看见书。"], ["the cat sat on the mat."]
+    assert bleu(chinese, chinese, "none") == bleu(chinese, chinese, "13a") == 0  # one token has no 4-grams
+    assert "tok:char" in scores(english, english, "char")["signatures"]["bleu"]
+
+
+def test_a_tokenizer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**settings: object) -> None:
+        raise RuntimeError
+
+    missing.cache_clear()
+    monkeypatch.setattr("nmt.evaluation.metrics.BLEU", fail)
+    with pytest.raises(UserError, match=r"bleu_tokenizer=ko-mecab needs MeCab.*nmt\[cjk\]"):
+        choose_tokenizer("ko-mecab", [])
+    with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):
+        choose_tokenizer("flores200", [])
+    assert choose_tokenizer("auto", ["私は学生です。"]) == "char"
+    missing.cache_clear()
+
+
+# -------------------------------------------------------------------------------------------------------- all commands
+SETTINGS = (
+    "tokenizer.vocab_size=320", "tokenizer.joint=false", "model.embed=32", "model.hidden=48", "model.dropout=0",
+    "model.shortcut=true", "optim.lr=0.01", "optim.schedule=cosine", "train.batch_tokens=300", "train.max_steps=240",
+    "train.validate_every=80", "train.log_every=80", "train.monitor=bleu",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("language", "tokenizer"), [("zh", "zh"), ("ja", JAPANESE), ("th", "char"), ("ar", "13a"), ("hi", "13a")]
+)
+def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Path) -> None:
+    write_language(tmp_path, language)
+    text = ("data=text", f"data.path={tmp_path}")
+    works("train", "name=there", *text, "data.source=en", f"data.target={language}", *SETTINGS, folder=tmp_path)
+    run = tmp_path / "runs/there"
+    assert f"bleu_tokenizer: {tokenizer}\n" in (run / "config.yaml").read_text().replace("'", "")
+    assert f"BLEU by sacreBLEU's tokenizer {tokenizer} (by the script" in (run / "train.log").read_text()
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    seen = {event["step"]: event for event in events if event["event"] == "validate"}
+    best = int((run / "checkpoints/best").read_text().strip().removeprefix("step_"))
+    least = min(event["loss"] for event in seen.values())
+    assert seen[best]["bleu"] == max(event["bleu"] for event in seen.values()) > 10
+    assert seen[best]["loss"] < least + 0.1
+
+    printed = works("evaluate", "checkpoint=runs/there", "pictures=0", folder=tmp_path)
+    metrics = json.loads((run / "eval/test/metrics.json").read_text())
+    assert metrics["bleu_tokenizer"] == tokenizer and f"tok:{tokenizer}" in printed
+    assert metrics["bleu"] > 10 and metrics["ter"] < 80
+    references = (tmp_path / f"test.{language}").read_text().splitlines()
+    translations = (run / "eval/test/translations.txt").read_text().splitlines()
+    assert bleu(translations, references) == pytest.approx(metrics["bleu"])
+    records = [json.loads(line) for line in (run / "eval/test/alignments.jsonl").read_text().splitlines()]
+    between = "" if language in UNSPACED else " "
+    for record, line in zip(records, translations, strict=True):
+        assert between.join(record["target_words"]) == line and len(record["target_words"]) > 1
+    assert "BLEU by source length" in (run / "eval/test/report.html").read_text()
+
+    works("evaluate", "checkpoint=runs/there", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
+    metrics = json.loads((run / "eval/test/metrics.json").read_text())
+    assert metrics["bleu_tokenizer"] == "char" and "tok:char" in metrics["signatures"]["bleu"]
+
+    files = ("source=test.en", f"target=test.{language}")
+    works("align", "checkpoint=runs/there", *files, "output=links.jsonl", folder=tmp_path)
+    aligned = [json.loads(line) for line in (tmp_path / "links.jsonl").read_text().splitlines()]
+    assert [record["target_words"] for record in aligned] == [words_in(line) for line in references]
+    assert all(len(set(record["target_word_of_piece"]) - {-1}) == len(record["target_words"]) for record in aligned)
+    links = works("align", "checkpoint=runs/there", *files, folder=tmp_path).splitlines()
+    assert len({link.split("-")[1] for link in links[0].split()}) > 1
+
+    line = (tmp_path / "test.en").read_text().splitlines()[0]
+    printed = works("translate", "checkpoint=runs/there", "format=links", folder=tmp_path, text=line.encode())
+    assert printed.count("=") > 1
+
+
+def test_a_run_keeps_its_tokenizer(tmp_path: Path) -> None:
+    """Chosen when it begins, kept when it is resumed, the same for all runs that are compared."""
+    write_language(tmp_path, "zh")
+    settings = (
+        "data=text",
+        f"data.path={tmp_path}",
+        "data.source=en",
+        "data.target=zh",
+        *SETTINGS,
+        "train.max_steps=4",
+    )
+    works("train", "name=a", *settings, folder=tmp_path)
+    more = ("name=a", *settings, "resume=true", "train.max_steps=6")
+    assert "bleu_tokenizer=char (was zh)" in refused("train", *more, "bleu_tokenizer=char", folder=tmp_path)
+    works("train", *more, folder=tmp_path)
+    assert "bleu_tokenizer: zh" in (tmp_path / "runs/a/config.yaml").read_text()
+    works("train", "name=b", *settings, "bleu_tokenizer=char", folder=tmp_path)
+    compare = "compare=[runs/a,runs/b]"
+    message = refused("evaluate", compare, folder=tmp_path)
+    assert "runs/a: zh, runs/b: char" in message and "write bleu_tokenizer=NAME" in message
+    printed = works("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
+    assert "tok:zh" in printed
+    settings_of = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())["settings"]
+    assert {own["bleu_tokenizer"] for own in settings_of.values()} == {"zh"}
+
+
+def test_gold_links_of_text_without_spaces_say_what_they_count(home: Path, tmp_path: Path) -> None:
+    for name, line in (("a", "狗看见书。"), ("b", "The dog sees books."), ("gold", "0-1 1-2")):
+        (tmp_path / name).write_text(line + "\n", encoding="utf-8")
+    files = [f"{key}={tmp_path / name}" for key, name in (("source", "a"), ("target", "b"), ("gold", "gold"))]
+    assert "write spaces between the words of the text" in refused("align", "checkpoint=runs/mine", *files, folder=home)

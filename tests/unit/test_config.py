@@ -1,0 +1,413 @@
+"""What a user may type, and what a slip is answered with."""
+
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from nmt.config import (
+    COMMANDS,
+    AlignRun,
+    AttentionConfig,
+    DataConfig,
+    DataOverride,
+    EvaluateRun,
+    LinksConfig,
+    ModelConfig,
+    OptimConfig,
+    SearchConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TrainRun,
+    TranslateRun,
+)
+from nmt.config.data import is_opposite_direction, swapped_side
+from nmt.errors import UserError, suggest
+from nmt.runtime.cli import main
+from nmt.runtime.command_line import SYNONYMS, schema_keys
+
+PROGRAM = """
+from nmt.config import TrainRun
+from nmt.runtime.cli import main
+
+@main("train")
+def train(run: TrainRun) -> float | None:
+    print(run.model.style, run.model.attention.score)
+
+train()
+"""
+Result = tuple[int, str]
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run a program of `nmt.train`'s schema in an empty folder: its exit code, and what it says on standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["train", *arguments])
+        try:
+            main("train")(lambda run: None)()
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return end.code, capsys.readouterr().err
+        return 0, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argument", "answer"),
+    [
+        ("model.hiden=5", "there is no key 'model.hiden'; did you mean 'model.hidden'?"),
+        ("lr=0.1", "there is no key 'lr'; did you mean 'optim.lr'?"),
+        ("max_epoch=3", "did you mean 'train.max_epochs'?"),
+        ("optim.learning_rate=1", "there is no key 'optim.learning_rate'; did you mean 'optim.lr'?"),
+        ("batch_size=64", "did you mean 'train.batch_sentences'?"),
+        ("--hidden-size=64", "there is no option --hidden-size; write key=value; did you mean 'model.hidden'?"),
+        ("--num_epochs", "did you mean 'train.max_epochs'?"),
+        ("n_layers=2", "did you mean 'model.encoder_layers'?"),
+        ("src=de", "did you mean 'data.source'?"),
+        ("output_dir=x", "did you mean 'name'?"),
+        ("gpu=0", "did you mean 'device'?"),
+        ("fp16=true", "did you mean 'precision'?"),
+        ("beam_size=5", "there is no key 'beam_size'; other commands have 'search.beam'"),
+        ("name=a,b", """name=a,b has a comma: one value with a comma in it is written 'name="a,b"', a list"""),
+        ("data.path=/it's,here", """quote a value that has signs in it: 'data.path="/it'"'"'s,here"'"""),
+        ("data.corpora=nums", "data.corpora=nums: a list is needed here; write it as 'data.corpora=[{path:FOLDER}]'"),
+        ("data.corpora=[nums]", "data.corpora=[nums]: a corpus is needed here, with its path; write it as"),
+        ("data.corpora={path:x}", "keys with values are given where a list is needed"),
+        ("data.corpora=[{path:x,wieght:2}]", "no key 'wieght' but path, weight, .*; did you mean 'weight'?"),
+        ("data.corpora=[{path:[x]}]", "one value is needed here, not a list"),
+        ("by_pairs=3", "each with its values by numbers of pairs; write it as 'by_pairs={optim.lr: {"),
+        ("data.path={a:b}", "one value is needed here, not several by name"),
+        ("datta=text", "there is no key 'datta'; did you mean 'data'?"),
+        ("data@valid=text", "there is no key 'data@valid'"),
+        ("+model.hidden=5", "no + is needed: model.hidden=5"),
+        ("++model.hidden=5", "no + is needed: model.hidden=5"),
+        ("+model.hiden=5", "there is no key 'model.hiden'"),
+        ("~model.hidden", "~model.hidden: ModelConfig (DictConfig) does not support deletion"),
+        ("--name=x", "--name=x: settings are written without dashes: name=x"),
+        ("--name", "--name: settings are written without dashes: name=VALUE"),
+        ("-seed=3", "-seed=3: settings are written without dashes: seed=3"),
+        ("--epochs", "there is no option --epochs; write key=value; did you mean 'train.max_epochs'?"),
+        ("-x", "there is no option -x; write key=value"),
+        ("model.hidden", "model.hidden cannot be read; write key=value"),
+        (
+            "model.hidden=[1",
+            """model.hidden=[1 cannot be read; quote a value that has signs in it: 'model.hidden="[1"'""",
+        ),
+        ("model.hidden=[1,", "model.hidden=[1, cannot be read; a list has no spaces, or is quoted as a whole"),
+        ("data.path=[a,b]", "data.path=[a,b]: one value is needed here, not a list"),
+        ("data.path=~/text", "data.path=~/text cannot be read: the shell left ~ as it is; write data.path=$HOME/text"),
+        ("init_from=[~/a,~/b]", "the shell left ~ as it is; write init_from=[$HOME/a,$HOME/b]"),
+        ("name=a=b", """name=a=b cannot be read; quote a value that has signs in it: 'name="a=b"'"""),
+        ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
+        ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("overwrite=maybe", "overwrite=maybe: Value 'maybe' is not a valid bool (type str)"),
+        ("seed=null", "seed=null: a value is needed here"),
+        ("name=${nothing}", "Interpolation key 'nothing' not found"),
+        ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
+        ("model.attention=dot", "model.attention=dot: model.attention is a section; set the keys in it"),
+        ("data=txt", "data=txt is not one of hub, jsonl, parquet, text, toy, tsv; did you mean 'text'?"),
+        ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, luong, luong2015"),
+        ("init_from=", "init_from=: a value is needed; leave init_from out, or write init_from=VALUE"),
+        ("name=2024_11_24", """name=2024_11_24 would be taken for 20241124; quote it: 'name="2024_11_24"'"""),
+        ("data.path=1.10", "data.path=1.10 would be taken for 1.1; quote it"),
+        ("model=null", "model=null: write model=CHOICE, or leave model out"),
+        ("experiment=nothing", "experiment"),
+        ("model.attention.score=dott", "model.attention.score=dott is not one of additive, concat, dot,"),
+        ("seed=-1", "seed=-1 must be a number of at least 0"),
+        ("hydra.nothing=1", "hydra.nothing"),
+    ],
+)
+def test_slips_are_answered_in_one_line(train: Callable[..., Result], argument: str, answer: str) -> None:
+    code, message = train(argument)
+    assert code == 1
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert all(part in message for part in answer.split(".*"))
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("value", ["a,b", "it's,b", 'say "a",b', "a, b", "1.10", "a=b", "a\\b,c", "a{b},c"])
+def test_the_quoting_that_is_advised_works(train: Callable[..., Result], value: str) -> None:
+    """As a shell passes it on, the value is the one that was meant."""
+    message = train(f"name={value}")[1]
+    found = re.search(r"""'name=.*"'""", message)
+    assert found, message
+    [argument] = shlex.split(found[0])
+    assert OverridesParser.create().parse_override(argument).value() == value
+    assert train(argument) == (0, "")
+
+
+def test_synonyms_are_of_keys_that_there_are() -> None:
+    known = {key for schema in COMMANDS.values() for key in schema_keys(schema)}
+    assert {name for names in SYNONYMS.values() for name in names} <= known
+    leaves = {key.rpartition(".")[2] for key in schema_keys(TrainRun)}
+    assert not {name for name in SYNONYMS if name in leaves} - {"max_length"}
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "seed=7",
+        "name=a b",
+        'name="1.10"',
+        "name=7",
+        "optim.lr=1e-2",
+        "data.cache=/x:y/z",
+        "resume=auto",
+        "optim.clip=null",
+        "-m",
+    ],
+)
+def test_what_is_right_runs(train: Callable[..., Result], argument: str) -> None:
+    assert train(argument) == (0, "")
+
+
+def test_a_flag_between_settings_is_named(train: Callable[..., Result]) -> None:
+    assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
+    assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
+    code, message = train("model.hidden=32", "-m", "seed=1,2")
+    assert (code, message) == (1, "error: -m stands between settings; write it before them\n")
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails(train: Callable[..., Result]) -> None:
+    code, message = train("-m", "model.hidden=31,32", "model.dropout=0,1")
+    assert code == 1 and message.count("error: ") == 3  # odd, odd, and a dropout of 1
+
+
+def test_a_bug_is_not_taken_for_a_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+    @main("train")
+    def program(run: TrainRun) -> float | None:
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        program()
+
+
+def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "name=mine"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+    @main("train")
+    def program(run: TrainRun) -> float | None:
+        Path("runs/mine/train.log").touch()
+        raise UserError("the disk is full")
+
+    with pytest.raises(SystemExit):
+        program()
+    assert Path("runs/mine/train.log").exists()
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["model=luong"], 0), (["model.hidden=5"], 1)])
+def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
+    """The same by a real command line: exit code, the message alone, and no folder left behind."""
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code
+    if code:
+        assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert not list(tmp_path.iterdir())
+    else:
+        assert done.stdout == "luong general\n" and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("build", "answer"),
+    [
+        (lambda: TrainRun(name=""), "name='' names no folder"),
+        (lambda: TrainRun(name=".."), "name='..' names no folder"),
+        (lambda: TrainRun(device="gpu"), "device=gpu is not one of auto, cpu, cuda, cuda:N, mps"),
+        (lambda: TrainRun(device="cuda:-1"), "device=cuda:-1"),
+        (lambda: TrainRun(precision="fp23"), "precision=fp23 is not one of .*did you mean 'fp32'"),
+        (lambda: TrainRun(resume="maybe"), "resume=maybe is not one of false, true, auto"),
+        (lambda: TrainRun(resume="true", overwrite=True), "overwrite=true contradicts resume=true"),
+        (
+            lambda: TrainRun(tokenizer=TokenizerConfig(joint=False), model=ModelConfig(tie="three")),
+            "model.tie=three .* write model.tie=two, .* or tokenizer.joint=true",
+        ),
+        (lambda: DataConfig(format="csv"), "data.format=csv is not one of"),
+        (lambda: DataConfig(format="text"), "data.path is not set"),
+        (lambda: DataConfig(source="en"), "data.source and data.target are both 'en'"),
+        (lambda: DataConfig(source="fr"), "the built-in corpus has de and en"),
+        (lambda: DataConfig(limit=0), "data.limit=0 must be a number of at least 1"),
+        (lambda: SearchConfig(max_length=10**19), "search.max_length=1.* must be a number of at least 1 and below 2"),
+        (lambda: DataConfig(max_length=0), "data.max_length=0"),
+        (lambda: DataConfig(invalid="ignore"), "data.invalid=ignore is not one of refuse, drop"),
+        (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),
+        (lambda: TokenizerConfig(vocab_size=0), "tokenizer.vocab_size=0"),
+        (lambda: TokenizerConfig(source_vocab_size=0, joint=False), "tokenizer.source_vocab_size=0 must be a number"),
+        (
+            lambda: TokenizerConfig(target_vocab_size=500),
+            "tokenizer.target_vocab_size=500 .* tokenizer.joint=false too",
+        ),
+        (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
+        (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
+        (lambda: ModelConfig(hidden=0), "model.hidden=0"),
+        (lambda: ModelConfig(hidden=31), "model.hidden=31 must be even"),
+        (lambda: ModelConfig(decoder_layers=0), "model.decoder_layers=0"),
+        (lambda: ModelConfig(dropout=float("nan")), "model.dropout=nan"),
+        (lambda: ModelConfig(bridge="last", encoder_hidden=8), "model.bridge=last copies the encoder's state"),
+        (lambda: ModelConfig(encoder_hidden=8, attention=AttentionConfig(score="dot")), "or use general"),
+        (lambda: ModelConfig(attention=AttentionConfig(score="dot", size=8)), "model.attention.size=8 has no meaning"),
+        (
+            lambda: ModelConfig(attention=AttentionConfig(score="location", size=8)),
+            "model.attention.size=8 has no meaning",
+        ),
+        (lambda: ModelConfig(attention=AttentionConfig(heads=3)), "model.attention.heads=3 must divide .* output, 512"),
+        (
+            lambda: ModelConfig(attention=AttentionConfig(heads=4, size=6)),
+            "model.attention.heads=4 must divide 6, which is model.attention.size",
+        ),
+        (lambda: AttentionConfig(half_width=0), "model.attention.half_width=0 must be a number of at least 1"),
+        (
+            lambda: AttentionConfig(score="none", window="local_p", heads=2),
+            "window=local_p model.attention.heads=2: nothing attends .* or write model.attention.window=glob",
+        ),
+        (lambda: ModelConfig(style="gnmt"), "model.style=gnmt needs model.decoder_layers=2 or more"),
+        (
+            lambda: ModelConfig(style="luong", readout="maxout"),
+            "model.readout=maxout is a part of model.style=bahdanau",
+        ),
+        (lambda: TrainRun(train=TrainConfig(coverage_loss=1.0)), "write model.attention.coverage=true too"),
+        (
+            lambda: TrainRun(train=TrainConfig(r_drop=5.0), model=ModelConfig(dropout=0.0)),
+            "train.r_drop=5.0 compares two passes with different dropout, and model.dropout=0 has none",
+        ),
+        (lambda: TrainConfig(coverage_loss=-1.0), "train.coverage_loss=-1.0 must be a number of at least 0"),
+        (lambda: AttentionConfig(window="local"), "model.attention.window=local is not one of"),
+        (lambda: OptimConfig(lr=0), "optim.lr=0 must be a number greater than 0"),
+        (lambda: OptimConfig(lr=float("inf")), "optim.lr=inf"),
+        (lambda: OptimConfig(weight_decay=float("inf")), "optim.weight_decay=inf"),
+        (lambda: OptimConfig(decay=1.0), "optim.decay=1.0 must be below 1"),
+        (lambda: OptimConfig(decay=0.3), "optim.decay=0.3 is of optim.schedule=plateau"),
+        (lambda: OptimConfig(schedule="inverse_sqrt"), "needs optim.warmup"),
+        (lambda: OptimConfig(label_smoothing=1.0), "optim.label_smoothing=1.0"),
+        (lambda: TrainConfig(max_epochs=None), "training needs an end"),
+        (lambda: TrainConfig(batch_tokens=0), "train.batch_tokens=0"),
+        (lambda: TrainRun(bleu_tokenizer="ja"), "bleu_tokenizer=ja is not one of auto, 13a, .*ja-mecab"),
+        (lambda: EvaluateRun(checkpoint="x", bleu_tokenizer="flores"), "bleu_tokenizer=flores is not .*'flores\\d+'"),
+        (lambda: TrainConfig(monitor="belu"), "train.monitor=belu is not one of .*did you mean 'bleu'"),
+        (lambda: SearchConfig(beam=0), "search.beam=0"),
+        (lambda: ModelConfig(bridge="zero", attention=AttentionConfig(score="none")), "nothing of the source would"),
+        (lambda: SearchConfig(beam=2, n_best=3), "search.n_best=3 must not be more than search.beam=2"),
+        (lambda: EvaluateRun(), "checkpoint is not set"),
+        (lambda: TranslateRun(), "checkpoint is not set"),
+        (lambda: TranslateRun(checkpoint="x", mode="score"), "mode=score needs two files"),
+        (lambda: TranslateRun(checkpoint="x", target="y"), "target=y is for mode=score only"),
+        (lambda: SearchConfig(sample=True, top_p=0.0), "search.top_p=0.0 must be greater than 0 and at most 1"),
+        (lambda: SearchConfig(sample=True, temperature=0.0), "search.temperature=0.0 must be a number greater than 0"),
+        (lambda: DataConfig(split="../test"), "data.split=../test is the name of a split"),
+        (lambda: LinksConfig(unit="word"), "links.unit=word is not one of words, pieces"),
+        (lambda: LinksConfig(threshold=0), "links.threshold=0 must be greater than 0 and at most 1"),
+        (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan"),
+        (lambda: AlignRun(), "checkpoint is not set"),
+        (lambda: AlignRun("x", source="a"), "give both, or neither"),
+        (lambda: AlignRun("x", source="a", target="b", data=DataOverride(split="valid")), "leave out data.*"),
+        (lambda: AlignRun("x", gold_base=1), "gold_base=1 is of a file of gold links: write gold=FILE too"),
+        (lambda: AlignRun("x", gold="g", gold_base=2), "gold_base=2 is not one of 0, 1"),
+        (lambda: AlignRun("x", gold="g", links=LinksConfig(unit="pieces")), "links.unit=pieces: gold= and"),
+        (lambda: AlignRun("x", symmetrize="union"), "symmetrize=union needs two models"),
+        (lambda: AlignRun("x", "y", symmetrize="grow"), "symmetrize=grow is not one of intersection, union, grow_"),
+        (lambda: AlignRun("x", "y", output="a.npz"), "output=a.npz is for one model's weights"),
+        (lambda: AlignRun("x", max_length=1), "max_length=1 must be a number of at least 2"),
+    ],
+)
+def test_impossible_values(build: Callable[[], object], answer: str) -> None:
+    with pytest.raises(UserError, match=answer):
+        build()
+
+
+def test_settings_that_mean_nothing_are_named() -> None:
+    assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).idle == []
+    given = AttentionConfig(half_width=3, max_positions=9)
+    assert ModelConfig(residual=True, encoder_layers=2).idle == []
+    assert ModelConfig(residual=True, input_feeding=False, attention=given).idle == [
+        "model.attention.half_width=3",
+        "model.attention.max_positions=9",
+        "model.residual=true",
+        "model.input_feeding=false",
+    ]
+    two = {"style": "gnmt", "decoder_layers": 2, "residual": True}
+    assert ModelConfig(**two).idle == ["model.residual=true"]
+    assert ModelConfig(**two, encoder_layers=2).idle == ModelConfig(**two | {"decoder_layers": 3}).idle == []
+    assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).idle == ["model.shortcut=true"]
+
+
+def test_commands_take_the_data_of_the_run_unless_told() -> None:
+    run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
+    assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
+    assert DataOverride(split="valid", path="other").over(run).path == "other"
+    linked = DataConfig(format="text", path="corpus", source="fr", target="en", alignments="links")
+    assert DataOverride(format="text", path="corpus").over(linked).alignments == "links"
+    assert DataOverride(path="other").over(linked).alignments is None
+    table = DataConfig(format="tsv", path="corpus", source="2", target="1")
+    assert DataOverride(path="other", source="1", target="2").over(table).source == "1"  # columns, not languages
+    with pytest.raises(UserError, match="the model was trained to translate 2 to 1"):
+        DataOverride(path="corpus", source="1", target="2").over(table)
+
+
+def test_directions_are_told_by_the_names_of_the_sides() -> None:
+    def opposites(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool | None:
+        first, second = (DataConfig(format="tsv", path=path, source=s, target=t) for path, s, t in (one, other))
+        return is_opposite_direction(first, second)
+
+    assert opposites(("a", "de", "en"), ("b", "en", "de")) is True
+    assert opposites(("a", "de", "en"), ("b", "de", "en")) is False
+    assert opposites(("a", "de", "en"), ("b", "fr", "de")) is False
+    assert opposites(("a", "translation.de", "translation.en"), ("b", "en", "de")) is True  # text beside a dataset
+    assert opposites(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
+    assert opposites(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
+    assert opposites(("a", "1", "2"), ("a", "2", "1")) is True
+    assert opposites(("a", "1", "2"), ("./a/", "1", "2")) is False
+    assert opposites(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
+    assert opposites(("a", "1", "2"), ("b", "en", "de")) is opposites(("a", "de", "en"), ("b", "2", "1")) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "expected"),
+    [
+        ("luon", ["bahdanau", "luong"], "; did you mean 'luong'?"),
+        ("beam", ["train.seam", "search.beam"], "; did you mean 'search.beam'?"),
+        ("batch_tokens", ["train.batch_tokens", "search.batch_tokens"], "; did you mean 'train.batch_tokens'?"),
+        ("xyz", ["bahdanau", "luong"], ""),
+        ("", ["bahdanau"], ""),
+    ],
+)
+def test_nearest(word: str, choices: list[str], expected: str) -> None:
+    assert suggest(word, choices) == expected
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "side"),
+    [
+        ("de en", "de en", None),
+        ("de en", "en de", "source"),
+        ("de en", "translation.en translation.de", "source"),
+        ("de en", "en fr", "source"),
+        ("de en", "fr de", "target"),
+        ("de en", "fr en", None),
+        ("de en", "1 2", None),
+        ("1 2", "2 1", "source"),
+        ("1 2", "2 3", None),  # a number says nothing of the language
+    ],
+)
+def test_a_side_with_the_language_of_the_other_one(parent: str, child: str, side: str | None) -> None:
+    one, other = (
+        DataConfig(format="tsv", path="corpus", source=source, target=target)
+        for source, target in (child.split(), parent.split())
+    )
+    assert swapped_side(one, other) == side

@@ -1,0 +1,202 @@
+"""Frozen linear maps against the products they stand for, and models that translate with them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from builders import STYLES, model_of, ragged_batch, refused, works
+from torch.nn import functional as F
+
+import nmt
+from nmt.decoding.search import score_targets
+from nmt.model.ensemble import Ensemble
+from nmt.model.kernels.inference_weights import prepare_linear
+from nmt.model.kernels.linear import Linear
+from nmt.model.recurrence import RNN
+from nmt.runtime.device import bf16_is_faster, choose_precision, move_model, multiplies_int8
+
+int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("biased", [False, True])
+def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
+    torch.manual_seed(1)
+    weight_OI, bias_O = torch.randn(33, 96).to(dtype), torch.randn(33).to(dtype) if biased else None
+    for part in (weight_OI, weight_OI[:, :40], weight_OI[:, 40:]):
+        for x in (torch.randn(7, part.shape[1]).to(dtype), torch.randn(1, 3, part.shape[1]).to(dtype)):
+            frozen, y = prepare_linear(part, bias_O, int8=False), F.linear(x, part, bias_O)
+            torch.testing.assert_close(frozen(x), y)
+            for plus in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
+                rounding = {"rtol": 0.01, "atol": 0.05} if dtype == torch.bfloat16 else {}  # of y, before and after
+                torch.testing.assert_close(frozen(x, plus), y + plus, **rounding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    for cell, inputs, hidden in (("lstm", 33, 17), ("lstm", 64, 48), ("gru", 33, 17)):
+        rnn = RNN(cell, inputs, hidden).to(dtype)
+        for sentences, steps in ((1, 1), (1, 9), (7, 1), (7, 9)):
+            x_BTI = torch.randn(sentences, steps, inputs).to(dtype)
+            state = torch.randn(sentences, rnn.states * hidden).to(dtype).split(hidden, 1)
+            with torch.no_grad():
+                rnn.inference_layer = None
+                h_BTD, last = rnn(x_BTI, state)
+                rnn.prepare_layer_for_inference()
+                frozen_BTD, frozen_last = rnn(x_BTI, state)
+            for part, exact in zip((frozen_BTD, *frozen_last), (h_BTD, *last), strict=True):
+                torch.testing.assert_close(part, exact)
+
+
+def test_filled_rows_change_nothing() -> None:
+    """In bf16, of whole sentences: products, their gradients, and weight gradients put off to the end of a loop."""
+    torch.manual_seed(1)
+    x_BTI, dy_BTO = torch.randn(3, 5, 16).bfloat16(), torch.randn(3, 5, 12).bfloat16()
+    linear = Linear(16, 12)
+    weights = linear.weight, linear.bias
+
+    def looped(x_BTI: torch.Tensor) -> torch.Tensor:
+        step = linear.prepare_steps(torch.bfloat16)
+        return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
+
+    def plain(x_BTI: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_BTI, *(weight.bfloat16() for weight in weights))
+
+    found = []
+    for product in (plain, linear, looped):
+        x = x_BTI.clone().requires_grad_()
+        y_BTO = product(x)
+        found.append([y_BTO, *torch.autograd.grad(y_BTO, [x, *weights], dy_BTO)])
+    for parts in found[1:]:
+        for part, exact in zip(parts, found[0], strict=True):
+            torch.testing.assert_close(part.float(), exact.float(), rtol=0.02, atol=0.05)
+
+
+@int8
+def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
+    torch.manual_seed(1)
+    x_NI, weight_OI, bias_O = torch.randn(7, 96), torch.randn(33, 96) * torch.rand(33, 1), torch.randn(33)
+    weight_OI[5], x_NI[2] = 0, 0
+    half_x_N1, half_w_O = (part.abs().amax(1).double() / 254 for part in (x_NI, weight_OI))
+    half_x_N1 = half_x_N1.unsqueeze(1)
+    bound_NO = half_x_N1 * weight_OI.double().abs().sum(1) + half_w_O * x_NI.double().abs().sum(1, keepdim=True)
+    bound_NO += 96 * half_x_N1 * half_w_O + 1e-5
+    exact_NO = x_NI.double() @ weight_OI.double().t() + bias_O
+    found_NO = prepare_linear(weight_OI, bias_O, int8=True)(x_NI)
+    assert ((found_NO - exact_NO).abs() <= bound_NO).all()
+    assert 0 < (found_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
+
+
+@int8
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    torch.manual_seed(1)
+    x_BTI, product = torch.randn(4, 5, 64), prepare_linear(torch.randn(48, 64), None, int8=True)
+    whole_BTO = product(x_BTI)
+    for row in range(4):
+        assert torch.equal(product(x_BTI[row : row + 1])[0], whole_BTO[row])
+    assert torch.equal(product(torch.cat([x_BTI, 1000 * x_BTI]))[:4], whole_BTO)
+
+
+@int8
+@pytest.mark.parametrize("style", STYLES)
+def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    exact = score_targets(model_of(style).eval(), source_BS, length_B, target_BT)
+    model = model_of(style).eval()
+    move_model(model, "int8", torch.device("cpu"))
+    near = score_targets(model, source_BS, length_B, target_BT)
+    with torch.inference_mode():
+        loss, _ = model.loss(source_BS, length_B, target_BT)
+    assert float(loss.nats) == pytest.approx(-sum(hypothesis.score for hypothesis in near), rel=1e-4)
+    for found, wanted in zip(near, exact, strict=True):
+        assert found.score != wanted.score
+        assert found.score == pytest.approx(wanted.score, rel=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=int8)])
+def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
+        model = model_of(style, cell=cell).eval()
+        move_model(model, precision, torch.device("cpu"))
+        assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
+        found = score_targets(model, source_BS, length_B, target_BT)
+        model.inputs_VG = None
+        for own, wanted in zip(found, score_targets(model, source_BS, length_B, target_BT), strict=True):
+            assert own.score == pytest.approx(wanted.score, rel=1e-6)
+
+
+@int8
+def test_members_of_an_ensemble_may_be_int8() -> None:
+    source_BS, length_B, target_BT = ragged_batch()
+    models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]
+    exact = score_targets(Ensemble(models), source_BS, length_B, target_BT)
+    for model in models:
+        move_model(model, "int8", torch.device("cpu"))
+    for found, wanted in zip(score_targets(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
+        assert found.score == pytest.approx(wanted.score, rel=0.02)
+
+
+@int8
+def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path) -> None:
+    run = home / "runs" / "mine"
+    lines = (corpus / "test.de").read_text(encoding="utf-8").splitlines()
+    exact, near = (nmt.load(run, device="cpu", precision=precision) for precision in ("fp32", "int8"))
+    same = [a.text == b.text for a, b in zip(exact.translate(lines), near.translate(lines), strict=True)]
+    assert sum(same) >= 0.7 * len(same)
+    given = ("checkpoint=runs/mine", "precision=int8", "device=cpu")
+    assert works("translate", *given, folder=home, text=b"Der Hund .\n").strip()
+    works("align", *given, f"output={home / 'int8.links'}", folder=home)
+    assert len((home / "int8.links").read_text(encoding="utf-8").splitlines()) == len(lines)
+    works("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
+
+
+def test_where_int8_cannot_be(tmp_path: Path) -> None:
+    assert "train in auto, fp32, tf32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
+    with pytest.raises(nmt.UserError, match="write device=cpu too"):
+        choose_precision("int8", torch.device("cuda"))
+
+
+def test_tf32_is_for_gpus(tmp_path: Path) -> None:
+    message = refused("train", "precision=tf32", "device=cpu", folder=tmp_path)
+    assert message.endswith(
+        "precision=tf32 is for NVIDIA GPUs from Ampere on, not for device=cpu; write precision=fp32"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
+    """Products of linear maps and of recurrent layers alike, whatever the defaults of PyTorch."""
+    device = torch.device("cuda")
+    errors = {}
+    for precision in ("tf32", "fp32", "tf32"):
+        torch.manual_seed(1)
+        model = model_of("bahdanau").eval()
+        rnn, linear = RNN("lstm", 256, 256), Linear(256, 256)
+        x_BTI = torch.randn(4, 5, 256)
+        exact = [rnn.double()(x_BTI.double(), rnn.zeros(x_BTI.double()))[0], linear.double()(x_BTI.double())]
+        move_model(model, precision, device)
+        on_gpu = x_BTI.to(device)
+        found = [rnn.float().to(device)(on_gpu, rnn.zeros(on_gpu))[0], linear.float().to(device)(on_gpu)]
+        errors[precision] = [float((own.cpu() - wanted).abs().max()) for own, wanted in zip(found, exact, strict=True)]
+    assert max(errors["fp32"]) < 1e-5
+    assert min(errors["tf32"]) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "faster"),
+    [
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "arm64", "bf16": True}, False),
+    ],
+)
+def test_auto_is_bf16_where_its_products_are_faster(
+    capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert bf16_is_faster() == faster
+    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")

@@ -1,0 +1,176 @@
+"""The built-in corpus: reproducible, a bijection, and as rich as it claims to be.
+
+`data/toy_pairs.tsv` holds the first 100 training pairs of seed 1 with their links, each of them read and approved: a
+change of the grammar or the lexicon shows there. To write it anew, and then to read it: `python -m tests.test_toy`.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+
+import pytest
+from builders import ROOT
+
+from nmt.data.toy import lexicon
+from nmt.data.toy.corpus import SPLITS, Pair, generate
+
+PAIRS = ROOT / "tests" / "data" / "toy_pairs.tsv"
+DO = {"do", "does", "did", "Do", "Does", "Did"}
+PHENOMENA = {
+    *("fronting", "subordinate", "relative", "perfect", "modal", "separable", "case", "adjective", "contraction"),
+    *("question", "negation", "compound"),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> dict[str, list[Pair]]:
+    return generate(1)
+
+
+@pytest.fixture(scope="module")
+def train(corpus: dict[str, list[Pair]]) -> list[Pair]:
+    return corpus["train"]
+
+
+def links(pair: Pair) -> str:
+    """Pharaoh style, `i-j` for a sure link and `i?j` for a possible one."""
+    marked = [(i, j, "-") for i, j in pair.sure] + [(i, j, "?") for i, j in pair.possible]
+    return " ".join(f"{i}{mark}{j}" for i, j, mark in sorted(marked))
+
+
+def rows(pairs: list[Pair]) -> list[str]:
+    return [f"{pair.german}\t{pair.english}\t{links(pair)}" for pair in pairs]
+
+
+def digest(sizes: dict[str, int]) -> str:
+    splits = generate(3, sizes)
+    text = "\n".join(row for pairs in splits.values() for row in rows(pairs))
+    tags = "\n".join(" ".join(sorted(pair.tags)) for pairs in splits.values() for pair in pairs)
+    return hashlib.sha256(f"{text}\n{tags}".encode()).hexdigest()
+
+
+def test_pairs_that_were_read(train):
+    assert rows(train[:100]) == PAIRS.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_function_of_the_seed():
+    sizes = {"train": 300, "test": 50}
+    here = digest(sizes)
+    assert here == digest(sizes)
+    program = f"from test_toy import digest; print(digest({sizes}))"
+    for hash_seed in ("0", "1"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        assert there.stdout.decode().strip() == here
+    assert rows(generate(4, sizes)["train"]) != rows(generate(3, sizes)["train"])
+
+
+def test_first_split_does_not_depend_on_the_others(train):
+    assert generate(1, {"train": 200}) == {"train": train[:200]}
+
+
+def test_sizes_and_separation(corpus):
+    assert {name: len(pairs) for name, pairs in corpus.items()} == SPLITS
+    for side in ("german", "english"):
+        sentences = [getattr(pair, side) for pairs in corpus.values() for pair in pairs]
+        assert len(set(sentences)) == len(sentences) == sum(SPLITS.values())
+
+
+def test_each_side_is_a_function_of_the_other(corpus):
+    english, german = defaultdict(set), defaultdict(set)
+    pairs = [pair for split in corpus.values() for pair in split]
+    for seed in (2, 3):
+        pairs += generate(seed, {"train": 19_100})["train"]
+    for pair in pairs:
+        english[pair.german].add(pair.english)
+        german[pair.english].add(pair.german)
+    assert len(pairs) > 60_000
+    assert not [entry for table in (english, german) for entry in table.items() if len(entry[1]) > 1]
+
+
+@pytest.mark.parametrize("tag", sorted(PHENOMENA))
+def test_phenomena(train, tag):
+    assert sum(tag in pair.tags for pair in train) >= 0.05 * len(train)
+
+
+def test_no_other_tags(train):
+    assert frozenset().union(*(pair.tags for pair in train)) == PHENOMENA
+
+
+def test_forms_and_lengths(train):
+    for side, least in (("german", 500), ("english", 350)):
+        sentences = [getattr(pair, side).split() for pair in train]
+        lengths = [len(words) for words in sentences]
+        assert min(lengths) >= 3 and max(lengths) <= 24
+        assert 9 <= sum(lengths) / len(lengths) <= 11
+        assert len({word.lower() for words in sentences for word in words}) >= least
+
+
+def test_words_are_frequent_enough_to_learn(train):
+    """Counted in English, in any form: translations are one to one."""
+    counts = Counter(lexicon.LEMMAS.get(word) for pair in train for word in pair.english.lower().split())
+    names = {name for name, _ in lexicon.NAMES}
+    assert min(counts[word] for word in set(lexicon.LEMMAS.values()) - names) >= 60
+    assert min(sum(name in pair.english.split() for pair in train) for name in names) >= 60
+
+
+def test_text(train):
+    for pair in train:
+        for text in (pair.german, pair.english):
+            assert text == " ".join(text.split()) and text[0].isupper()
+            assert text[-2:] in (" .", " ?") and pair.german[-1] == pair.english[-1]
+            assert not any(two in text for two in (", .", ", ?", ", ,"))
+        assert ("question" in pair.tags) == (pair.german[-1] == "?")
+
+
+def test_links(train):
+    for pair in train:
+        german, english = pair.german.split(), pair.english.split()
+        assert len({*pair.sure, *pair.possible}) == len(pair.sure) + len(pair.possible)
+        for i, j in pair.sure + pair.possible:
+            assert 0 <= i < len(german) and 0 <= j < len(english)
+            assert (german[i] in ",.?") == (english[j] in ",.?")
+            assert german[i] not in ",.?" or german[i] == english[j]
+        linked_german = {i for i, _ in pair.sure + pair.possible}
+        linked_english = {j for _, j in pair.sure + pair.possible}
+        assert all((word in DO) == (j not in linked_english) for j, word in enumerate(english))
+        assert all(word == "," for i, word in enumerate(german) if i not in linked_german)
+        assert pair.german.count(",") - pair.english.count(",") == len(german) - len(linked_german)
+        sure_german = Counter(i for i, _ in pair.sure)
+        assert max(sure_german.values()) == max(Counter(j for _, j in pair.sure).values()) == 1
+        assert all(sure_german[i] for i, word in enumerate(german) if i and word[0].isupper() or i == len(german) - 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("im", {"in- the?", "at- the?"}),
+        ("zum", {"to- the?"}),
+        ("Haustür", {"front? door-"}),
+        ("Wintermantel", {"winter? coat-"}),
+        ("räumt", {"is? tidying- up?", "tidies- up?", "tidy- up?"}),
+        ("aufgeräumt", {"tidied- up?", "tidy- up?"}),
+        ("muss", {"has- to?", "have- to?"}),
+        ("darf", {"is? allowed- to?", "am? allowed- to?"}),
+        ("möchte", {"would? like- to?"}),
+        ("keinen", {"not- a?", "not- an?", "not- any?"}),
+        ("nicht", {"not-", "cannot?"}),
+        ("dem", {"the-", "to? the-", "who-"}),
+        ("weil", {"because-"}),
+    ],
+)
+def test_units(train, word, expected):
+    """All that a German word is ever linked to, in the order of the English sentence."""
+    found = set()
+    for pair in train:
+        german, english = pair.german.split(), pair.english.split()
+        for i in (i for i, other in enumerate(german) if other == word):
+            marks = {j: "-" for k, j in pair.sure if k == i} | {j: "?" for k, j in pair.possible if k == i}
+            found.add(" ".join(english[j] + marks[j] for j in sorted(marks)))
+    assert found == expected
+
+
+if __name__ == "__main__":
+    PAIRS.write_text("\n".join(rows(generate(1, {"train": 100})["train"])) + "\n", encoding="utf-8")
