@@ -157,7 +157,8 @@ def batch_boundaries(sizes: Indices, counts: Indices, budget: int) -> Indices:
     """Where to cut so many numbers of each size so that no part's sum is over the budget, unless it is a single number;
     0 and the end included.
 
-    A part of more than `SHAPE_MULTIPLE` has a multiple of it: libraries compile a kernel for each new shape, so few are fast.
+    A part of more than `SHAPE_MULTIPLE` has a multiple of it: libraries compile a kernel for each new shape, so few
+    are fast.
     """
     numbers, sums = np.append(0, np.cumsum(counts)).tolist(), np.append(0, np.cumsum(sizes * counts)).tolist()
     each = sizes.tolist()
@@ -255,7 +256,7 @@ def collate(encoded: EncodedPairs, rows: Indices) -> Batch:
 def target_weights(
     tokenizer: Tokenizer, pairs: dict[str, list[Any]], sources: Sequence[Ids], targets: Sequence[Ids]
 ) -> torch.Tensor:
-    """alignment_BTS: the weights of one who knows the gold links of these pairs, 0 at padding and where a pair has none."""
+    """alignment_BTS: where attention should be by the gold links, 0 at padding and where a pair has none."""
     alignment_BTS = torch.zeros(len(sources), max(map(len, targets)) + 1, max(map(len, sources)) + 1)
     for row, (sure, possible) in enumerate(zip(pairs["sure"], pairs["possible"], strict=True)):
         if sure or possible:

@@ -1,8 +1,8 @@
 """Search: greedy, beam and diverse beam search, sampling, and forced decoding of a given target.
 
 It knows a model only by `dtype`, `start`, `decode` and `logits`, and by how rows of what they return are taken and put.
-A step is a few named parts: `filter_logits` what may not be written, `expand` or `sample` each hypothesis, `select` the best,
-find out who is `done`. A finished hypothesis stays in the beam while it is among the K best; a sentence is done when
+A step is a few named parts: `filter_logits`, `expand` or `sample` each hypothesis, `select` the best, see which are
+`done`. A finished hypothesis stays in the beam while it is among the K best; a sentence is done when
 none of its live hypotheses can still beat those that would be returned, so beam 1 is greedy search and stopping early
 changes nothing. Where sentences are done, others take their places, so that nearly all steps are of full batches.
 
@@ -200,8 +200,8 @@ def done(beams: Beams, config: SearchConfig) -> Tensor:
 
 
 def kept(live: int, device: torch.device) -> int:
-    """With how many rows search goes on when so many sentences are live: none, or a multiple of `SHAPE_MULTIPLE`; on a GPU a
-    power of two, for each new shape costs it far more than idle rows do."""
+    """With how many rows search goes on when so many sentences are live: none, or a multiple of `SHAPE_MULTIPLE`; on a
+    GPU a power of two, for each new shape costs it far more than idle rows do."""
     return (
         1 << (live - 1).bit_length() if live and device.type == "cuda" else -(-live // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
     )

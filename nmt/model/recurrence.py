@@ -150,7 +150,7 @@ class RNN(nn.Module):
         self.cell: Callable[..., State]
         self.cell, gates, self.states = CELLS[cell]
         self.hidden, self.projected = hidden, projected
-        # Once weights no longer change, the maps of `project` and `linear_for_steps`, or the layer as `forward` calls it.
+        # Once weights no longer change: the maps of `project` and `prepare_steps`, or the layer of `forward`.
         self.inference_fns: dict[str, LinearFn] = {}
         self.inference_layer: Callable[..., tuple[Tensor, ...]] | None = None
         self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru

@@ -1,12 +1,12 @@
 """Break things and see that nmt keeps what docs/reliability.md promises.
 
-python tests/robustness/faults.py kill=100           end training at 100 random moments (SIGKILL), go on each time
-python tests/robustness/faults.py term=100           the same with SIGTERM
-python tests/robustness/faults.py gaps=100           end training and evaluation between two changes of files, at 100 places
-python tests/robustness/faults.py flip=1000          flip single bits in the files of a run and read it
-python tests/robustness/faults.py noise=10000        translate random bytes
-python tests/robustness/faults.py lines=1000000      train on a corpus of which one line in a hundred is damaged
-python tests/robustness/faults.py soak=30            train and evaluate for 30 minutes, again and again
+faults.py kill=100    end training at 100 random moments (SIGKILL), go on each time
+faults.py term=100    the same with SIGTERM
+faults.py gaps=100    end training and evaluation between two changes of files, at 100 places
+faults.py flip=1000    flip single bits in the files of a run and read it
+faults.py noise=10000    translate random bytes
+faults.py lines=1000000    train on a corpus of which one line in a hundred is damaged
+faults.py soak=30    train and evaluate for 30 minutes, again and again
 
 Several can be given. All work on the built-in corpus, in a temporary folder or in folder=DIR, which stays, and print
 what they found. A broken promise ends the program with exit code 1.

@@ -1,9 +1,9 @@
 """Train with several processes and see that nothing depends on their number, and nothing on their death.
 
-python tests/robustness/ranks.py curve=200     200 updates by 1, 2 and 3 processes: losses, BLEU, translations
-python tests/robustness/ranks.py kill=10       kill one of two processes at 10 random moments, with restarts and without
-python tests/robustness/ranks.py bytes=100     what each of 2 and of 3 processes sends in 100 updates, beside the arithmetic
-python tests/robustness/ranks.py speed=3       tokens a second of one process, with 1 and 2 threads, and of two: medians of 3
+ranks.py curve=200    200 updates by 1, 2 and 3 processes: losses, BLEU, translations
+ranks.py kill=10    kill one of two processes at 10 random moments, with restarts and without
+ranks.py bytes=100    what each of 2 and of 3 processes sends in 100 updates, beside the arithmetic
+ranks.py speed=3    tokens a second of one process, with 1 and 2 threads, and of two: medians of 3
 
 Several can be given. All work on the built-in corpus on processors, in a temporary folder or in folder=DIR, which
 stays, and print what they found. A broken promise ends the program with exit code 1.

@@ -1,7 +1,7 @@
 """Linear maps, also for step loops: what can leave a loop is done once, outside it.
 
 In training parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its
-weights to it, once for a whole loop. For translation maps are frozen (`inference_weights.py`) in the dtype in which they compute.
+weights to it, once for a whole loop. For translation, weights are cast once (`inference_weights.py`).
 
 Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
 memory size; P rows of a table, A their size.
