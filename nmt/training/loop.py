@@ -320,8 +320,8 @@ def divergence_error(state: TrainState, outcome: UpdateResult) -> UserError:
     if not rank():
         write_atomically(path, as_json(state.train, outcome.indices))
     return UserError(
-        f"training diverged: {state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped because "
-        f"their loss or gradient was not finite, the last at step {outcome.step}; try a smaller optim.lr, a longer "
+        f"training diverged: {state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped "
+        f"because loss or gradient was not finite, the last at step {outcome.step}: try a smaller optim.lr, a longer "
         f"optim.warmup or optim.clip=1. The pairs of that step are in {path}; the last checkpoint is as it was"
     )
 
