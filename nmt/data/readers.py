@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from nmt.data.parting import Lengths, first_gap
 from nmt.errors import UserError, suggest
 from nmt.runtime.lines import (
     BOM,
@@ -107,7 +107,7 @@ def lines_of(text: bytes) -> pa.StringArray:
     return strings(np.append(0, ends - np.arange(len(ends))), text.translate(None, b"\n"))
 
 
-def strings(offsets: Lengths, text: bytes) -> pa.StringArray:
+def strings(offsets: npt.NDArray[np.int64], text: bytes) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text))
 
 
@@ -141,23 +141,13 @@ def undecodable_sides(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine
 
 
 def different_lengths(source: Path, target: Path) -> str:
-    lengths = {file: lengths_of(file) for file in (source, target)}
-    short, long = sorted(lengths, key=lambda file: len(lengths[file]))
-    gap = first_gap(lengths[short], lengths[long])
-    lacking = len(lengths[long]) - len(lengths[short])
-    hint = ""
-    if gap is not None:
-        where = f"at its end, after line {gap:,}" if gap == len(lengths[short]) else f"near line {gap + 1:,}"
-        what = "a line" if lacking == 1 else f"{lacking:,} lines, the first of them"
-        hint = f". By the lengths of the lines, {short} lacks {what} {where}"
-    counts = f"{source} has {count_of(len(lengths[source]), 'line')} and {target} has {len(lengths[target]):,}"
-    return f"{counts}; each line of one must translate the same line of the other{hint}"
+    counts = f"{source} has {count_of(count_lines(source), 'line')} and {target} has {count_lines(target):,}"
+    return f"{counts}; each line of one must translate the same line of the other"
 
 
-def lengths_of(file: Path) -> Lengths:
-    """Of the lines of a file, in bytes."""
-    with open_unpacked(file) as stream:
-        return np.fromiter(map(len, LineReader(stream, file)), np.int64)
+def count_lines(path: Path) -> int:
+    with open_unpacked(path) as file:
+        return sum(1 for _ in LineReader(file, path))
 
 
 # ------------------------------------------------------------------------------------------------------ tsv and jsonl

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders import SHARED, ends_in_returns, environment
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import DataConfig
@@ -29,8 +29,7 @@ from nmt.config.data import DataOverride
 from nmt.data import cache, corpus, readers
 from nmt.data.cache import cache_folder
 from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
-from nmt.data.parting import cost, first_gap
-from nmt.data.readers import LINE_READERS, lengths_of, strings
+from nmt.data.readers import LINE_READERS, strings
 from nmt.data.splits import VALID
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
@@ -566,71 +565,6 @@ def test_pairs_are_written_some_at_a_time(read: Read, monkeypatch: pytest.Monkey
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
     assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
     assert read.lines == list(range(1, 21))
-
-
-# ------------------------------------------------------------------------------------------------------------ parting
-def lengths(size: int, seed: int) -> tuple[Any, Any]:
-    """Of lines that translate each other."""
-    rng = np.random.default_rng(seed)
-    long = rng.lognormal(3.5, 0.5, size)
-    return np.rint(long * rng.lognormal(0.1, 0.15, size)).astype(np.int64), np.rint(long).astype(np.int64)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=3))
-def test_the_first_gap_is_that_of_the_cheapest_way(short: list[int], more: list[int]) -> None:
-    """Against all ways to leave out lines of the longer side; what is no evidence is let pass here."""
-    left, right = np.array(short), np.array(short[1:] + more + short[:1])
-    scaled = left * (np.median(right) / max(np.median(left), 1))
-    ways = itertools.combinations_with_replacement(range(len(short) + 1), len(more))
-    prices = {}
-    for way in ways:  # before line i of `short`, counted from 0, a line of the longer side is left out for each i
-        rows = [i + sum(gap <= i for gap in way) for i in range(len(short))]
-        prices[way] = cost(scaled, right[rows]).sum()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmt.data.parting.CERTAIN", -1.0)
-        found = first_gap(left, right)
-    assume(found is not None)  # all ways cost the same
-    assert min(price for way, price in prices.items() if way[0] == found) == pytest.approx(min(prices.values()))
-
-
-@pytest.mark.parametrize("lacking", [1, 2, 10, 50])
-@pytest.mark.parametrize("apart", [False, True])
-def test_where_lines_are_lacking(lacking: int, apart: bool) -> None:
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        left, right = lengths(3_000, seed)
-        gone = np.sort(rng.choice(2_000, lacking, replace=False)) if apart else rng.integers(2_000) + np.arange(lacking)
-        found = first_gap(np.delete(left, gone), right)
-        assert found is not None and abs(found - gone[0]) < 40
-    assert first_gap(left[:-lacking], right) in range(2_990 - lacking, 3_001 - lacking)
-
-
-def test_nothing_is_said_where_lengths_tell_nothing() -> None:
-    for seed in range(20):
-        left, right = lengths(2_000, seed)
-        assert first_gap(np.random.default_rng(seed).permutation(left)[:-1], right) is None
-        assert first_gap(left[1:10], right[:10]) is None
-    assert first_gap(np.full(500, 9), np.full(501, 7)) is None
-
-
-def test_the_refusal_says_where_sides_part(read: Read) -> None:
-    sides = [["x" * int(length) for length in side] for side in lengths(1_000, 0)]
-    del sides[1][499]
-    files = {f"train.{name}": "\n".join(side) for name, side in zip(("de", "en"), sides, strict=True)}
-    with pytest.raises(UserError, match=r"has 999; .*train.en lacks a line near line (49\d|50\d)$"):
-        read(files)
-    files["train.en"] = "\n".join(sides[1][:800])
-    with pytest.raises(UserError, match=r"train.en lacks 200 lines, the first of them near line (49\d|50\d)$"):
-        read(files)
-
-
-@pytest.mark.parametrize("name", ["multi30k", "tatoeba_deu"])
-@pytest.mark.skipif(not REAL.exists(), reason="the corpora are not here")
-def test_where_lines_of_real_text_are_lacking(name: str) -> None:
-    left, right = (lengths_of(REAL / name / f"train.{side}") for side in ("de", "en"))
-    gone = np.random.default_rng(1).integers(len(left), size=20)
-    found = [first_gap(np.delete(left, place), right) for place in gone]
-    assert max(abs(a - b) for a, b in zip(found, gone, strict=True)) < 20  # type: ignore[operator]
 
 
 # ---------------------------------------------------------------------------------------------------------------- tsv
