@@ -31,7 +31,7 @@ test: $(READY)  ## run the tests, two at a time. ARGS: options of pytest, as ARG
 bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
 
-results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, for docs/results.md
+results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, in docs/results.md
 	$(BIN)/python scripts/results.py '$(RUN)'
 
 check: $(READY)  ## lint, formatting, types and imports

@@ -1,4 +1,4 @@
-"""nmt: recurrent, attention-based machine translation, end to end. From Python:
+"""Recurrent, attention-based machine translation.
 
 import nmt
 
@@ -14,19 +14,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import nmt.runtime.openmp  # noqa: F401  # isort: skip  it sets what torch reads once
+import nmt.runtime.openmp  # noqa: F401  # isort: skip  sets environment variables that torch reads on import
 import torch
 
 from nmt.config import SearchConfig, TranslateRun
 from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.runtime.command_line import build_settings
 from nmt.runtime.device import choose_device, choose_precision, move_model
-from nmt.training.checkpoint import export, load_model
+from nmt.training.checkpoint import export_model, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
@@ -35,52 +35,72 @@ LINE_END = re.compile(r"\r?\n\Z")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A trained model, or several as one: what the commands do, from Python. What cannot be is a UserError."""
+    """A trained model, or an ensemble of several, for use from Python.
+
+    Methods raise `nmt.UserError` for invalid input.
+    """
 
     translator: Translator
-    paths: list[str]  # what it was loaded from
-    average: int
+    paths: list[str]  # absolute paths of the runs, step folders or exported models
+    average: int  # number of checkpoints whose weights are averaged
 
     def translate(
-        self, lines: Iterable[str], weights: bool = False, beginnings: Iterable[str] | None = None
+        self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
     ) -> list[Translation]:
-        """The best translation of each line, or the first sample; with `weights` its `.record` says where the model
-        looked. Translations begin with the words of `beginnings`, one string for each line."""
-        return [options[0] for options in self.translate_n_best(lines, weights, beginnings)]
+        """Return the best translation of each line, or its first sample.
+
+        Args:
+            weights: whether to keep attention weights, which are in `Translation.record`.
+            prefixes: text that each translation starts with, one string for each line.
+        """
+        return [options[0] for options in self.translate_n_best(lines, weights, prefixes)]
 
     def translate_n_best(
-        self, lines: Iterable[str], weights: bool = False, beginnings: Iterable[str] | None = None
+        self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
     ) -> list[list[Translation]]:
-        """The `n_best` translations of each line, the best first; fewer where there are no more."""
-        given, *begun = texts(lines, *([] if beginnings is None else [beginnings]))
-        found = self.translator.translate(given, weights, beginnings=begun[0] if begun else None)
-        best = [options[0] for options in found]
+        """Return the `n_best` translations of each line, best first; fewer if the search found fewer.
+
+        Arguments are as in `translate`.
+        """
+        if prefixes is None:
+            [sources] = check_lines(lines)
+            results = self.translator.translate(sources, weights)
+        else:
+            sources, target_prefixes = check_lines(lines, prefixes)
+            results = self.translator.translate(sources, weights, prefixes=target_prefixes)
+        best = [options[0] for options in results]
         check_scores(best, 1)
-        warn_of_cuts(best, self.translator.config, 1)
-        return found
+        warn_if_truncated(best, self.translator.config, 1)
+        return results
 
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[float]:
-        """The log-probability of each given pair, `</s>` included."""
-        given, wanted = texts(sources, targets)
-        scored = self.translator.score(given, wanted)
+        """Return the log-probability of each target given its source, `</s>` included."""
+        source_lines, target_lines = check_lines(sources, targets)
+        scored = self.translator.score(source_lines, target_lines)
         check_scores(scored, 1)
-        return [one.score for one in scored]
+        return [translation.score for translation in scored]
 
     def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
-        """Where the model looks as it reads given pairs; `.links()` are links between words, which are `.source_words`
-        and `.target_words`."""
+        """Align sentence pairs by forced decoding.
+
+        `Record.links()` returns links between `Record.source_words` and `Record.target_words`.
+        """
         if not self.translator.model.attends:
-            raise UserError(f"{self.paths[0]} has no attention, so nothing can be aligned by it")
-        left, right = ([line.split() for line in side] for side in texts(sources, targets))
-        return self.translator.align(left, right, divide=True)
+            raise UserError(f"{self.paths[0]} has no attention, so it cannot align; use a model with attention")
+        source_lines, target_lines = check_lines(sources, targets)
+        source_words = [line.split() for line in source_lines]
+        target_words = [line.split() for line in target_lines]
+        return self.translator.align(source_words, target_words, segment=True)
 
     def export(self, folder: str | Path) -> None:
-        """Write the model without what only training needs: a folder that all commands take as `checkpoint=`. It is
-        read once more, in full precision: of a run that is still trained, what is its best checkpoint by now."""
+        """Export the model for inference to a folder that all commands accept as `checkpoint=`.
+
+        The checkpoint is read again, in full precision. If the run is still training, its current best is exported.
+        """
         if len(self.paths) > 1:
-            raise UserError("several models are no one model that could be exported; export each")
+            raise UserError("an ensemble of several models cannot be exported; export each model")
         model, tokenizer, config, *_ = load_model(self.paths[0], self.average)
-        export(model, tokenizer, config, Path(folder))
+        export_model(model, tokenizer, config, Path(folder))
 
 
 def load(
@@ -91,69 +111,80 @@ def load(
     average: int = 1,
     **search: Any,
 ) -> Model:
-    """A model for use: of a run (its best, else its last checkpoint), a step folder, or an exported model; several of
-    them are one, by the mean of their probabilities. Arguments are as the keys of the commands; `search` are those of
-    `search.*`, as in `beam=5, n_best=3`.
+    """Load a model, or an ensemble of several models that averages their probabilities.
+
+    Args:
+        checkpoint: a run (its best checkpoint, else its last), a step folder, or an exported model; or a list of them.
+        device, precision, average: as the keys of the commands.
+        search: settings `search.*`, as in `beam=5, n_best=3`.
 
     Raises:
-        UserError: there is no such model, or a damaged one, or two have different vocabularies or opposite
-            directions; a setting cannot be.
+        UserError: a model does not exist or is damaged, models have different vocabularies or opposite directions, or a
+            setting is invalid.
     """
     known = {item.name for item in fields(SearchConfig)}
     if unknown := sorted(search.keys() - known):
-        raise UserError(f"there is no search.{unknown[0]}; there are {', '.join(sorted(known))}")
+        raise UserError(f"search.{unknown[0]} does not exist; available are {', '.join(sorted(known))}")
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
-    given = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
-    command: TranslateRun = build_settings(TranslateRun, given)  # refuses what cannot be
-    settings = command.precision, command.average, command.search
-    translator = open_translator(paths, choose_device(command.device), *settings)
+    settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
+    command: TranslateRun = build_settings(TranslateRun, settings)  # validates them
+    translator = open_translator(
+        paths, choose_device(command.device), command.precision, command.average, command.search
+    )
     return Model(translator, [*map(os.path.abspath, paths)], command.average)
 
 
 def open_translator(
     paths: list[str], device: torch.device, precision: str, average: int, search: SearchConfig
 ) -> Translator:
-    """What `load` and `nmt.translate` translate with.
+    """Load models and return their translator, for `load` and `nmt.translate`.
 
     Raises:
-        UserError: a model cannot be read, or two have different vocabularies or opposite directions.
+        UserError: a model cannot be read, or models have different vocabularies or opposite directions.
     """
-    loaded = [load_model(path, average) for path in paths]
-    tokenizer, trained = loaded[0].tokenizer, [other.config.data for other in loaded]
-    for path, other in zip(paths, loaded, strict=True):
+    loaded_models = [load_model(path, average) for path in paths]
+    first = loaded_models[0]
+    training_data = [loaded.config.data for loaded in loaded_models]
+    for path, loaded in zip(paths, loaded_models, strict=True):
         for side in ("source", "target"):
-            if getattr(other.tokenizer, side).model != getattr(tokenizer, side).model:
+            if getattr(loaded.tokenizer, side).model != getattr(first.tokenizer, side).model:
                 raise UserError(
-                    f"{paths[0]} and {path} have different {side} vocabularies; models that translate as one must "
-                    "share a tokenizer"
+                    f"{paths[0]} and {path} have different {side} vocabularies; the models of an ensemble must share a "
+                    "tokenizer"
                 )
-        if is_opposite_direction(trained[0], other.config.data):
-            raise UserError(f"{path} translates the other way than {paths[0]}; both cannot translate as one")
-        move_model(other.model, choose_precision(precision, device), device)
-    model = loaded[0].model if len(loaded) == 1 else Ensemble([other.model for other in loaded])
-    key = " ".join(other.key for other in loaded)
-    return Translator(maybe_graph(model, device), tokenizer, search.after(*trained), device, key)
+        if is_opposite_direction(first.config.data, loaded.config.data):
+            raise UserError(
+                f"{path} translates in the opposite direction of {paths[0]}; the models of an ensemble must have the "
+                "same direction"
+            )
+        move_model(loaded.model, choose_precision(precision, device), device)
+    model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
+    key = " ".join(loaded.key for loaded in loaded_models)
+    return Translator(maybe_graph(model, device), first.tokenizer, search.for_trained_on(*training_data), device, key)
 
 
-def texts(*sides: Iterable[str]) -> list[list[str]]:
-    """The lines of one side, or of two of which each line belongs to the same line of the other; without their ends,
-    which lines of a file have.
+def check_lines(*sides: Iterable[str]) -> list[list[str]]:
+    """Return the lines of one side, or of two parallel sides, without line breaks at their ends.
 
     Raises:
-        UserError: one is no text, or the sides differ in length.
+        UserError: a line is not text, or the sides have different numbers of lines.
     """
-    if any(isinstance(side, str) for side in sides):
-        raise UserError("one string was given; give a list of lines")
-    if strange := [side for side in sides if not isinstance(side, Iterable)]:
-        raise UserError(f"{strange[0]!r:.80} is no list of lines")
-    found = [list(side) for side in sides]
-    for line in (line for side in found for line in side):
+    for side in sides:
+        if isinstance(side, str):
+            raise UserError("got a single string; give a list of lines")
+    for side in sides:
+        if not isinstance(side, Iterable):
+            raise UserError(f"{side!r:.80} is not a list of lines")
+    lines_of_sides = [list(side) for side in sides]
+    for line in (line for lines in lines_of_sides for line in lines):
         try:
             str.encode(line)
         except TypeError:
-            raise UserError(f"{line!r:.80} is no text but of type {type(line).__name__}") from None
+            raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}") from None
         except UnicodeEncodeError:  # half of a surrogate pair
-            raise UserError(f"{line[:80]!r} is no text: it cannot be written as UTF-8") from None
-    if len(found[0]) != len(found[-1]):
-        raise UserError(f"{len(found[0]):,} lines and {len(found[-1]):,} belong together; their numbers must be equal")
-    return [[LINE_END.sub("", line) for line in side] for side in found]
+            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8") from None
+    if len(lines_of_sides[0]) != len(lines_of_sides[-1]):
+        raise UserError(
+            f"got {len(lines_of_sides[0]):,} and {len(lines_of_sides[-1]):,} lines; their numbers must be equal"
+        )
+    return [[LINE_END.sub("", line) for line in lines] for lines in lines_of_sides]

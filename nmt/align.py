@@ -1,12 +1,13 @@
-"""Align pairs of sentences word by word with a trained model, or with two models of opposite directions.
+"""Align the words of sentence pairs with a trained model, or with two models of opposite directions.
 
 python -m nmt.align checkpoint=runs/NAME source=a.de target=a.en output=links.pharaoh gold=gold.txt
-python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           the test split of the run's own data
+python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           # the test split of the run's data
 python -m nmt.align --help
 """
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,26 +16,26 @@ import torch
 
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
-from nmt.data.corpus import column, load_pairs
+from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.word_links import (
     SYMMETRIZATIONS,
     GoldLinks,
     Link,
     Sentences,
     alignment_targets,
-    gold_links,
-    read_gold,
+    get_gold_links,
+    read_gold_links,
     transpose_links,
 )
-from nmt.decoding.alignment import Record, writer
+from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_precision, move_model
 from nmt.runtime.distributed import (
-    OTHER_MODEL,
-    OTHER_TEXT,
+    MODEL_MISMATCH,
+    TEXT_MISMATCH,
     check_same_on_all_ranks,
     local_rank0_first,
     process_group,
@@ -43,19 +44,20 @@ from nmt.runtime.distributed import (
 )
 from nmt.runtime.lines import split_on_spaces
 from nmt.runtime.logging import log_to_stderr
-from nmt.runtime.streams import check_files, is_stdout
-from nmt.runtime.text_io import CHUNK, TextInput, check_readable, open_output
+from nmt.runtime.streams import check_file_arguments, is_stdout
+from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
 from nmt.training.checkpoint import load_model
 
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
-    """Sources, targets and, where there are any, gold links. Words are what stands between white space; for the gold
-    links of a corpus, what stands between spaces. (Without gold links the translator divides them further where their
-    script is written without spaces.)
+    """Return source sentences, target sentences and, if available, gold links.
+
+    Words are separated by white space; by spaces only if they come with the gold links of a corpus.
 
     Raises:
-        UserError: numbers of lines that differ, or a line of gold that is none.
+        UserError: the files have different numbers of lines, or a line of the gold file is invalid.
     """
+    gold = None
     if command.source and command.target:
         sources, targets = list(TextInput(command.source)), list(TextInput(command.target))
         if len(sources) != len(targets):
@@ -63,48 +65,52 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
                 f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
                 "each line of one must translate the same line of the other"
             )
-        gold = None
     else:
-        data = command.data.over(run.data)
+        data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
-        sources, targets = list(column(pairs, "source")), list(column(pairs, "target"))
-        gold = gold_links(pairs) if command.links.unit == "words" and command.gold is None else None
-    divide = str.split if gold is None else split_on_spaces
-    words = [divide(line) for line in sources], [divide(line) for line in targets]
+        sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+        if command.links.unit == "words" and command.gold is None:
+            gold = get_gold_links(pairs)
+    split = str.split if gold is None else split_on_spaces
+    source_words = [split(line) for line in sources]
+    target_words = [split(line) for line in targets]
     if command.gold is not None:
-        gold = read_gold(Path(command.gold), command.gold_base, *words)
-    return *words, gold
+        gold = read_gold_links(Path(command.gold), command.gold_base, source_words, target_words)
+    return source_words, target_words, gold
 
 
 def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple[Translator, TrainRun]:
-    """A model, ready for forced decoding, and the settings of its run.
+    """Load a model for forced decoding. Returns its translator and the configuration of its run.
 
     Raises:
-        UserError: it has no attention.
+        UserError: the model has no attention.
     """
     model, tokenizer, run, *_, key = load_model(path)
     if run.model.attention.score == "none":
-        raise UserError(f"{path} was trained with model.attention.score=none: without attention it aligns nothing")
+        raise UserError(
+            f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
+        )
     move_model(model, choose_precision(command.precision, device), device)
     return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key), run
 
 
 def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
-    """See that the second model goes back to where the first came from.
+    """Check that the second model translates in the opposite direction of the first.
 
     Raises:
         UserError: it does not.
     """
     if is_opposite_direction(forward.data, backward.data) is False:
-        there, back = ((run.data.source, run.data.target) for run in (forward, backward))
+        source, target = forward.data.source, forward.data.target
         raise UserError(
-            f"reverse_checkpoint={command.reverse_checkpoint} translates {back[0]} to {back[1]}, but beside "
-            f"checkpoint={command.checkpoint}, {there[0]} to {there[1]}, a model of {there[1]} to {there[0]} is needed"
+            f"reverse_checkpoint={command.reverse_checkpoint} translates {backward.data.source} to "
+            f"{backward.data.target}, but checkpoint={command.checkpoint} translates {source} to {target}; give a "
+            f"reverse_checkpoint= that translates {target} to {source}"
         )
 
 
 def combine_links(forward: Record, backward: Record | None, command: AlignRun) -> list[Link]:
-    """The links of one model, or those of both put together."""
+    """Return the links of one model, or the symmetrized links of both."""
     links = forward.links(command.links)
     if backward is None:
         return links
@@ -112,8 +118,8 @@ def combine_links(forward: Record, backward: Record | None, command: AlignRun) -
     return list(symmetrize(set(links), transpose_links(backward.links(command.links))))
 
 
-def oracle_record(record: Record, gold: GoldLinks) -> Record:
-    """The record of a model that knows the gold links; of a pair that is too long it has no weights either."""
+def make_oracle_record(record: Record, gold: GoldLinks) -> Record:
+    """Return a record with ideal attention weights for the gold links; without weights if `record` has none."""
     if record.weights is None:
         return record
     weights = alignment_targets(gold, record.source_word_of_piece, record.target_word_of_piece)
@@ -121,38 +127,51 @@ def oracle_record(record: Record, gold: GoldLinks) -> Record:
 
 
 def align_pairs(
-    command: AlignRun, forward: Translator, backward: Translator | None,
-    sources: Sentences, targets: Sentences, gold: list[GoldLinks] | None,
-) -> dict[str, float | None]:  # fmt: skip
-    """Write the links of all pairs, some thousand pairs at a time. Returns how good they are, by the gold links."""
-    counts, oracle = LinkCounts(), LinkCounts()
-    shown = not is_stdout(command.output)
-    with open_output(rank0_path(command.output)) as file, writer(command.output, file) as put:
-        for start in range(0, len(sources), CHUNK):
-            pairs = sources[start : start + CHUNK], targets[start : start + CHUNK]
-            how = command.max_length, start + 1, shown, gold is None
-            records = forward.align(pairs[0], pairs[1], *how)
-            backs = backward.align(pairs[1], pairs[0], *how) if backward else [None] * len(records)
-            for row, (record, back) in enumerate(zip(records, backs, strict=True), start):
-                links = combine_links(record, back, command)
-                put(record, links)
+    command: AlignRun,
+    forward: Translator,
+    backward: Translator | None,
+    sources: Sentences,
+    targets: Sentences,
+    gold: list[GoldLinks] | None,
+) -> dict[str, float | None]:
+    """Write the links of all pairs, a chunk at a time. Returns precision, recall, AER and oracle AER."""
+    counts, oracle_counts = LinkCounts(), LinkCounts()
+    progress = not is_stdout(command.output)
+    with (
+        open_output(rank0_path(command.output)) as file,
+        open_alignment_writer(command.output, file) as write_record,
+    ):
+        for start in range(0, len(sources), MAX_CHUNK_LINES):
+            source_chunk = sources[start : start + MAX_CHUNK_LINES]
+            target_chunk = targets[start : start + MAX_CHUNK_LINES]
+            settings = command.max_length, start + 1, progress, gold is None
+            records = forward.align(source_chunk, target_chunk, *settings)
+            reverse_records: Sequence[Record | None] = [None] * len(records)
+            if backward:
+                reverse_records = backward.align(target_chunk, source_chunk, *settings)
+            for row, (record, reverse_record) in enumerate(zip(records, reverse_records, strict=True), start):
+                links = combine_links(record, reverse_record, command)
+                write_record(record, links)
                 if gold is not None:
                     counts.add(links, gold[row])
-                    best = oracle_record(record, gold[row]), back and oracle_record(back, gold[row].turned())
-                    oracle.add(combine_links(*best, command), gold[row])
+                    oracle = make_oracle_record(record, gold[row])
+                    reverse_oracle = None
+                    if reverse_record is not None:
+                        reverse_oracle = make_oracle_record(reverse_record, gold[row].transpose())
+                    oracle_counts.add(combine_links(oracle, reverse_oracle, command), gold[row])
         file.flush()
-    return counts.scores() | {"oracle_aer": oracle.scores()["aer"]}
+    return counts.scores() | {"oracle_aer": oracle_counts.scores()["aer"]}
 
 
 @main("align")
 def align(command: AlignRun) -> float | None:
-    """Returns the alignment error rate, None where there are no gold links."""
+    """Return the alignment error rate; None without gold links."""
     log_to_stderr()
-    check_files(command, ("source", "target", "gold"), ("output",))
+    check_file_arguments(command, ("source", "target", "gold"), ("output",))
     assert command.checkpoint is not None
     with process_group(command.device) as device:
-        files = {"source": command.source, "target": command.target, "gold": command.gold}
-        local_rank0_first(lambda: check_readable(files))
+        inputs = {"source": command.source, "target": command.target, "gold": command.gold}
+        local_rank0_first(lambda: check_readable(inputs))
         forward, run = local_rank0_first(partial(load_translator, command.checkpoint, command, device))
         backward = None
         if command.reverse_checkpoint is not None:
@@ -161,14 +180,15 @@ def align(command: AlignRun) -> float | None:
             )
             check_reverse_direction(command, run, reverse_run)
         models = [forward, backward] if backward else [forward]
-        check_same_on_all_ranks(lambda: " ".join(model.key for model in models), OTHER_MODEL)
+        check_same_on_all_ranks(lambda: " ".join(model.key for model in models), MODEL_MISMATCH)
         sources, targets, gold = local_rank0_first(lambda: read_pairs(command, run))
-        check_same_on_all_ranks(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), OTHER_TEXT)
+        check_same_on_all_ranks(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), TEXT_MISMATCH)
         measures = align_pairs(command, forward, backward, sources, targets, gold)
         if gold is not None and not rank():
+            file = sys.stderr if is_stdout(command.output) else sys.stdout
             for name, value in measures.items():
-                text = "-" if value is None else f"{value:.4f}"
-                print(f"{name:<22}{text}", file=sys.stderr if is_stdout(command.output) else sys.stdout)
+                shown = "-" if value is None else f"{value:.4f}"
+                print(f"{name:<22}{shown}", file=file)
     return measures["aer"]
 
 

@@ -1,4 +1,4 @@
-"""What users can mend: the error that tells them, and the checks of values that raise it."""
+"""Errors that users can fix, and checks of settings that raise them."""
 
 import difflib
 import math
@@ -10,19 +10,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-ESCAPED = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROLS}
+# C0 and C1 control characters without tab and line feed, and bidirectional controls.
+CONTROL_CODES = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+CONTROL_ESCAPES = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in CONTROL_CODES}
 
 
-def printable(text: str) -> str:
-    """Text for a terminal or a log: control characters, which move the cursor or turn the direction of the text, are
-    escaped, but for line breaks and tabs."""
-    return text.translate(ESCAPED)
+def escape_controls(text: str) -> str:
+    """Escape control characters, which could move the cursor of a terminal or reverse the text direction.
+
+    Line breaks and tabs are kept.
+    """
+    return text.translate(CONTROL_ESCAPES)
 
 
 class UserError(Exception):
-    """Something the user can mend. The message says what is wrong, where, and what to do; it is shown alone. The
-    processes of a job find the same, and the first reports it; but what is `any_rank` only one of them has found."""
+    """An error that the user can fix. Its message, shown without a traceback, says what is wrong and what to do.
+
+    Usually all ranks raise the same error and rank 0 reports it. With `any_rank` the rank that raises it reports it.
+    """
 
     def __init__(self, message: str, any_rank: bool = False) -> None:
         super().__init__(message)
@@ -30,16 +35,18 @@ class UserError(Exception):
 
 
 def exit_silently() -> NoReturn:
-    """End this process of a job without a word, where another one says why: torchrun then ends it, or it does so itself
-    after the time that torchrun would give it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which training puts off
+    """End this rank without a message, because another rank reports the error.
+
+    Wait for torchrun to end the process, or end it after the grace period of torchrun, 30 s.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # training defers it
     time.sleep(30)
     sys.exit(1)
 
 
 @contextmanager
 def with_filename(path: str | Path) -> Iterator[None]:
-    """What the system cannot do here is said with the name of this file: it says none where a disk becomes full."""
+    """Set the file name of any OSError raised inside, which has none if, for example, the disk is full."""
     try:
         yield
     except OSError as error:
@@ -48,12 +55,14 @@ def with_filename(path: str | Path) -> Iterator[None]:
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the choice nearest to `word` by its dotted name or the last part of it, else `""`."""
+    """Return `"; did you mean 'x'?"` for the closest choice, by dotted name or its last part, or `""` if none is."""
     choices = list(choices)
-    leaves = {choice.rpartition(".")[2]: choice for choice in reversed(choices)}
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    near = near or [leaves[leaf] for leaf in difflib.get_close_matches(word.rpartition(".")[2], leaves, n=1)]
-    return f"; did you mean '{near[0]}'?" if near else ""
+    matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if not matches:
+        choice_by_leaf = {choice.rpartition(".")[2]: choice for choice in reversed(choices)}
+        leaves = difflib.get_close_matches(word.rpartition(".")[2], choice_by_leaf, n=1)
+        matches = [choice_by_leaf[leaf] for leaf in leaves]
+    return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
@@ -62,21 +71,27 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
-    """Refuse each of these keys whose value is below `low`, or more than an integer of torch holds; None means unset.
-    `section` ends in a dot, or is empty."""
+    """Check that the values of these keys are at least `low` and fit into an int64; None is allowed.
+
+    Args:
+        section: prefix of the keys in messages, empty or ending in a dot.
+
+    Raises:
+        UserError: naming the key and its value.
+    """
     for key in keys:
         value = getattr(settings, key)
         if value is not None and not low <= value < 2**63:
-            raise UserError(f"{section}{key}={value} must be a number of at least {low} and below 2^63")
+            raise UserError(f"{section}{key}={value} must be at least {low} and below 2^63")
 
 
 def check_above_zero(section: str, settings: object, *keys: str) -> None:
     for key in keys:
         value = getattr(settings, key)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{section}{key}={value} must be a number greater than 0")
+            raise UserError(f"{section}{key}={value} must be greater than 0")
 
 
-def check_share(key: str, value: float) -> None:
+def check_fraction(key: str, value: float) -> None:
     if not 0 <= value < 1:
         raise UserError(f"{key}={value} must be at least 0 and below 1")

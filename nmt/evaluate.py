@@ -1,4 +1,4 @@
-"""Measure a trained model on a split of its own data, or of another corpus.
+"""Evaluate a trained model on a split of its own data or of another corpus, or compare several models.
 
 python -m nmt.evaluate checkpoint=runs/NAME
 python -m nmt.evaluate checkpoint=runs/NAME data.split=valid search.beam=1
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 import torch
 
 from nmt.config import EvaluateRun
-from nmt.data.corpus import column, load_pairs
+from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import content_key, gold_key
 from nmt.data.processed import warn_of_evaluation
-from nmt.decoding.alignment import as_written
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.decoding.alignment import restore_unknown_words
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
-from nmt.evaluation.comparison import MANY, compare, show, write
-from nmt.evaluation.metrics import choose_tokenizer, in_short, resolve_tokenizer, scores
-from nmt.evaluation.plot import heat_map
-from nmt.evaluation.report import page
+from nmt.evaluation.comparison import MAX_COMPARED_SENTENCES, compare_systems, format_comparison, write_comparison
+from nmt.evaluation.metrics import choose_tokenizer, compute_scores, format_perplexity, resolve_tokenizer
+from nmt.evaluation.plot import draw_heat_map
+from nmt.evaluation.report import build_report
 from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_precision, move_model
 from nmt.runtime.distributed import (
-    OTHER_MODEL,
-    OTHER_TEXT,
+    MODEL_MISMATCH,
+    TEXT_MISMATCH,
     broadcast_from_rank0,
     check_same_on_all_ranks,
     local_rank0_first,
@@ -40,17 +40,171 @@ from nmt.runtime.distributed import (
 )
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.text_io import echo, finite_or_none
+from nmt.runtime.text_io import echo, replace_nonfinite
 from nmt.training.checkpoint import find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 
-EXAMPLES = 4  # translations shown at the end
-RESULTS = ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_*.png")  # in eval/<split>
-SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # what metrics depend on
+SHOWN_EXAMPLES = 4  # translations printed at the end
+METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
+RESULT_FILES = (  # in eval/<split>
+    "metrics.json",
+    "translations.txt",
+    "alignments.jsonl",
+    "report.html",
+    "alignment_*.png",
+)
 
 
-def draw(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
-    """Heat maps, word by word, of the first translations that are not empty."""
+class Evaluation(NamedTuple):
+    """A model's translations of a split, and their metrics."""
+
+    run: Path
+    results: Path  # folder of the result files
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
+    metrics: dict[str, Any]  # content of metrics.json
+    pictures: list[Path]
+
+
+@main("evaluate")
+def evaluate(command: EvaluateRun) -> float | None:
+    """Return BLEU; with several runs, that of the last one."""
+    log_to_stderr()
+    with process_group(command.device) as device:
+        if command.compare:
+            return compare_runs(command, device)
+        evaluation = evaluate_run(command, device)
+        if not rank():
+            print_evaluation(evaluation)
+    return evaluation.metrics["bleu"]
+
+
+def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
+    """Evaluate several runs, then print and write their comparison. Returns the BLEU of the last run."""
+    bleu_tokenizer = local_rank0_first(lambda: check_comparable(command))
+    command = replace(command, bleu_tokenizer=bleu_tokenizer)
+    evaluations = [evaluate_run(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
+    first = evaluations[0]
+    if not rank():
+        systems = {path: evaluation.translations for path, evaluation in zip(command.compare, evaluations, strict=True)}
+        training_data = replace(load_config(first.run).data, cache=command.data.cache)
+        comparison = compare_systems(systems, first.sources, first.references, training_data, bleu_tokenizer)
+        echo(format_comparison(comparison))
+        echo(
+            "\n± half of the 95% confidence interval; p: probability of a difference at least this large in this "
+            "direction by chance; * p < 0.05\n"
+        )
+        for name, signature in comparison.signatures.items():
+            echo(f"{name:<22}{signature}")
+        settings = {
+            path: {name: evaluation.metrics[name] for name in METRIC_SETTINGS}
+            for path, evaluation in zip(command.compare, evaluations, strict=True)
+        }
+        for path in write_comparison(comparison, settings, first.results):
+            echo(f"{'results':<22}{path}")
+    return evaluations[-1].metrics["bleu"]
+
+
+def check_comparable(command: EvaluateRun) -> str:
+    """Check that runs can be compared, before they are evaluated. Returns the BLEU tokenizer to use for all of them.
+
+    Raises:
+        UserError: a run is named twice, sentences differ or are too many, or runs have different BLEU tokenizers.
+    """
+    tokenizers: dict[str, str] = {}
+    texts: dict[Path, tuple[list[str], list[str]]] = {}
+    for path in command.compare:
+        folder = find_checkpoint(path)[0].resolve()
+        if folder in texts:
+            raise UserError(
+                f"compare=: {path} belongs to a run that was already named, and eval/ of a run holds one evaluation; "
+                "name each run once"
+            )
+        run = load_config(folder)
+        data = command.data.apply_to(run.data)
+        pairs = load_pairs(data, data.split)
+        texts[folder] = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+        if texts[folder] != next(iter(texts.values())):
+            raise UserError(
+                f"compare=: the split {data.split} of {path} has different text from that of {command.compare[0]}; "
+                "set data.* to text that fits all models, which must have the same direction"
+            )
+        if len(pairs) > MAX_COMPARED_SENTENCES:
+            raise UserError(
+                f"data.split={data.split} has {len(pairs):,} sentences; compare= supports up to "
+                f"{MAX_COMPARED_SENTENCES:,}"
+            )
+        tokenizers[path] = choose_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
+    if len(set(tokenizers.values())) > 1:
+        listing = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
+        raise UserError(
+            f"compare=: the runs have different BLEU tokenizers ({listing}); set one for all with bleu_tokenizer=NAME"
+        )
+    return next(iter(tokenizers.values()))
+
+
+def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
+    """Evaluate a run and write the result files to `eval/<split>` in its folder."""
+    assert command.checkpoint is not None
+    checkpoint = command.checkpoint
+    model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
+    check_same_on_all_ranks(lambda: key, MODEL_MISMATCH)
+    precision = choose_precision(command.precision, device)
+    move_model(model, precision, device)
+    data = command.data.apply_to(run.data)
+    pairs = local_rank0_first(lambda: load_pairs(data, data.split))
+    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
+    sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+
+    bleu_tokenizer = broadcast_from_rank0(
+        lambda: resolve_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
+    )
+    results = folder / "eval" / data.split
+    broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
+    metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
+    search = command.search.for_trained_on(run.data)
+    translator = Translator(maybe_graph(model, device), tokenizer, search, device)
+    start_time = time.perf_counter()
+    translations = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
+    check_scores(translations, 1)
+    warn_if_truncated(translations, search, 1)
+    texts = [translation.text for translation in translations]
+    warn_of_evaluation(data, pairs, texts)
+    metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
+    metrics |= compute_scores(texts, references, bleu_tokenizer)
+    metrics |= {
+        "sentences": len(sources),
+        "checkpoint": " ".join(step.name for step in steps),
+        "precision": precision,
+        "bleu_tokenizer": bleu_tokenizer,
+        "data": asdict(data),
+        "search": asdict(search),
+    }
+    evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
+    if rank():
+        return evaluation
+    title = f"{folder.resolve().name}, {data.split}"
+    with replacing_files(results, *RESULT_FILES) as new_folder:
+        write_atomically(new_folder / "translations.txt", (text + "\n" for text in texts))
+        write_atomically(
+            new_folder / "alignments.jsonl", (translation.record.to_json() + "\n" for translation in translations)
+        )
+        write_atomically(new_folder / "report.html", [build_report(title, metrics, sources, references, translations)])
+        write_atomically(
+            new_folder / "metrics.json",
+            [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],
+        )
+        try:
+            pictures = draw_heat_maps(new_folder, sources, translations, command.pictures)
+            evaluation.pictures.extend(results / picture.name for picture in pictures)
+        except UserError as error:  # matplotlib is optional
+            log.warning(f"no pictures were drawn: {error}")
+    return evaluation
+
+
+def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
+    """Draw word alignments of the first `limit` translations that are not empty. Returns the paths of the pictures."""
     paths: list[Path] = []
     for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
         if len(paths) == limit:
@@ -59,169 +213,50 @@ def draw(folder: Path, sources: list[str], translations: list[Translation], limi
         weights = record.word_weights()
         if weights is None or not weights.size:
             continue
-        paths.append(folder / f"alignment_{number}.png")
-        words = as_written(source, record.source_words), as_written(translation.text, record.target_words)
-        heat_map(paths[-1], *words, weights)
+        path = folder / f"alignment_{number}.png"
+        paths.append(path)
+        source_words = restore_unknown_words(source, record.source_words)
+        target_words = restore_unknown_words(translation.text, record.target_words)
+        draw_heat_map(path, source_words, target_words, weights)
     return paths
 
 
-@main("evaluate")
-def evaluate(command: EvaluateRun) -> float | None:
-    """Returns BLEU, of several runs that of the last one."""
-    log_to_stderr()
-    with process_group(command.device) as device:
-        if command.compare:
-            return compare_runs(command, device)
-        measured = measure(command, device)
-        if not rank():
-            report(measured)
-    return measured.scores["bleu"]
+def make_results_folder(folder: Path) -> None:
+    """Create `eval/<split>` of a run.
 
-
-class Measured(NamedTuple):
-    """A model's translations of a split and how good they are."""
-
-    run: Path
-    results: Path  # folder
-    sources: list[str]
-    references: list[str]
-    translations: list[str]
-    scores: dict[str, Any]
-    pictures: list[Path]
-
-
-def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
-    """Measure several runs, compare them, and show what was found. Returns the BLEU of the last one."""
-    bleu_tokenizer = local_rank0_first(lambda: check_text(command))
-    command = replace(command, bleu_tokenizer=bleu_tokenizer)
-    found = [measure(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
-    first = found[0]
-    if not rank():
-        systems = {path: measured.translations for path, measured in zip(command.compare, found, strict=True)}
-        trained = replace(load_config(first.run).data, cache=command.data.cache)
-        comparison = compare(systems, first.sources, first.references, trained, bleu_tokenizer)
-        echo(show(comparison))
-        echo("\n± 95% confidence; p: how likely chance makes as large a difference in this direction; * below 0.05\n")
-        for name, signature in comparison.signatures.items():
-            echo(f"{name:<22}{signature}")
-        settings = [{name: measured.scores[name] for name in SETTINGS} for measured in found]
-        for written in write(comparison, dict(zip(command.compare, settings, strict=True)), first.results):
-            echo(f"{'results':<22}{written}")
-    return found[-1].scores["bleu"]
-
-
-def check_text(command: EvaluateRun) -> str:
-    """See that runs can be compared, before they are measured. Returns BLEU's tokenizer for all of them.
+    Symbolic links are refused: the run may come from someone else, and files in this folder are replaced.
 
     Raises:
-        UserError: two are one, or their sentences differ, or are too many; or no tokenizer of BLEU is that of all.
-    """
-    tokenizers: dict[str, str] = {}
-    texts: dict[Path, tuple[list[str], list[str]]] = {}
-    for path in command.compare:
-        folder = find_checkpoint(path)[0].resolve()
-        if folder in texts:
-            raise UserError(f"compare=: {path} is of a run that was named before, whose eval/ has room for one of them")
-        run = load_config(folder)
-        data = command.data.over(run.data)
-        pairs = load_pairs(data, data.split)
-        texts[folder] = list(column(pairs, "source")), list(column(pairs, "target"))
-        if texts[folder] != next(iter(texts.values())):
-            raise UserError(
-                f"compare=: the split {data.split} of {path} is other text than that of {command.compare[0]}; give "
-                "data.* that suit all, and models of one direction"
-            )
-        if len(pairs) > MANY:
-            raise UserError(f"compare= is for up to {MANY:,} sentences, and data.split={data.split} has {len(pairs):,}")
-        tokenizers[path] = choose_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
-    if len(set(tokenizers.values())) > 1:
-        found = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
-        raise UserError(f"compare=: the runs have BLEU by different tokenizers ({found}); write bleu_tokenizer=NAME")
-    return next(iter(tokenizers.values()))
-
-
-def measure(command: EvaluateRun, device: torch.device) -> Measured:
-    """Measure a run and write the results into it."""
-    assert command.checkpoint is not None
-    checkpoint = command.checkpoint
-    model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
-    check_same_on_all_ranks(lambda: key, OTHER_MODEL)
-    precision = choose_precision(command.precision, device)
-    move_model(model, precision, device)
-    data = command.data.over(run.data)
-    pairs = local_rank0_first(lambda: load_pairs(data, data.split))
-    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), OTHER_TEXT)
-    sources, references = list(column(pairs, "source")), list(column(pairs, "target"))
-
-    bleu_tokenizer = broadcast_from_rank0(
-        lambda: resolve_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
-    )
-    results = folder / "eval" / data.split
-    broadcast_from_rank0(lambda: make_results(results))  # fails before the work, where it must fail
-    measures: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
-    search = command.search.after(run.data)
-    translator = Translator(maybe_graph(model, device), tokenizer, search, device)
-    started = time.perf_counter()
-    found = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
-    check_scores(found, 1)
-    warn_of_cuts(found, search, 1)
-    warn_of_evaluation(data, pairs, [translation.text for translation in found])
-    measures["sentences_per_second"] = len(sources) / (time.perf_counter() - started)
-    measures |= scores([translation.text for translation in found], references, bleu_tokenizer)
-    measures |= {
-        "sentences": len(sources),
-        "checkpoint": " ".join(step.name for step in steps),
-        "precision": precision,
-        "bleu_tokenizer": bleu_tokenizer,
-        "data": asdict(data),
-        "search": asdict(search),
-    }
-    measured = Measured(folder, results, sources, references, [t.text for t in found], measures, [])
-    if rank():
-        return measured
-    title = f"{folder.resolve().name}, {data.split}"
-    with replacing_files(results, *RESULTS) as new:
-        write_atomically(new / "translations.txt", (translation.text + "\n" for translation in found))
-        write_atomically(new / "alignments.jsonl", (t.record.to_json() + "\n" for t in found))
-        write_atomically(new / "report.html", [page(title, measures, sources, references, found)])
-        write_atomically(
-            new / "metrics.json", [json.dumps(finite_or_none(measures), indent=1, ensure_ascii=False), "\n"]
-        )
-        try:
-            pictures = draw(new, sources, found, command.pictures)
-            measured.pictures.extend(results / picture.name for picture in pictures)
-        except UserError as error:  # matplotlib is an extra; everything else is written
-            log.warning(f"no pictures: {error}")
-    return measured
-
-
-def make_results(folder: Path) -> None:
-    """Make `eval/<split>` of a run. It is no link: a run may be somebody else's, and files there are replaced.
-
-    Raises:
-        UserError: it is a symbolic link, or its parent is.
+        UserError: the folder or its parent is a symbolic link.
     """
     for path in (folder.parent, folder):
         if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link, through which no results are written; remove it")
+            raise UserError(f"{path} is a symbolic link; results are not written through links, so remove it")
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def report(found: Measured) -> None:
-    """What a user wants to see first, on standard output."""
-    lines = zip(found.sources, found.references, found.translations, strict=True)
-    for source, reference, translation in islice(lines, EXAMPLES):
+def print_evaluation(evaluation: Evaluation) -> None:
+    """Print examples, metrics and the paths of the results."""
+    examples = zip(evaluation.sources, evaluation.references, evaluation.translations, strict=True)
+    for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
         echo(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
-    names = ("loss", "ppl", "accuracy", "aer", "entropy", "bleu", "chrf", "ter", "sentences_per_second")
-    for name in names:
-        value = found.scores[name]
-        shown = "-" if value is None else f"{value:.4f}" if name in names[:5] else f"{value:.2f}"
-        echo(f"{name:<22}" + (in_short(value) if name == "ppl" and value >= 1e6 else shown))
-    for name, signature in found.scores["signatures"].items():
+    decimals = {"loss": 4, "ppl": 4, "accuracy": 4, "aer": 4, "entropy": 4}
+    for name in (*decimals, "bleu", "chrf", "ter", "sentences_per_second"):
+        value = evaluation.metrics[name]
+        if value is None:
+            shown = "-"
+        elif name == "ppl" and value >= 1e6:
+            shown = format_perplexity(value)
+        else:
+            shown = f"{value:.{decimals.get(name, 2)}f}"
+        echo(f"{name:<22}{shown}")
+    for name, signature in evaluation.metrics["signatures"].items():
         echo(f"{name:<22}{signature}")
-    if found.pictures:
-        echo(f"{'alignment picture':<22}{found.pictures[0]}")
-    echo(f"{'results':<22}{found.results.parent}\n{'run':<22}{found.run}\n{'page':<22}{found.results / 'report.html'}")
+    if evaluation.pictures:
+        echo(f"{'alignment picture':<22}{evaluation.pictures[0]}")
+    echo(f"{'results':<22}{evaluation.results.parent}")
+    echo(f"{'run':<22}{evaluation.run}")
+    echo(f"{'page':<22}{evaluation.results / 'report.html'}")
 
 
 if __name__ == "__main__":

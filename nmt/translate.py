@@ -14,171 +14,182 @@ from pathlib import Path
 
 from nmt import open_translator
 from nmt.config import TranslateRun
-from nmt.decoding.alignment import as_written, writer
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_of_cuts
+from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
+from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.distributed import (
-    OTHER_MODEL,
-    OTHER_TEXT,
+    MODEL_MISMATCH,
+    TEXT_MISMATCH,
     check_same_on_all_ranks,
     local_rank0_first,
     process_group,
     rank0_path,
     world_size,
 )
-from nmt.runtime.files import sha256_of
-from nmt.runtime.lines import count_of
+from nmt.runtime.files import hash_file
+from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.signals import held_signals
-from nmt.runtime.streams import check_files, is_file, is_stdin, is_stdout
-from nmt.runtime.text_io import TextInput, check_readable, finite_or_none, open_output, read_chunks, write
+from nmt.runtime.streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
+from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, replace_nonfinite, write_utf8
 
 
-def as_text(line: str, options: list[Translation], command: TranslateRun) -> str:
-    """Exactly n lines for each input, padded with empty ones."""
+def format_text(line: str, options: list[Translation], command: TranslateRun) -> str:
+    """Return exactly `n_best` lines for an input line, padded with empty ones."""
     texts = [option.text for option in options] + [""] * (command.search.n_best - len(options))
     return "".join(text + "\n" for text in texts)
 
 
-def as_jsonl(line: str, options: list[Translation], command: TranslateRun) -> str:
-    """One object for each input, with its translations best first."""
-    translations = [
-        {
-            "text": option.text,
-            **finite_or_none({"score": option.score, "ranking_score": option.ranking_score}),
-            "source_words": as_written(line, record.source_words),
-            "target_words": as_written(option.text, record.target_words),
-            "source_pieces": option.source_pieces,
-            "target_pieces": option.target_pieces,
-            "links": record.links(command.links),
-        }
-        for option, record in ((option, option.record) for option in options)
-    ]
+def format_jsonl(line: str, options: list[Translation], command: TranslateRun) -> str:
+    """Return a JSON object for an input line, with its translations, best first."""
+    translations = []
+    for option in options:
+        record = option.record
+        translations.append(
+            {
+                "text": option.text,
+                **replace_nonfinite({"score": option.score, "ranking_score": option.ranking_score}),
+                "source_words": restore_unknown_words(line, record.source_words),
+                "target_words": restore_unknown_words(option.text, record.target_words),
+                "source_pieces": option.source_pieces,
+                "target_pieces": option.target_pieces,
+                "links": record.links(command.links),
+            }
+        )
     return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
 
 
-def as_links(line: str, options: list[Translation], command: TranslateRun) -> str:
-    """Each text, and below it which words it was made from."""
+def format_links(line: str, options: list[Translation], command: TranslateRun) -> str:
+    """Return each translation, and below it the links between source and target words."""
     lines = []
     for option in options:
         record = option.record
-        source, target = as_written(line, record.source_words), as_written(option.text, record.target_words)
-        links = (f"{source[s]}={target[t]}" for s, t in record.links(command.links))
+        source = restore_unknown_words(line, record.source_words)
+        target = restore_unknown_words(option.text, record.target_words)
+        links = [f"{source[s]}={target[t]}" for s, t in record.links(command.links)]
         lines += [option.text, "    " + "  ".join(links)]
     return "".join(text + "\n" for text in lines)
 
 
-FORMATS = {"text": as_text, "jsonl": as_jsonl, "links": as_links}
+OUTPUT_FORMATS = {"text": format_text, "jsonl": format_jsonl, "links": format_links}
 
 
-def paired(lines: Iterable[str], command: TranslateRun, key: str) -> Iterator[tuple[str, str]]:
-    """Each line of the input with the line of another file, `target=` or `prefix=`; with an empty one where that is not
-    given.
+def zip_with_file(lines: Iterable[str], command: TranslateRun, key: str) -> Iterator[tuple[str, str]]:
+    """Pair each input line with the same line of the file `target=` or `prefix=`, or with "" if that is not set.
 
     Raises:
-        UserError: the file has fewer lines, or more.
+        UserError: the file has fewer or more lines than the input.
     """
     path = getattr(command, key)
     if path is None:
         yield from ((line, "") for line in lines)
         return
-    both = itertools.zip_longest(lines, TextInput(path))
-    for number, (line, other) in enumerate(both, 1):
-        if line is None or other is None:
-            raise UserError(f"{key}={path} and the input have different numbers of lines, from {number} on")
-        yield line, other
+    for number, (line, file_line) in enumerate(itertools.zip_longest(lines, TextInput(path)), 1):
+        if line is None or file_line is None:
+            raise UserError(
+                f"{key}={path} and the input have different numbers of lines: only one of them has a line {number}"
+            )
+        yield line, file_line
 
 
 @contextmanager
-def stopped(source: TextInput, path: str) -> Iterator[None]:
-    """Say how far the work has come where a signal ends it."""
+def log_progress_on_stop(source: TextInput, path: str) -> Iterator[None]:
+    """Log how many lines have been processed if a signal stops the work."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if source.lines is not None:
-            whole = f", but {path} appears only when it is whole" if is_file(path) else ""
-            left = source.lines.count - source.done
+            note = f", but {path} is only written when it is complete" if is_regular_file(path) else ""
+            pending = source.lines.count - source.done
             log.warning(
-                f"stopped: {count_of(source.done, 'line')} translated{whole}; {count_of(left, 'line')} read and not "
-                "translated"
+                f"stopped: {pluralize(source.done, 'line')} translated{note}; {pluralize(pending, 'line')} read but "
+                "not translated"
             )
         raise
 
 
 def translate_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
-    """Write a translation for each line, in order, a chunk at a time. Whatever ends the work, the first lines that are
-    translated are written."""
-    want_links = command.alignments is not None or command.format != "text"
+    """Write the translations of all lines in order, a chunk at a time.
+
+    If an exception ends the work, the leading lines that have been translated are still written.
+    """
+    keep_weights = command.alignments is not None or command.format != "text"
+    progress = not is_stdout(command.output)
+    format_line = OUTPUT_FORMATS[command.format]
     with ExitStack() as stack:
         text_file = stack.enter_context(open_output(rank0_path(command.output)))
-        align = None
+        write_record = None
         if command.alignments is not None:
             links_file = stack.enter_context(open_output(rank0_path(command.alignments)))
-            align = stack.enter_context(writer(command.alignments, links_file))
-        stack.enter_context(stopped(source, command.output))
-        for pairs in read_chunks(paired(source, command, "prefix"), source.more):
-            chunk, beginnings = zip(*pairs, strict=True)
-            first = source.done + 1
-            found: list[list[Translation]] = []
+            write_record = stack.enter_context(open_alignment_writer(command.alignments, links_file))
+        stack.enter_context(log_progress_on_stop(source, command.output))
+        for pairs in read_chunks(zip_with_file(source, command, "prefix"), source.has_more):
+            lines, prefixes = zip(*pairs, strict=True)
+            first_line = source.done + 1
+            results: list[list[Translation]] = []
             try:
-                translator.translate(chunk, want_links, first, not is_stdout(command.output), beginnings, found)
+                translator.translate(lines, keep_weights, first_line, progress, prefixes, results)
             finally:
                 with held_signals():
-                    best = [options[0] for options in found]
-                    check_scores(best, first)
-                    warn_of_cuts(best, command.search, first)
-                    as_wanted, both = FORMATS[command.format], zip(chunk, found, strict=False)
-                    write(text_file, "".join(as_wanted(line, options, command) for line, options in both))
-                    if align is not None:
-                        for options in found:
-                            missing = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
-                            for record in (option.record for option in options + missing):
-                                align(record, record.links(command.links))
+                    best = [options[0] for options in results]
+                    check_scores(best, first_line)
+                    warn_if_truncated(best, command.search, first_line)
+                    texts = [format_line(line, options, command) for line, options in zip(lines, results, strict=False)]
+                    write_utf8(text_file, "".join(texts))
+                    if write_record is not None:
+                        for options in results:
+                            padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
+                            for record in (option.record for option in options + padding):
+                                write_record(record, record.links(command.links))
                         links_file.flush()
-                    source.done += len(found)
+                    source.done += len(results)
 
 
 def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
-    """Write the log-probability of each given pair."""
-    with open_output(rank0_path(command.output)) as file, stopped(source, command.output):
-        for pairs in read_chunks(paired(source, command, "target"), source.more):
+    """Write the log-probability of each sentence pair, a line for each."""
+    with open_output(rank0_path(command.output)) as file, log_progress_on_stop(source, command.output):
+        for pairs in read_chunks(zip_with_file(source, command, "target"), source.has_more):
             sources, targets = zip(*pairs, strict=True)
             scored = translator.score(sources, targets, progress=not is_stdout(command.output))
             check_scores(scored, source.done + 1)
             with held_signals():
-                write(file, "".join(f"{one.score:.6f}\n" for one in scored))
+                write_utf8(file, "".join(f"{translation.score:.6f}\n" for translation in scored))
                 source.done += len(scored)
 
 
-def digests_of(paths: dict[str, str | None]) -> tuple[str, ...]:
-    """What is in the files that all processes of a job read."""
-    return tuple(sha256_of(Path(path)) for path in paths.values() if path is not None)
+def hash_inputs(paths: dict[str, str | None]) -> tuple[str, ...]:
+    """Return the digests of the input files that are set."""
+    return tuple(hash_file(Path(path)) for path in paths.values() if path is not None)
 
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
-    check_files(command, ("input", "target", "prefix"), ("output", "alignments"))
-    read = {"input": command.input, "target": command.target, "prefix": command.prefix}
+    check_file_arguments(command, ("input", "target", "prefix"), ("output", "alignments"))
+    inputs = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with process_group(command.device) as device:
-        local_rank0_first(lambda: check_readable(read))
-        for key, path in read.items():
-            if path and world_size() > 1 and not is_file(path):
-                shared = "standard input" if is_stdin(path) else f"{key}={path}"
-                raise UserError(f"{world_size()} processes cannot share {shared}; write {key}=FILE")
-        settings = command.precision, command.average, command.search
-        translator = local_rank0_first(lambda: open_translator(command.checkpoint, device, *settings))
-        check_same_on_all_ranks(lambda: (translator.key, tuple(translator.dictionary.items())), OTHER_MODEL)
+        local_rank0_first(lambda: check_readable(inputs))
+        for key, path in inputs.items():
+            if path and world_size() > 1 and not is_regular_file(path):
+                stream = "standard input" if is_stdin(path) else f"{key}={path}"
+                raise UserError(f"{world_size()} processes cannot share {stream}; write {key}=FILE")
+        translator = local_rank0_first(
+            lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
+        )
+        check_same_on_all_ranks(lambda: (translator.key, tuple(translator.dictionary.items())), MODEL_MISMATCH)
         if world_size() > 1:
-            digests = local_rank0_first(lambda: digests_of(read))
-            check_same_on_all_ranks(lambda: digests, OTHER_TEXT)
-        shows = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
+            digests = local_rank0_first(lambda: hash_inputs(inputs))
+            check_same_on_all_ranks(lambda: digests, TEXT_MISMATCH)
         if (command.alignments or command.format == "links") and not translator.model.attends:
-            raise UserError(f"{shows} shows where attention was, and the model has none; leave it out")
-        talking = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
-        work = score_pairs if command.mode == "score" else translate_lines
-        work(command, translator, TextInput(command.input, "> " if talking else None))
+            setting = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
+            raise UserError(f"{setting} needs a model with attention; leave it out")
+        is_interactive = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
+        source = TextInput(command.input, "> " if is_interactive else None)
+        if command.mode == "score":
+            score_pairs(command, translator, source)
+        else:
+            translate_lines(command, translator, source)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What a decoder step costs with a global and with a local window, for short and for long sources.
+"""Measure a decoder step with a global and with a local attention window, for short and for long sources.
 
 python scripts/bench_attention.py
 
-Processor time of one step on one thread, in decoding (greedy, and a beam of 5) and in training (forward and backward):
-medians of runs in turn. What is done once a sentence does not count, such as encoding it, projecting its keys, and
-adding up one gradient of the size of its memory: a step is the difference between long and short targets.
+Times are processor time per step on one thread, in decoding (greedy, and with beam 5) and in training (forward and
+backward), medians of runs that take turns. Work done once per sentence, such as encoding, projecting the keys, and
+adding up the gradient of its memory, does not count: the time of a step is the difference between long and short
+targets.
 """
 
 import statistics
@@ -26,8 +27,8 @@ WARM_UP, ROUNDS = 2, 15
 Run = Callable[[int], None]
 
 
-def prepare(window: str, positions: int) -> tuple[Decoder, Memory, DecoderState]:
-    """A decoder, and sentences of this length, encoded."""
+def build_decoder(window: str, positions: int) -> tuple[Decoder, Memory, DecoderState]:
+    """Return a decoder, and encoded sentences of the given length."""
     torch.manual_seed(1)
     attention = AttentionConfig(window=window, half_width=HALF_WIDTH)
     decoder = Decoder(ModelConfig(embed=HIDDEN, hidden=HIDDEN, dropout=0.0, attention=attention))
@@ -37,8 +38,8 @@ def prepare(window: str, positions: int) -> tuple[Decoder, Memory, DecoderState]
     return decoder, memory, state
 
 
-def decoding(decoder: Decoder, memory: Memory, state: DecoderState, beam: int) -> Run:
-    """run(steps): one token after the other, as in search."""
+def make_decoding_run(decoder: Decoder, memory: Memory, state: DecoderState, beam: int) -> Run:
+    """Return run(steps), which decodes one token at a time, as in search."""
     first = state.select(torch.arange(SENTENCES).repeat_interleave(beam))
     embedded_N1E = torch.randn(SENTENCES * beam, 1, HIDDEN)
 
@@ -51,8 +52,8 @@ def decoding(decoder: Decoder, memory: Memory, state: DecoderState, beam: int) -
     return run
 
 
-def training(decoder: Decoder, memory: Memory, state: DecoderState) -> Run:
-    """run(steps): teacher forcing there and back, down to the gradients of keys and values."""
+def make_training_run(decoder: Decoder, memory: Memory, state: DecoderState) -> Run:
+    """Return run(steps), a forward and backward pass of teacher forcing, with the gradients of keys and values."""
     embedded_BTE = torch.randn(SENTENCES, max(STEPS), HIDDEN)
     keys, values = memory.keys_BHSA.clone().requires_grad_(), memory.values_BHSM.clone().requires_grad_()
     learned = memory._replace(keys_BHSA=keys, values_BHSM=values)
@@ -65,18 +66,18 @@ def training(decoder: Decoder, memory: Memory, state: DecoderState) -> Run:
     return run
 
 
-def compare(runs: list[Run]) -> list[float]:
-    """Milliseconds a step of each, run in turn."""
+def measure_step_ms(runs: list[Run]) -> list[float]:
+    """Return the milliseconds per step of each run; the runs take turns."""
     times: list[list[float]] = [[] for _ in runs]
     for turn in range(WARM_UP + ROUNDS):
         for run, own in zip(runs, times, strict=True):
-            short, long = (milliseconds(run, steps) for steps in STEPS)
+            short, long = (measure_ms(run, steps) for steps in STEPS)
             if turn >= WARM_UP:
                 own.append((long - short) / (STEPS[1] - STEPS[0]))
     return [statistics.median(own) for own in times]
 
 
-def milliseconds(run: Run, steps: int) -> float:
+def measure_ms(run: Run, steps: int) -> float:
     started = time.process_time()
     run(steps)
     return (time.process_time() - started) * 1e3
@@ -84,22 +85,22 @@ def milliseconds(run: Run, steps: int) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch.zeros(7 * 2**20)  # freed at once, after which glibc keeps such memory: page faults would drown the rest
-    print(f"milliseconds a step of {SENTENCES} sentences: score additive, size {HIDDEN}, half_width {HALF_WIDTH}\n")
+    torch.zeros(7 * 2**20)  # once freed, glibc keeps memory of this size; otherwise page faults would dominate
+    print(f"milliseconds per step of {SENTENCES} sentences: score additive, size {HIDDEN}, half_width {HALF_WIDTH}\n")
     print(
         f"{'window':<10}{'':<10}" + "".join(f"{f'S = {positions:,}':>12}" for positions in LENGTHS) + f"{'change':>10}"
     )
     for window in ("local_m", "local_p", "global"):
-        parts = [prepare(window, positions) for positions in LENGTHS]
-        for what, build in WORK.items():
-            short, long = compare([build(*part) for part in parts])
+        parts = [build_decoder(window, positions) for positions in LENGTHS]
+        for what, build in RUN_BUILDERS.items():
+            short, long = measure_step_ms([build(*part) for part in parts])
             print(f"{window:<10}{what:<10}{short:>12.2f}{long:>12.2f}{long / short - 1:>+10.0%}", flush=True)
 
 
-WORK: dict[str, Callable[[Decoder, Memory, DecoderState], Run]] = {
-    "greedy": partial(decoding, beam=1),
-    "beam 5": partial(decoding, beam=5),
-    "training": training,
+RUN_BUILDERS: dict[str, Callable[[Decoder, Memory, DecoderState], Run]] = {
+    "greedy": partial(make_decoding_run, beam=1),
+    "beam 5": partial(make_decoding_run, beam=5),
+    "training": make_training_run,
 }
 
 if __name__ == "__main__":

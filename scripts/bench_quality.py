@@ -1,17 +1,17 @@
-"""Translation quality beside Eole 0.6.4 on the same text: its best epoch against runs of ours.
+"""Compare translation quality with Eole 0.6.4 on the same text: its best epoch and runs of nmt.
 
-python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/NAME     DIR/{train,valid,test}.*
+python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs/NAME     # DIR/{train,valid,test}.*
 
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
-attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that falls
-in the last four ninths of the training, 64 pairs an update) on 8,000 joint BPE pieces (or pieces=N), in an environment
-of its own (`env`, beside the folder). After each epoch it translates the validation text greedily, as ours does; the
-epoch with the best BLEU there translates the test text with beam 5 (or beam=N), with the length penalty, its default or
-that of ours, that is better on the validation text. Runs of ours, those below `runs`, must be of one recipe and have
-been evaluated on the test split with the same beam (`python -m nmt.evaluate checkpoint=... search.beam=N`). All is kept
-in a folder, by default under runs/bench_quality; what is there already, of the same text, epochs, pieces and eole.yaml,
-is not made again, and a training that was stopped, Eole's own process with it, goes on from its last checkpoint, in the
-order of pairs of a first epoch.
+attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that decays
+in the last four ninths of training, 64 pairs per update) on 8,000 joint BPE pieces (or pieces=N), in a separate virtual
+environment (`env`, beside the folder). After each epoch it translates the validation text greedily, as nmt does; the
+epoch with the best BLEU translates the test text with beam 5 (or beam=N) and whichever length penalty is better on the
+validation text, Eole's default or that of nmt. The runs of nmt are all those below `runs`. They must have the same
+settings but for the seed, and must have been evaluated on the test split with the same beam (`python -m nmt.evaluate
+checkpoint=... search.beam=N`). Everything is kept in a folder, by default under runs/bench_quality: results for the
+same text, epochs, pieces and eole.yaml are reused, and a training that was stopped (together with Eole's own process)
+resumes from its last checkpoint, with pairs in the order of a first epoch.
 """
 
 import json
@@ -23,55 +23,64 @@ from typing import Any
 
 import sacrebleu
 import yaml
-from peer import HERE, configure, install, joined, lines, predict, run, write_pieces
-from settings import settings_given
+from peer import (
+    SCRIPTS_DIR,
+    build_predict_command,
+    install_eole,
+    join_pieces,
+    read_lines,
+    run_command,
+    write_eole_config,
+    write_pieces,
+)
+from settings import parse_settings
 from xxhash import xxh3_128_hexdigest
 
-from nmt.config import NON_NUMERIC, TokenizerConfig
+from nmt.config import NON_NUMERIC_KEYS, TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.errors import UserError
 
-SENTENCES = 64  # an update of Eole
-PENALTIES = ("avg", "wu")  # its default, the mean log-probability of a piece, and that of ours, Wu et al. 2016
+SENTENCES_PER_UPDATE = 64  # of Eole
+PENALTIES = ("avg", "wu")  # the default of Eole, mean log-probability per piece, and that of nmt (Wu et al. 2016)
 MAX_LENGTH = 100
 
 
-def translate(eole: Path, model: Path, source: Path, output: Path, beam: int, penalty: str) -> list[str]:
+def translate_with_eole(eole: Path, model: Path, source: Path, output: Path, beam: int, penalty: str) -> list[str]:
     if not output.exists():
         part = output.with_name(f"{output.name}.part")
-        command = predict(eole, model, source, part, beam, MAX_LENGTH, penalty)
-        run(*command, log=output.with_name(f"{output.name}.log"))
+        command = build_predict_command(eole, model, source, part, beam, MAX_LENGTH, penalty)
+        run_command(*command, log=output.with_name(f"{output.name}.log"))
         part.rename(output)
-    return joined(lines(output))
+    return join_pieces(read_lines(output))
 
 
-def saved(checkpoint: Path) -> Path:
-    """What Eole writes of a checkpoint last."""
+def get_completion_file(checkpoint: Path) -> Path:
+    """Return the file that Eole writes last in a checkpoint."""
     return checkpoint / "config.json"
 
 
-def minutes(folder: Path, checkpoints: list[Path]) -> float:
-    """What training took, without what was lost where it was stopped: each checkpoint since the one, or the start,
-    before it."""
-    ends = [saved(path).stat().st_mtime for path in checkpoints]
-    begun = [*map(float, lines(folder / "starts")), *ends]
+def count_training_minutes(folder: Path, checkpoints: list[Path]) -> float:
+    """Return the minutes of training, without time lost by stops: from each checkpoint back to the previous checkpoint
+    or start, whichever is later."""
+    ends = [get_completion_file(path).stat().st_mtime for path in checkpoints]
+    begun = [*map(float, read_lines(folder / "starts")), *ends]
     return sum(end - max(time for time in begun if time < end) for end in ends) / 60
 
 
-def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
-    """BLEU of runs of ours, which must be trained and evaluated on this corpus, with this beam and in one way."""
+def read_scores(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
+    """Return the BLEU of runs of nmt, all trained and evaluated with the same settings on this corpus."""
     found = {}
-    alike: dict[str, Any] = {}  # of the first
+    alike: dict[str, Any] = {}  # settings of the first run
     for ours in runs:
         path = ours / "eval" / "test" / "metrics.json"
         if not path.is_file():
             sys.exit(f"{path} is missing: python -m nmt.evaluate 'checkpoint=\"{ours}\"' search.beam={beam}")
         tested = json.loads(path.read_text(encoding="utf-8"))
         if tested["search"]["beam"] != beam:
-            sys.exit(f"{path} is of beam {tested['search']['beam']}; give that as beam= here, or evaluate once more")
+            sys.exit(f"{path} is for beam {tested['search']['beam']}; give that as beam=, or evaluate again")
         best = ours / "checkpoints" / "best"
         if best.is_file() and tested["checkpoint"] != best.read_text().strip():
-            sys.exit(f"{path} is of {tested['checkpoint']}, not of the best checkpoint; evaluate {ours} once more")
+            sys.exit(f"{path} is for {tested['checkpoint']}, not for the best checkpoint; evaluate {ours} again")
         config = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))
         for done, own in (("trained", config["data"]), ("evaluated", tested["data"])):
             same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
@@ -81,23 +90,23 @@ def scores_of(runs: list[Path], data: Path, source: str, target: str, beam: int)
         sections = {name: config[name] for name in ("tokenizer", "model", "optim", "train")}
         sections["search"] = tested["search"]
         settings = {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
-        settings = {key: value for key, value in settings.items() if key not in NON_NUMERIC}
+        settings = {key: value for key, value in settings.items() if key not in NON_NUMERIC_KEYS}
         alike = alike or settings
         if unlike := [key for key, value in settings.items() if value != alike.get(key)]:
-            sys.exit(f"runs= must be of one recipe, but {runs[0]} and {ours} differ in {', '.join(unlike)}")
+            sys.exit(f"the runs must have the same settings, but {runs[0]} and {ours} differ in {', '.join(unlike)}")
         found[str(ours)] = float(tested["bleu"])
     return found
 
 
 def main() -> None:
-    settings = settings_given(
+    settings = parse_settings(
         source="de", target="en", epochs="18", pieces="8000", beam="5", data="", runs="", folder=""
     )
     numbers = [int(settings[key]) if settings[key].isdigit() else 0 for key in ("epochs", "pieces", "beam")]
     if not settings["data"]:
         sys.exit(__doc__)
     if not all(numbers):
-        sys.exit("epochs=, pieces= and beam= are whole numbers from 1 on")
+        sys.exit("epochs=, pieces= and beam= must be positive integers")
     epochs, pieces, beam = numbers
     data, source, target = Path(settings["data"]).resolve(), settings["source"], settings["target"]
     files = [data / f"{split}.{side}" for split in ("train", "valid", "test") for side in (source, target)]
@@ -107,38 +116,40 @@ def main() -> None:
     runs = sorted(path.parent for path in Path(given).rglob("config.yaml")) if given else []
     if given and not runs:
         sys.exit(f"runs={given} has no run")
-    scores = scores_of(runs, data, source, target, beam)
-    text = lines(data / f"train.{source}")
+    scores = read_scores(runs, data, source, target, beam)
+    text = read_lines(data / f"train.{source}")
     name = f"{data.name}_{source}_{target}_{epochs}_epochs_{pieces}_pieces"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    sealed, known = [*files, HERE / "eole.yaml"], folder / "digests"
+    sealed, known = [*files, SCRIPTS_DIR / "eole.yaml"], folder / "digests"
     digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed)
     digests += f"{epochs} epochs, {pieces} pieces\n"
     if known.exists() and known.read_text() != digests:
-        sys.exit(f"{folder} is of other text, epochs, pieces or of another scripts/eole.yaml; give another folder=")
+        sys.exit(f"{folder} is for different text, epochs, pieces or scripts/eole.yaml; give another folder=")
     known.write_text(digests)
-    eole = install(folder.parent)  # one for all corpora
-    epoch = -(-len(text) // SENTENCES)
+    eole = install_eole(folder.parent)  # shared by all corpora
+    epoch = -(-len(text) // SENTENCES_PER_UPDATE)
     checkpoints = [folder / "model" / f"step_{number * epoch}" for number in range(1, epochs + 1)]
-    whole = [path for path in checkpoints if saved(path).exists()]
+    whole = [path for path in checkpoints if get_completion_file(path).exists()]
     if len(whole) < epochs:
         if not whole:
             (folder / "vocabulary").unlink(missing_ok=True)
             try:
-                tokenizer = train_tokenizer(text, lines(data / f"train.{target}"), TokenizerConfig(vocab_size=pieces))
+                tokenizer = train_tokenizer(
+                    text, read_lines(data / f"train.{target}"), TokenizerConfig(vocab_size=pieces)
+                )
             except UserError as error:
                 sys.exit(f"pieces={pieces}: {error}")
             write_pieces(tokenizer, data, source, target, folder)
         with open(folder / "starts", "a") as file:
             file.write(f"{time.time()}\n")
-        config = configure(eole, folder, epoch * epochs, 50, epoch, whole[-1] if whole else None)
-        run(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
-    references = {split: lines(data / f"{split}.{target}") for split in ("valid", "test")}
+        config = write_eole_config(eole, folder, epoch * epochs, 50, epoch, whole[-1] if whole else None)
+        run_command(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
+    references = {split: read_lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
     def translated(number: int, split: str, beam: int, penalty: str) -> list[str]:
         output = folder / f"{split}.{number}.beam_{beam}.{penalty}"
-        return translate(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam, penalty)
+        return translate_with_eole(eole, checkpoints[number - 1], folder / f"{split}.source", output, beam, penalty)
 
     def bleu(found: list[str], split: str) -> float:
         return sacrebleu.corpus_bleu(found, [references[split]]).score
@@ -146,10 +157,10 @@ def main() -> None:
     curve = []
     for number in range(1, epochs + 1):
         curve.append(bleu(translated(number, "valid", 1, "none"), "valid"))
-        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} of the validation text, greedily", flush=True)
+        print(f"Eole, epoch {number}: BLEU {curve[-1]:.2f} on the validation text, greedy", flush=True)
     best = curve.index(max(curve)) + 1
     if best == epochs:
-        print(f"the last epoch is the best: more of them may be better still, epochs={epochs + epochs // 2}")
+        print(f"the last epoch is the best, so more epochs may be better: epochs={epochs + epochs // 2}")
     valid = {penalty: bleu(translated(best, "valid", beam, penalty), "valid") for penalty in PENALTIES}
     penalty = max(valid, key=valid.__getitem__)
     found = translated(best, "test", beam, penalty)
@@ -157,7 +168,7 @@ def main() -> None:
     chrf, ter = (
         measure(found, [references["test"]]).score for measure in (sacrebleu.corpus_chrf, sacrebleu.corpus_ter)
     )
-    took = minutes(folder, checkpoints)
+    took = count_training_minutes(folder, checkpoints)
     print(f"Eole, epoch {best}, the best of {epochs} ({took:.0f} min), with beam {beam}, length penalty {penalty}:")
     others = ", ".join(f"{valid[other]:.2f} with {other}" for other in PENALTIES if other != penalty)
     print(f"BLEU {valid[penalty]:.2f} of the validation text ({others})")

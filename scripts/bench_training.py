@@ -1,16 +1,16 @@
-"""Training speed: nmt beside a textbook loop of nn.LSTMCell, and beside Eole 0.6.4, on one machine in one run.
+"""Measure training speed: nmt, a textbook loop of nn.LSTMCell, and Eole 0.6.4, on one machine in one run.
 
-python scripts/bench_training.py                                 on made-up sentences as long as Multi30k's
-python scripts/bench_training.py data=DIR peers=1                on DIR/{train,valid,test}.{de,en}, with Eole
-python scripts/bench_training.py size=gnmt device=cuda           a large model on a GPU
+python scripts/bench_training.py                                 # on random sentences as long as Multi30k's
+python scripts/bench_training.py data=DIR peers=1                # on DIR/{train,valid,test}.{de,en}, with Eole
+python scripts/bench_training.py size=gnmt device=cuda           # a large model on a GPU
 
 The small model is an LSTM with embeddings of 256, an encoder of 256 in each direction, a decoder of 512, additive
-attention and 8,000 joint pieces; 64 sentences an update. Each system is a process of its own. They train in turn, a
-window of some updates each, `windows` times (on a GPU one after the other, with the same batches in each window); Eole,
-installed into an environment of its own, before them and after them, as one cannot tell it to pause. Medians of the
-windows go to docs/benchmarks.md, with what speed costs by size as a picture.
+attention and 8,000 joint pieces, with 64 sentences per update. Each system runs in its own process. The processes take
+turns: a window of `updates` updates each, `windows` times (on a GPU one system after the other, with the same batches
+in each window). Eole cannot be paused, so it runs before and after them, in a separate virtual environment. Medians of
+the windows go to docs/benchmarks.md, with a figure of speed by size.
 
-Tokens are target pieces with </s>, without padding; a column counts those of both sides. Other settings: source=de
+Tokens are target pieces with </s>, without padding; one column counts both sides. Other settings: source=de
 target=en windows=7 updates=15 folder=runs/bench_training.
 """
 
@@ -31,29 +31,29 @@ from typing import Any
 import numpy as np
 import torch
 from bench_search import GNMT
-from peer import configure, install, run, write
-from plain_loop import Plain
-from settings import settings_given
+from peer import install_eole, run_command, write_eole_config, write_lines
+from plain_loop import PlainModel
+from settings import parse_settings
 from torch import Tensor, nn
 
 from nmt.config import OptimConfig, TrainConfig, TrainRun
 from nmt.config.data import DataConfig, TokenizerConfig
-from nmt.config.model import WINDOWS, AttentionConfig, ModelConfig
+from nmt.config.model import ATTENTION_WINDOWS, AttentionConfig, ModelConfig
 from nmt.data.batching import collate, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
-from nmt.data.encoding import EncodedPairs, EncodedSide, by_length, cached_tokenizer, encode_corpus
+from nmt.data.encoding import EncodedPairs, EncodedSide, encode_corpus, get_or_train_tokenizer, sort_by_length
 from nmt.data.tokenizer import SPECIALS
-from nmt.evaluation.plot import canvas
+from nmt.evaluation.plot import open_figure
 from nmt.model.seq2seq import build_model
 from nmt.runtime.device import choose_device, choose_precision, move_model
 from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.memory import peak_memory
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import shapes_of, train_step
+from nmt.training.step import choose_epoch_shapes, train_step
 
 DOCS = Path("docs")
-END = "<!-- end of what scripts/bench_training.py writes -->"
+END_MARKER = "<!-- end of what scripts/bench_training.py writes -->"  # in docs/benchmarks.md
 SMALL = ModelConfig(style="luong", embed=256, hidden=512, dropout=0.3, attention=AttentionConfig(score="additive"))
 OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1)
 
@@ -62,8 +62,8 @@ OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1
 class Size:
     model: ModelConfig
     vocabulary: int
-    length: float  # mean, of the sentences that are made up
-    sentences: tuple[int, ...]  # of an update
+    length: float  # mean length of random sentences
+    sentences: tuple[int, ...]  # per update
     precisions: tuple[str, ...]
 
 
@@ -75,7 +75,7 @@ SIZES = {
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """What is measured."""
+    """A system to measure: nmt, or the plain loop."""
 
     name: str
     model: ModelConfig
@@ -85,27 +85,29 @@ class System:
 
 
 # ------------------------------------------------------------------------------------------------------------- work
-def random_pairs(source: Any, target: Any, vocabulary: int) -> EncodedPairs:
-    """Random pieces, so many in each sentence of a side."""
+def make_random_pairs(source: Any, target: Any, vocabulary: int) -> EncodedPairs:
+    """Return pairs of random pieces with the given lengths."""
     rng = np.random.default_rng(1)
     sides = []
     for lengths in (source, target):
         offsets = np.concatenate([[0], np.cumsum(lengths.astype(np.int64))])
         sides.append(EncodedSide(rng.integers(len(SPECIALS), vocabulary, offsets[-1], dtype=np.int32), offsets))
     nothing: Any = None
-    order, runs = by_length(np.stack([side.lengths(np.arange(len(source))) for side in sides]))
+    order, runs = sort_by_length(np.stack([side.lengths(np.arange(len(source))) for side in sides]))
     return EncodedPairs("random", nothing, nothing, *sides, order, runs, 10**4, 0.0, False)  # type: ignore[arg-type, call-arg]
 
 
-def made_up(size: Size, pairs: int) -> EncodedPairs:
-    """Random sentences, the two of a pair of similar length."""
+def make_random_corpus(size: Size, pairs: int) -> EncodedPairs:
+    """Return pairs of random sentences of similar length."""
     rng = np.random.default_rng(1)
     lengths = np.clip(rng.gamma(8, size.length / 8, pairs), 3, 80)
-    return random_pairs(lengths, np.clip(lengths * rng.normal(1, 0.12, pairs), 3, 80), size.vocabulary)
+    return make_random_pairs(lengths, np.clip(lengths * rng.normal(1, 0.12, pairs), 3, 80), size.vocabulary)
 
 
-def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torch.device) -> Callable[[Any], Tensor]:
-    """A function that makes one update from the indices of some pairs and returns the number of target tokens."""
+def make_update(
+    system: System, vocabulary: int, encoded: EncodedPairs, device: torch.device
+) -> Callable[[Any], Tensor]:
+    """Return a function that makes one update on the given rows and returns the number of target tokens."""
     torch.manual_seed(1)
     if not system.plain:
         run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
@@ -117,10 +119,10 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
         state = TrainState(run, Path(), device, model, nothing, optimizer, encoded, nothing, progress)
         if device.type == "cuda":
             batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
-            state.shapes_K3 = shapes_of(state, batches)  # as `nmt.training.loop.fit` does
+            state.shapes_K3 = choose_epoch_shapes(state, batches)  # as `nmt.training.loop.fit` does
         return lambda indices: train_step(state, indices, 10**6).sums.target
 
-    plain = Plain(system.model, vocabulary, OPTIM.label_smoothing).to(device)
+    plain = PlainModel(system.model, vocabulary, OPTIM.label_smoothing).to(device)
     adam = torch.optim.Adam(plain.parameters(), lr=OPTIM.lr)
 
     def update(indices: Any) -> Tensor:
@@ -137,26 +139,26 @@ def updates(system: System, vocabulary: int, encoded: EncodedPairs, device: torc
     return update
 
 
-def serve(connection: Connection, system: System, vocabulary: int, encoded: EncodedPairs, device: str) -> None:
-    """A process of its own: for each number of updates asked for, their tokens and seconds, and its peak memory."""
-    there = torch.device(device)
+def serve_updates(connection: Connection, system: System, vocabulary: int, encoded: EncodedPairs, device: str) -> None:
+    """Answer each requested number of updates with (tokens, seconds, peak memory in bytes)."""
+    torch_device = torch.device(device)
     batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
-    update, done = updates(system, vocabulary, encoded, there), 0
+    update, done = make_update(system, vocabulary, encoded, torch_device), 0
     while count := connection.recv():
-        if there.type == "cuda":
-            done = 0  # the same batches in each window: in the first two their shapes are met and recorded
+        if torch_device.type == "cuda":
+            done = 0  # the same batches in each window, whose shapes are captured in the first two
         started = time.perf_counter()
         tokens = sum(update(batches[(done + number) % len(batches)]) for number in range(count))
         done += count
-        if there.type == "cuda":
-            torch.cuda.synchronize(there)
+        if torch_device.type == "cuda":
+            torch.cuda.synchronize(torch_device)
         seconds = time.perf_counter() - started
-        on_gpu = torch.cuda.max_memory_allocated(there) if there.type == "cuda" else 0
+        on_gpu = torch.cuda.max_memory_allocated(torch_device) if torch_device.type == "cuda" else 0
         connection.send((int(tokens), seconds, on_gpu or peak_memory()))
 
 
-def flop_per_token(system: System, vocabulary: int, encoded: EncodedPairs) -> float:
-    """Of products, forward and backward, padding apart, for each target token; without the bridge, once a sentence."""
+def count_flop_per_token(system: System, vocabulary: int, encoded: EncodedPairs) -> float:
+    """Return the FLOP of matrix products, forward and backward, per target token, without padding and the bridge."""
     model = build_model(system.model, vocabulary, vocabulary)
     per_source = per_target = 0
     for name, parameter in model.named_parameters():
@@ -169,8 +171,8 @@ def flop_per_token(system: System, vocabulary: int, encoded: EncodedPairs) -> fl
     return float(6 * (per_source * source.sum() + per_target * target.sum() + attention) / target.sum())
 
 
-def product_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of one large product."""
+def measure_product_rate(device: torch.device, precision: str) -> float:
+    """Return the FLOP/s of a large matrix product."""
     size = 2048 if device.type == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     times = []
@@ -183,30 +185,30 @@ def product_rate(device: torch.device, precision: str) -> float:
     return 2 * size**3 / median(times[1:])
 
 
-def processor() -> str:
+def get_processor_name() -> str:
     path = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.+)", path.read_text(encoding="utf-8")) if path.exists() else None
     return found[1] if found else platform.machine()
 
 
 # ------------------------------------------------------------------------------------------------------------- Eole
-def eole_windows(encoded: EncodedPairs, count: int, folder: Path) -> list[float]:
-    """Target tokens/s of `count` windows of 20 updates, after 100 that do not count: it grows faster for so long."""
-    eole = install(folder)
+def measure_eole(encoded: EncodedPairs, count: int, folder: Path) -> list[float]:
+    """Return target tokens/s of `count` windows of 20 updates, after 100 in which Eole is still getting faster."""
+    eole = install_eole(folder)
     for name, side in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         ids = getattr(encoded, name)
         text = [" ".join(side.pieces(ids[row].tolist())) for row in np.sort(encoded.order)]
-        write(folder / f"valid.{name}", text[:10])
-        write(folder / f"train.{name}", text)
-    (folder / "vocabulary").unlink(missing_ok=True)  # of the text of an earlier call
-    config = configure(eole, folder, 100 + 20 * count, report_every=20)
-    run(eole, "train", "-config", config, log=folder / "eole.log")
+        write_lines(folder / f"valid.{name}", text[:10])
+        write_lines(folder / f"train.{name}", text)
+    (folder / "vocabulary").unlink(missing_ok=True)  # of the text of an earlier run
+    config = write_eole_config(eole, folder, 100 + 20 * count, report_every=20)
+    run_command(eole, "train", "-config", config, log=folder / "eole.log")
     found = re.findall(r"/(\d+) tok/s", (folder / "eole.log").read_text(encoding="utf-8"))
     return [float(speed) for speed in found[5:]]
 
 
 # ---------------------------------------------------------------------------------------------------------- reports
-def systems_of(size: Size, device: torch.device) -> list[System]:
+def list_systems(size: Size, device: torch.device) -> list[System]:
     precisions = dict.fromkeys(choose_precision(name, device) for name in size.precisions)
     found = []
     for sentences in size.sentences:
@@ -224,23 +226,27 @@ def systems_of(size: Size, device: torch.device) -> list[System]:
     return found
 
 
-def measure(
+def measure_systems(
     systems: list[System], vocabulary: int, encoded: EncodedPairs, device: torch.device, windows: int, count: int
 ) -> tuple[dict[System, list[float]], dict[System, int], dict[str, float]]:
-    """Tokens/s of each window of each system, which take turns; peak memory; FLOP/s of a product."""
+    """Return tokens/s of each window and peak memory in bytes by system, and FLOP/s of a product by precision."""
     spawn = multiprocessing.get_context("spawn")
     speeds: dict[System, list[float]] = {system: [] for system in systems}
     peaks: dict[System, int] = {}
     rates: dict[str, list[float]] = {system.precision: [] for system in systems}
-    for group in [systems] if device.type == "cpu" else [[system] for system in systems]:  # what a GPU has room for
+    for group in (
+        [systems] if device.type == "cpu" else [[system] for system in systems]
+    ):  # a GPU has memory for one at a time
         ends: dict[System, Connection] = {}
         for system in group:
             ends[system], other = spawn.Pipe()
-            spawn.Process(target=serve, args=(other, system, vocabulary, encoded, str(device)), daemon=True).start()
+            spawn.Process(
+                target=serve_updates, args=(other, system, vocabulary, encoded, str(device)), daemon=True
+            ).start()
             other.close()
-        for window in range(windows + 2):  # two that do not count: kernels are compiled, graphs recorded
+        for window in range(windows + 2):  # the first two are a warm-up: kernels are compiled, CUDA graphs captured
             for precision in {system.precision for system in group}:
-                rates[precision].append(product_rate(device, precision))
+                rates[precision].append(measure_product_rate(device, precision))
             for system, end in ends.items():
                 end.send(count)
                 tokens, seconds, peaks[system] = end.recv()
@@ -254,7 +260,7 @@ def measure(
     return speeds, peaks, {precision: median(values) for precision, values in rates.items()}
 
 
-def table(
+def format_table(
     speeds: dict[System, list[float]], peaks: dict[System, int], rates: dict[str, float], eole: list[float],
     size: Size, encoded: EncodedPairs,
 ) -> list[str]:  # fmt: skip
@@ -278,7 +284,7 @@ def table(
     for system, values in speeds.items():
         speed = median(values)
         beside = plain.get((system.precision, system.sentences))
-        share = speed * flop_per_token(system, size.vocabulary, encoded) / rates[system.precision]
+        share = speed * count_flop_per_token(system, size.vocabulary, encoded) / rates[system.precision]
         precision = system.precision + (f" | {system.sentences}" if several else "")
         ratios = [f"{speed / beside:.2f}" if beside else "", *([f"{speed / median(eole):.2f}"] if eole else [])]
         found.append(row(system.name, precision, values, *ratios, f"{peaks[system] / 1e9:.2f} GB", f"{share:.0%}"))
@@ -286,11 +292,11 @@ def table(
 
 
 # ----------------------------------------------------------------------------------------------------------- curves
-def speed_of(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
-    """Tokens/s of one batch of sentences of equal length: the median of some updates."""
+def measure_batch_speed(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
+    """Return the median tokens/s of updates on one batch of sentences of equal length."""
     rows = np.arange(system.sentences)
-    encoded = random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
-    update = updates(system, vocabulary, encoded, device)
+    encoded = make_random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
+    update = make_update(system, vocabulary, encoded, device)
     times = []
     for _ in range(10):
         started = time.perf_counter()
@@ -308,7 +314,7 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
     first = System("nmt, input feeding", fed, precision, size.sentences[0])
     trio = [first, System("nmt, no input feeding", whole, precision, size.sentences[0]),
             replace(first, name="plain loop", plain=True)]  # fmt: skip
-    length, vocabulary = round(size.length), size.vocabulary
+    length = round(size.length)
 
     def sized(system: System, hidden: int) -> System:
         return replace(system, model=replace(system.model, hidden=hidden))
@@ -317,17 +323,24 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
         attention = replace(size.model.attention, window=name)
         return System(name, replace(fed, attention=attention), precision, 16)
 
-    Point = Callable[[System, int], float]
-    panels: list[tuple[str, tuple[int, ...], list[System], Point]] = [
-        ("sentences of an update", (8, 16, 32, 64, 128, 256), trio,
-         lambda s, x: speed_of(replace(s, sentences=x), vocabulary, length, length, device)),
-        ("hidden", (128, 256, 512, 1024), trio, lambda s, x: speed_of(sized(s, x), vocabulary, length, length, device)),
-        ("target pieces", (8, 16, 32, 64, 128), trio, lambda s, x: speed_of(s, vocabulary, length, x, device)),
-        ("vocabulary", (2000, 8000, 32000), trio, lambda s, x: speed_of(s, x, length, length, device)),
-        ("source pieces, 16 sentences", (16, 64, 128, 256, 512), list(map(windowed, WINDOWS)),
-         lambda s, x: speed_of(s, vocabulary, x, length, device)),
-    ]  # fmt: skip
-    with canvas(path, (15, 3), 8) as figure:
+    def measure(system: System, vocabulary: int = size.vocabulary, source: int = length, target: int = length) -> float:
+        return measure_batch_speed(system, vocabulary, source, target, device)
+
+    windowed_systems = [windowed(name) for name in ATTENTION_WINDOWS]
+    Measurement = Callable[[System, int], float]
+    panels: list[tuple[str, tuple[int, ...], list[System], Measurement]] = [
+        ("sentences per update", (8, 16, 32, 64, 128, 256), trio, lambda s, x: measure(replace(s, sentences=x))),
+        ("hidden", (128, 256, 512, 1024), trio, lambda s, x: measure(sized(s, x))),
+        ("target pieces", (8, 16, 32, 64, 128), trio, lambda s, x: measure(s, target=x)),
+        ("vocabulary", (2000, 8000, 32000), trio, lambda s, x: measure(s, vocabulary=x)),
+        (
+            "source pieces, 16 sentences",
+            (16, 64, 128, 256, 512),
+            windowed_systems,
+            lambda s, x: measure(s, source=x),
+        ),
+    ]
+    with open_figure(path, (15, 3), 8) as figure:
         for number, (label, places, systems, point) in enumerate(panels, 1):
             axes = figure.add_subplot(1, len(panels), number)
             for system, style in zip(systems, ("o-", "s--", "^:"), strict=True):
@@ -346,7 +359,7 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
 
 
 def main() -> None:
-    settings = settings_given(
+    settings = parse_settings(
         data="", source="de", target="en", peers="0", size="small", device="auto", windows="7", updates="15",
         folder="runs/bench_training",
     )  # fmt: skip
@@ -358,7 +371,7 @@ def main() -> None:
     size, device = SIZES[settings["size"]], choose_device(settings["device"])
     page, begin = DOCS / "benchmarks.md", f"<!-- size={settings['size']} device={device.type} -->\n"
     if begin not in page.read_text(encoding="utf-8"):
-        sys.exit(f"error: {page} has no place for this table, a line {begin.strip()}")
+        sys.exit(f"error: {page} has no line {begin.strip()} for this table")
     windows, folder = int(settings["windows"]), Path(settings["folder"]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if settings["data"]:
@@ -366,31 +379,35 @@ def main() -> None:
         given = TokenizerConfig(type="bpe", vocab_size=size.vocabulary, joint=True)
         pairs = load_pairs(data, "train")
         given_run = TrainRun(data=data, tokenizer=given)
-        encoded = encode_corpus(pairs, cached_tokenizer(pairs, given_run), given_run)
+        encoded = encode_corpus(pairs, get_or_train_tokenizer(pairs, given_run), given_run)
     else:
-        encoded = made_up(size, 20_000)
+        encoded = make_random_corpus(size, 20_000)
     half = -(-windows // 2)
-    eole = eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
-    systems, count = systems_of(size, device), int(settings["updates"])
-    speeds, peaks, rates = measure(systems, size.vocabulary, encoded, device, windows, count)
-    eole += eole_windows(encoded, half, folder) if settings["peers"] == "1" else []
+    eole = measure_eole(encoded, half, folder) if settings["peers"] == "1" else []
+    systems, count = list_systems(size, device), int(settings["updates"])
+    speeds, peaks, rates = measure_systems(systems, size.vocabulary, encoded, device, windows, count)
+    eole += measure_eole(encoded, half, folder) if settings["peers"] == "1" else []
     waste = padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_sentences=size.sentences[0]), 1, 0))
-    where = f"{os.cpu_count()} cores of {processor()}" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    where = (
+        f"{os.cpu_count()} cores of {get_processor_name()}"
+        if device.type == "cpu"
+        else torch.cuda.get_device_name(device)
+    )
     setting = (
-        f"{where}, PyTorch {torch.__version__.partition('+')[0]}, {Path(settings['data']).name or 'made-up text'}; "
+        f"{where}, PyTorch {torch.__version__.partition('+')[0]}, {Path(settings['data']).name or 'random text'}; "
         f"medians of {windows} windows of {settings['updates']} updates"
         + (f" (Eole's: {len(eole)} of 20)" if eole else "")
         + "; a large product runs at "
         + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {precision}" for precision, rate in rates.items())
         + f"; padding of nmt's batches {waste:.1%}."
     )
-    lines = [textwrap.fill(setting, 120), "", *table(speeds, peaks, rates, eole, size, encoded)]
+    lines = [textwrap.fill(setting, 120), "", *format_table(speeds, peaks, rates, eole, size, encoded)]
     print("\n" + "\n".join(lines))
     picture = DOCS / f"training_{settings['size']}_{device.type}.png"
     draw_curves(size, device, picture)
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END])
-    page.write_text(before + begin + text + rest.partition(END)[2], encoding="utf-8")
+    text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END_MARKER])
+    page.write_text(before + begin + text + rest.partition(END_MARKER)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Translation speed beside Eole 0.6.4, the living successor of OpenNMT-py, on the same machine in the same run.
+"""Compare translation speed with Eole 0.6.4, the successor of OpenNMT-py, on the same machine in the same run.
 
 python scripts/bench_translation.py data=DIR run=runs/NAME eole=FOLDER/model/step_N
 
-The models are those of `scripts/bench_quality.py`: a run of ours, and an epoch of Eole's in the folder where that put
-it (the best, which it prints). Both commands translate the test set in turn, `rounds` times: with beam 5, 64 sentences
-a batch and no length penalty, and greedily. A time is that of the whole command less that of the same command on one
-line, so that loading does not count; ours also splits into pieces and joins them, Eole is given pieces. Medians are
-printed, and ratios of medians.
+The models are those of `scripts/bench_quality.py`: a run of nmt, and the best epoch of Eole, whose folder that script
+prints. Both commands take turns to translate the test set `rounds` times, with 64 sentences per batch and no length
+penalty: with beam 5, and greedily. A time is that of the whole command minus that of the same command on one line, so
+loading does not count. nmt also tokenizes and detokenizes, Eole is given pieces. Medians and their ratios are printed.
 
-Other settings: source=de target=en rounds=5, and folder=runs/bench_translation for what is written.
+Other settings: source=de target=en rounds=5, folder=runs/bench_translation (for all files).
 """
 
 import os
@@ -17,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 import sacrebleu
-from peer import install, joined, lines, predict, run, write
-from settings import settings_given
+from peer import build_predict_command, install_eole, join_pieces, read_lines, run_command, write_lines
+from settings import parse_settings
 
 from nmt.data.tokenizer import load_tokenizer
 
@@ -28,25 +27,25 @@ OURS = ("fp32", "bf16", "int8")
 
 
 def main() -> None:
-    settings = settings_given(
+    settings = parse_settings(
         data="", run="", eole="", source="de", target="en", rounds="5", folder="runs/bench_translation"
     )
     if not all(settings.values()):
         sys.exit(__doc__)
     data, own, model, folder = (Path(settings[key]).resolve() for key in ("data", "run", "eole", "folder"))
-    trained = model.parent.parent  # the folder of bench_quality.py
+    trained = model.parent.parent  # folder of bench_quality.py
     whole = {"eole": trained / "test.source", "nmt": data / f"test.{settings['source']}"}
     if missing := [str(path) for path in (model, *whole.values()) if not path.exists()]:
         sys.exit(f"missing: {', '.join(missing)}")
     folder.mkdir(parents=True, exist_ok=True)
-    eole = install(trained.parent)
+    eole = install_eole(trained.parent)
 
-    text = lines(whole["nmt"])
-    one = {name: write(folder / f"one.{name}", lines(path)[:1]) for name, path in whole.items()}
+    text = read_lines(whole["nmt"])
+    one = {name: write_lines(folder / f"one.{name}", read_lines(path)[:1]) for name, path in whole.items()}
 
     def command(system: str, beam: int, source: Path, output: Path) -> list[str | Path]:
         if system == "eole fp32":
-            return predict(eole, model, source, output, beam, MAX_LENGTH, "none")
+            return build_predict_command(eole, model, source, output, beam, MAX_LENGTH, "none")
         return [
             *(sys.executable, "-m", "nmt.translate", f'checkpoint="{own}"', f"input={source}", f"output={output}"),
             "device=cpu",
@@ -62,13 +61,15 @@ def main() -> None:
             for system in systems:
                 tool = system.split()[0]
                 output = folder / f"{system} {kind}.txt".replace(" ", "_")
-                loading = run(*command(system, beam, one[tool], folder / "one.txt"), log=log)
-                took = run(*command(system, beam, whole[tool], output), log=log) - loading
+                loading = run_command(*command(system, beam, one[tool], folder / "one.txt"), log=log)
+                took = run_command(*command(system, beam, whole[tool], output), log=log) - loading
                 seconds.setdefault((kind, system), []).append(took)
-                print(f"round {turn + 1}, {kind}, {system}: {took:.2f} s (and {loading:.1f} s of loading)", flush=True)
+                print(
+                    f"round {turn + 1}, {kind}, {system}: {took:.2f} s (without {loading:.1f} s of loading)", flush=True
+                )
 
     side = load_tokenizer(own).target
-    references = lines(data / f"test.{settings['target']}")
+    references = read_lines(data / f"test.{settings['target']}")
     print(f"\n{len(text):,} sentences, {os.cpu_count()} cores; medians of {settings['rounds']} rounds")
     print(
         f"{'':<10}{'':<12}{'seconds':>9}{'sentences/s':>13}{'ratio':>8}{'pieces':>9}{'pieces/s':>10}{'ratio':>8}{'BLEU':>7}"
@@ -76,9 +77,9 @@ def main() -> None:
     for kind in SEARCH:
         first: tuple[float, float] | None = None
         for system in systems:
-            found = lines(folder / f"{system} {kind}.txt".replace(" ", "_"))
+            found = read_lines(folder / f"{system} {kind}.txt".replace(" ", "_"))
             if system == "eole fp32":
-                found = joined(found)
+                found = join_pieces(found)
             pieces = sum(len(ids) + 1 for ids in side.encode(found))
             took = median(seconds[kind, system])
             speed = len(text) / took, pieces / took

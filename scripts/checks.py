@@ -1,4 +1,4 @@
-"""Checks that go on whatever comes of one of them: results as lines and as tables, limits of time, commands beside."""
+"""Run checks independently of each other, within time limits, and report their results as JSON lines and tables."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nmt.runtime.text_io import finite_or_none
+from nmt.runtime.text_io import replace_nonfinite
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,35 +27,35 @@ Work = Callable[["Setting"], Iterable[Values]]
 Check = tuple[str, Work]
 
 
-class Skipped(Exception):
-    """Why a check was not made."""
+class CheckSkipped(Exception):
+    """Raised by a check that cannot run; the message says why."""
 
 
 @dataclass
 class Setting:
-    """Where checks run, and how long."""
+    """The device, folders and time limit of checks."""
 
     device: torch.device
     tiny: bool
     text: str
-    folder: Path  # of results
-    scratch: Path  # of everything else
-    end: float = math.inf  # of the present section, on the monotonic clock
+    folder: Path  # for results
+    scratch: Path  # for everything else
+    end: float = math.inf  # of the current section, in time.monotonic() seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.end - time.monotonic()
 
-    def hurry(self) -> None:
-        if self.left() < 0:
-            raise Skipped("the time of its section was over")
+    def check_time(self) -> None:
+        if self.seconds_left() < 0:
+            raise CheckSkipped("no time left in its section")
 
-    def need_gpu(self) -> None:
+    def require_gpu(self) -> None:
         if self.device.type != "cuda":
-            raise Skipped("no GPU")
+            raise CheckSkipped("no GPU")
 
 
 class Report:
-    """Results, written as soon as they are known."""
+    """Results, each written to results.jsonl as soon as it is known."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,20 +69,20 @@ class Report:
         with self.lock:
             self.results.append(result)
             with open(self.folder / "results.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(finite_or_none(result)) + "\n")
+                file.write(json.dumps(replace_nonfinite(result)) + "\n")
         print(f"{section}: {check}: {status}", file=sys.stderr, flush=True)
 
     def close(self) -> bool:
-        """Print the tables. Returns whether all is well."""
+        """Write and print the tables, and return whether no check failed."""
         with self.lock:
-            text = "\n\n".join(tables(self.results)) + "\n"
+            text = "\n\n".join(format_tables(self.results)) + "\n"
             (self.folder / "table.md").write_text(text, encoding="utf-8")
             print(text, flush=True)
             return not any(result["status"] in ("failed", "error") for result in self.results)
 
 
-def tables(results: list[Values]) -> Iterator[str]:
-    """Results that have the same values, as one table."""
+def format_tables(results: list[Values]) -> Iterator[str]:
+    """Yield a table for each group of results of a section with the same columns."""
     parts: dict[tuple[str, ...], list[Values]] = {}
     for result in results:
         names = [name for name in result if name not in ("section", "seconds")]
@@ -92,11 +92,11 @@ def tables(results: list[Values]) -> Iterator[str]:
         if name != section:
             section = name
             yield f"### {name}"
-        lines = [columns, ["---"] * len(columns), *([shown(row[column]) for column in columns] for row in rows)]
+        lines = [columns, ["---"] * len(columns), *([format_value(row[column]) for column in columns] for row in rows)]
         yield "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -107,17 +107,17 @@ def shown(value: Any) -> str:
 def run_section(
     name: str, checks: list[Check], setting: Setting, report: Report, before: Callable[[torch.device], None]
 ) -> None:
-    """Each check by itself, `before` first: what goes wrong in one is a result, and the next begins."""
+    """Run each check after a call of `before`, and report an exception as a result of the check."""
     for check, work in checks:
         started = time.perf_counter()
         try:
-            setting.hurry()
+            setting.check_time()
             before(setting.device)
             for values in work(setting):
                 right = values.pop("ok", None)
                 status = "measured" if right is None else "ok" if right else "failed"
                 report.add(name, check, status, **values, seconds=round(time.perf_counter() - started, 2))
-        except Skipped as reason:
+        except CheckSkipped as reason:
             report.add(name, check, f"skipped: {reason}")
         except Exception as error:
             with open(report.folder / "errors.txt", "a", encoding="utf-8") as file:
@@ -125,17 +125,16 @@ def run_section(
             report.add(name, check, "error", error=f"{type(error).__name__}: {error}"[:400])
 
 
-RUNNING: set[int] = set()  # process groups of commands
+RUNNING_GROUPS: set[int] = set()  # process groups of running commands
 
 
 def limit_time(report: Report, total: float) -> None:
-    """End the program even where a check hangs: after so many seconds with its tables, and where Python hangs too, some
-    seconds later without them."""
+    """End the program after `total` seconds, with its tables, even if a check hangs; without them if Python hangs."""
 
     def stop() -> None:
-        report.add("all", "time limit", "error", error="a check hangs: what comes after it is missing")
+        report.add("all", "time limit", "error", error="a check hangs: later checks are missing")
         report.close()
-        for group in RUNNING.copy():
+        for group in RUNNING_GROUPS.copy():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         os._exit(1)
@@ -147,8 +146,8 @@ def limit_time(report: Report, total: float) -> None:
 
 
 @contextlib.contextmanager
-def started(setting: Setting, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of Python beside this one, gone at the end with all that it started."""
+def start_python(setting: Setting, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start Python with these arguments in the background; its whole process group is killed at the end."""
     seen = os.environ | {"XDG_CACHE_HOME": str(setting.scratch / "cache")}
     seen["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")]))
     with open(setting.folder / "commands.txt", "ab") as log:
@@ -157,26 +156,26 @@ def started(setting: Setting, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process = subprocess.Popen(
             [sys.executable, *words], cwd=setting.scratch, env=seen, stdout=log, stderr=log, start_new_session=True
         )
-    RUNNING.add(process.pid)
+    RUNNING_GROUPS.add(process.pid)
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        RUNNING.discard(process.pid)
+        RUNNING_GROUPS.discard(process.pid)
 
 
-def finish(process: subprocess.Popen[bytes], setting: Setting, codes: tuple[int, ...] = (0,)) -> None:
-    """Wait for the end of a command."""
+def wait_for_exit(process: subprocess.Popen[bytes], setting: Setting, codes: tuple[int, ...] = (0,)) -> None:
+    """Wait until a command exits, and raise an exception unless its exit code is one of `codes`."""
     try:
-        code = process.wait(max(0.0, setting.left()))
+        code = process.wait(max(0.0, setting.seconds_left()))
     except subprocess.TimeoutExpired:
-        raise Skipped("the time of its section was over") from None
+        raise CheckSkipped("no time left in its section") from None
     if code not in codes:
-        raise RuntimeError(f"exit code {code}; {said(setting)}")
+        raise RuntimeError(f"exit code {code}; {read_last_output_line(setting)}")
 
 
-def said(setting: Setting) -> str:
-    """The last line of what commands printed."""
+def read_last_output_line(setting: Setting) -> str:
+    """Return the last line that commands printed."""
     return (setting.folder / "commands.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]

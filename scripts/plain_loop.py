@@ -1,5 +1,6 @@
-"""The model of the benchmarks as textbooks write it, all by autograd: an nn.LSTMCell and attention, a step at a time;
-or nn.LSTM over whole sentences.
+"""A textbook version of the benchmark model that relies on autograd.
+
+It runs nn.LSTMCell and attention one step at a time, or nn.LSTM over whole sentences.
 
 Shapes: B sentences, S source and T target positions, A size in which queries and keys meet, M memory size.
 """
@@ -13,10 +14,12 @@ from nmt.config.model import ModelConfig
 from nmt.data.batching import Batch
 
 
-class Plain(nn.Module):
-    """Additive attention, any number of layers, from a state of zeros: style `luong` with input feeding or without, as
-    a loop over target positions without residual sums; style `gnmt` as one nn.LSTM for each decoder layer, where all
-    positions attend at once. `forward` returns the mean loss."""
+class PlainModel(nn.Module):
+    """An LSTM encoder-decoder with additive attention, whose decoder starts from a state of zeros.
+
+    Style `luong`, with or without input feeding, is a loop over target positions, without residual connections. Style
+    `gnmt` has one nn.LSTM per decoder layer, and all positions attend at once. `forward` returns the mean loss.
+    """
 
     def __init__(self, config: ModelConfig, vocabulary: int, smoothing: float) -> None:
         super().__init__()
@@ -43,21 +46,23 @@ class Plain(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         values_BSM, _ = self.encoder(self.dropout(self.source(batch.source_BS)))
         keys_BSA, hidden_BS = self.key(values_BSM), batch.source_BS == PAD
-        values_BSM = values_BSM.to(keys_BSA.dtype)  # autocast runs nn.LSTM in a type of its own
+        values_BSM = values_BSM.to(keys_BSA.dtype)  # autocast runs nn.LSTM in another dtype
         embedded_BTE = self.dropout(self.target(batch.target_BT[:, :-1]))
-        features_BTD = (self.run if self.whole else self.loop)(embedded_BTE, values_BSM, keys_BSA, hidden_BS)
+        features_BTD = (self.run_layers if self.whole else self.run_steps)(
+            embedded_BTE, values_BSM, keys_BSA, hidden_BS
+        )
         wanted = batch.target_BT[:, 1:].flatten()
         logits = self.output(self.dropout(features_BTD)).flatten(0, 1).float()
         return F.cross_entropy(logits, wanted, ignore_index=PAD, label_smoothing=self.smoothing)
 
     def attend(self, query_BTD: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
-        """The context of each target position, (B, T, M)."""
+        """Return the context of each target position, (B, T, M)."""
         scores_BTS = self.v(torch.tanh(self.query(query_BTD).unsqueeze(2) + keys_BSA.unsqueeze(1))).squeeze(3)
         weights_BTS = torch.softmax(scores_BTS.float().masked_fill(hidden_BS.unsqueeze(1), float("-inf")), 2)
         return weights_BTS.to(values_BSM.dtype) @ values_BSM
 
-    def loop(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
-        """A step at a time."""
+    def run_steps(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """Run the decoder one step at a time."""
         assert self.readout is not None
         feed = values_BSM.new_zeros(len(values_BSM), self.query.in_features)
         states = [(feed, feed)] * len(self.cells)
@@ -71,8 +76,8 @@ class Plain(nn.Module):
             features.append(feed)
         return torch.stack(features, 1)
 
-    def run(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
-        """A layer at a time; the bottom one attends, and the context is part of every upper layer's input."""
+    def run_layers(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """Run the decoder layer by layer; the bottom layer attends, and every upper layer gets its context."""
         bottom, *upper = self.layers
         x_BTD = bottom(embedded_BTE)[0].to(keys_BSA.dtype)
         context_BTM = self.attend(x_BTD, values_BSM, keys_BSA, hidden_BS)

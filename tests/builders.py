@@ -1,4 +1,4 @@
-"""Builders that several test modules share: models, corpora, batches and runs."""
+"""Models, corpora, batches and runs for several test modules."""
 
 import importlib
 import io
@@ -45,15 +45,15 @@ from nmt.data.batching import (
     NO_SHAPES,
     Batch,
     collate,
-    shape_for,
+    pick_shape,
 )
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import (
     EncodedPairs,
     EncodedSide,
-    by_length,
-    cached_tokenizer,
     encode_corpus,
+    get_or_train_tokenizer,
+    sort_by_length,
 )
 from nmt.data.stream import (
     Window,
@@ -61,70 +61,70 @@ from nmt.data.stream import (
 )
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.data.toy.corpus import generate
-from nmt.decoding.alignment import writer
+from nmt.decoding.alignment import open_alignment_writer
 from nmt.model.kernels.cuda_graphs import list_tensors
-from nmt.model.recurrence import CELLS
+from nmt.model.recurrence import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.launch import LAUNCH_ENV
 from nmt.training import loop as training
-from nmt.training.checkpoint import last_checkpoint, last_intact
+from nmt.training.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState, resume
-from nmt.training.step import size_of
+from nmt.training.state import Progress, TrainState, resume_from
+from nmt.training.step import measure_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared" / "data"  # real text beside the checkout, where there is some
+SHARED = ROOT.parent / "shared" / "data"  # real text beside the checkout, if present
 CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports torch._dynamo.
 CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
-TINY = (
+TINY_SETTINGS = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
     "train.log_every=5", "optim.lr=0.005",
 )  # fmt: skip
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What a command run in `folder` sees: a cache of its own."""
+def command_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a command run in `folder`, with its own cache."""
     return os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
 
 
-def fresh(
+def run_in_new_process(
     command: str, *arguments: object, folder: Path, text: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `python -m nmt.<command> arguments` in `folder`."""
+    """Run `python -m nmt.<command> arguments` in `folder` in a new Python process."""
     return subprocess.run(
         [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
-        cwd=folder, input=text, capture_output=True, timeout=300, env=environment(folder),
+        cwd=folder, input=text, capture_output=True, timeout=300, env=command_environment(folder),
     )  # fmt: skip
 
 
-def program(command: str, *arguments: str) -> None:
-    """The command in this process, to its end."""
+def run_program(command: str, *arguments: str) -> None:
+    """Run a command in this process."""
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
 
-def in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: str, *arguments: str) -> None:
-    """The command in this environment, with these files as standard input, output and error."""
+def run_in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: str, *arguments: str) -> None:
+    """Run a command in a folder and environment, with files as standard input, output and error."""
     os.chdir(folder)
     os.environ |= seen
     for number, path in enumerate(streams):
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing has closed it
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing closes it
     sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
-    program(command, *arguments)
+    run_program(command, *arguments)
 
 
-def nmt(
+def run_nmt(
     command: str, *arguments: object, folder: Path, text: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """The same in a process that has imported everything, which is several times faster."""
+    """Run a command in a forked process with all imports done, several times faster than in a new process."""
     given = [command, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as place:
         streams = [Path(place, name) for name in ("in", "out", "err")]
         streams[0].write_bytes(text or b"")
-        process = CONTEXT.Process(target=in_folder, args=(folder, environment(folder), streams, *given))
+        process = CONTEXT.Process(target=run_in_folder, args=(folder, command_environment(folder), streams, *given))
         process.start()
         process.join(300)
         if process.exitcode is None:
@@ -133,29 +133,29 @@ def nmt(
         return subprocess.CompletedProcess(given, process.exitcode, *(path.read_bytes() for path in streams[1:]))
 
 
-def works(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
-    done = nmt(command, *arguments, folder=folder, text=text)
+def run_ok(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    done = run_nmt(command, *arguments, folder=folder, text=text)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
 
-def refused(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
-    """The message of a command that must fail as users should see it."""
-    done = nmt(command, *arguments, folder=folder, text=text)
+def run_error(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
+    """Run a command that must fail without a traceback, and return its error message."""
+    done = run_nmt(command, *arguments, folder=folder, text=text)
     message = done.stderr.decode()
     assert done.returncode == 1 and "Traceback" not in message, message
     assert not done.stdout
     return message.splitlines()[-1]
 
 
-def ends_in_returns(text: bytes) -> bool:
-    """Whether a file's lines end in carriage returns alone, as its beginning tells."""
+def has_carriage_return_lines(text: bytes) -> bool:
+    """Whether the lines at the beginning of a file end with carriage returns only."""
     first, *more = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
     return not more and first.count(b"\r") > 1
 
 
-def peak() -> int:
-    """Bytes of memory that this process has had at most since it was last asked; 0 where nobody counts them."""
+def measure_peak_memory() -> int:
+    """Return the peak memory of this process since the last call, in bytes, or 0 if the system does not count it."""
     try:
         [found] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         Path("/proc/self/clear_refs").write_text("5")
@@ -165,8 +165,10 @@ def peak() -> int:
 
 
 def write_corpus(folder: Path, **sizes: int) -> Path:
-    """Sentences of the built-in corpus as line-aligned files, so many in each split, with their gold links beside them:
-    sure ones as 0-1, possible ones as 0?1."""
+    """Write sentences of the built-in corpus as line-aligned files, with the given number of pairs per split.
+
+    Gold links are written beside them: sure links as 0-1, possible links as 0?1.
+    """
     for split, pairs in generate(1, sizes).items():
         links = (" ".join([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible]) for p in pairs)
         sides = {"de": (p.german for p in pairs), "en": (p.english for p in pairs), "links": links}
@@ -184,7 +186,7 @@ STYLES = {
 }
 
 
-def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
+def make_model(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
     name, feeding = STYLES[style]
     settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
     config = ModelConfig(
@@ -196,8 +198,8 @@ def model_of(style: str = "bahdanau", cell: str = "lstm", score: str = "additive
     return model
 
 
-def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """source_BS, length_B and target_BT (`<s> ... </s>`), padded, of different lengths."""
+def make_ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Return padded source_BS, length_B and target_BT (`<s> ... </s>`) of different lengths."""
     generator = torch.Generator().manual_seed(3)
     source_BS = torch.randint(4, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
     target_BT = torch.randint(4, VOCABULARY, (len(lengths), target + 2), generator=generator)
@@ -209,7 +211,7 @@ def ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) -> tu
     return source_BS, torch.tensor(lengths), target_BT
 
 
-REACH = 3  # of score location: less than the longest sentence
+REACH = 3  # positions for score location, fewer than in the longest sentence
 ATTENTION_STYLES: dict[str, dict[str, Any]] = {
     "bahdanau": {"style": "bahdanau"},
     "input feeding": {"style": "luong", "input_feeding": True},
@@ -219,19 +221,19 @@ ATTENTION_STYLES: dict[str, dict[str, Any]] = {
 
 
 def randomize_(module: torch.nn.Module, scale: float) -> None:
-    """Parameters with an opinion: also those that begin at 0."""
+    """Fill all parameters with random values, including those initialized to 0."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
 
 
-def attention_model(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
-    """A model of a style; its cell, depth, readout, shortcut and half width vary with the number."""
+def make_attention_model(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
+    """Return a model of a style whose cell, depth, readout, shortcut and half width vary with `number`."""
     draw = random.Random(number).choice
     sizes = {} if kind["score"] == "none" else {"half_width": draw([1, 2]), "max_positions": REACH}
     attention = AttentionConfig(**sizes, **kind)
-    changes = {"cell": draw(list(CELLS)), "decoder_layers": draw([1, 2])} | ATTENTION_STYLES[style]
+    changes = {"cell": draw(list(CELL_SPECS)), "decoder_layers": draw([1, 2])} | ATTENTION_STYLES[style]
     changes["readout"] = draw(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
     changes["shortcut"] = draw([False, True])
     config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention, **changes)
@@ -241,8 +243,8 @@ def attention_model(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
     return model
 
 
-def stand_in(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
-    """As `replay.record`: what the work returned, and its repetition in the same place."""
+def fake_capture_graph(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
+    """Imitate `cuda_graphs.capture_graph`: return results, and a function that recomputes them in place."""
     results = work()
 
     def again() -> None:
@@ -250,17 +252,17 @@ def stand_in(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[]
             place.copy_(part)
 
     for place in list_tensors(results):
-        place.fill_(7)  # what a recording leaves behind is not to be used
+        place.fill_(7)  # results are undefined until the first replay
     return results, again
 
 
 CPU = torch.device("cpu")
 
 
-def state_of(
+def make_state(
     corpus: Path, folder: Path, optim: dict[str, object] | None = None, **train: object
 ) -> TrainState:  # fmt: skip
-    """A run of a tiny model that begins, or goes on if there is a checkpoint in the folder."""
+    """Return the state of a tiny run, resumed if the folder has a checkpoint."""
     run = TrainRun(
         data=DataConfig(format="text", path=str(corpus), cache=str(corpus / "cache")),
         tokenizer=TokenizerConfig(vocab_size=400),
@@ -270,7 +272,7 @@ def state_of(
     )
     folder.mkdir(exist_ok=True)
     pairs = load_pairs(run.data, "train")
-    tokenizer = cached_tokenizer(pairs, run)
+    tokenizer = get_or_train_tokenizer(pairs, run)
     tokenizer.save(folder)
     encoded = encode_corpus(pairs, tokenizer, run)
     torch.manual_seed(1)
@@ -278,30 +280,30 @@ def state_of(
     optimizer = build_optimizer(run.optim, model.parameters())
     valid = load_pairs(run.data, "valid")
     state = TrainState(run, folder, CPU, model, tokenizer, optimizer, encoded, valid, Progress(encoded.key))
-    if last_checkpoint(folder):
-        resume(state, last_intact(folder))
+    if find_last_checkpoint(folder):
+        resume_from(state, find_last_intact_checkpoint(folder))
     return state
 
 
-def events(folder: Path, kind: str) -> list[dict[str, float]]:
+def read_events(folder: Path, kind: str) -> list[dict[str, float]]:
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def folders(run: Path) -> set[str]:
+def list_checkpoints(run: Path) -> set[str]:
     return {path.name for path in (run / "checkpoints").iterdir() if path.is_dir()}
 
 
-def written(path, records):
+def write_alignments(path, records):
     file = io.BytesIO()
-    with writer(path, file) as put:
+    with open_alignment_writer(path, file) as put:
         for one in records:
             put(one, one.links(LinksConfig()))
     return file.getvalue()
 
 
-class Reader(HTMLParser):
-    """The page's elements with their attributes, and the text of each kind of element."""
+class PageReader(HTMLParser):
+    """Collect the elements of a page with their attributes, and the text of each kind of element."""
 
     def __init__(self, text):
         super().__init__()
@@ -325,24 +327,24 @@ class Reader(HTMLParser):
 
 
 SUBWORDS = ("bpe", "unigram", "char")
-TYPES = (*SUBWORDS, "word")
+TOKENIZER_TYPES = (*SUBWORDS, "word")
 TEXT = "der die das Hund Katze läuft schläft schnell , . Straße 3 groß größer Größe Haus Häuser und auf im Haustür"
 WORDS = TEXT.split()
 
 
-def sentences(number: int, seed: int = 1) -> list[str]:
+def make_sentences(number: int, seed: int = 1) -> list[str]:
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(number)]
 
 
 @lru_cache
-def trained(type: str, **settings: Any) -> Tokenizer:
+def make_tokenizer(type: str, **settings: Any) -> Tokenizer:
     config = TokenizerConfig(type=type, vocab_size=320, **settings)
-    return train_tokenizer(sentences(300), [line.upper() for line in sentences(300)], config)
+    return train_tokenizer(make_sentences(300), [line.upper() for line in make_sentences(300)], config)
 
 
 SMALL_VOCABULARY = 19
-MODELS: dict[str, dict[str, Any]] = {
+MODEL_VARIANTS: dict[str, dict[str, Any]] = {
     "bahdanau": {},
     "bahdanau, two layers": {"decoder_layers": 2, "residual": True, "readout": "maxout"},
     "luong, input feeding": {"style": "luong", "decoder_layers": 2},
@@ -355,9 +357,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def training_state(name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2) -> TrainState:
-    """A training of a small model on random pairs."""
-    changes = dict(MODELS[name])
+def make_training_state(
+    name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2
+) -> TrainState:
+    """Return the training state of a small model on random pairs."""
+    changes = dict(MODEL_VARIANTS[name])
     attention, r_drop = AttentionConfig(**changes.pop("attention", {})), changes.pop("r_drop", 0.0)
     sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
     run = TrainRun(
@@ -373,7 +377,7 @@ def training_state(name: str, cell: str, dtype: torch.dtype, device: str = "cpu"
 
     nothing: Any = None
     source, target = side(), side()
-    order, runs = by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
+    order, runs = sort_by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
     pairs = EncodedPairs("random", nothing, nothing, source, target, order, runs, 99, 0.0, False)
     torch.manual_seed(1)
     model = build_model(replace(run.model, dropout=dropout), SMALL_VOCABULARY, SMALL_VOCABULARY).to(dtype)
@@ -384,27 +388,33 @@ def training_state(name: str, cell: str, dtype: torch.dtype, device: str = "cpu"
     return TrainState(run, Path(), torch.device(device), model, nothing, adam, pairs, nothing, Progress("random"))
 
 
-def padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
-    """The batch of some pairs as a GPU has it, with two pairs of padding."""
-    count, source, target = shape_for(size_of(state, pairs), NO_SHAPES)
-    return collate(state.train, pairs).padded(count + 2, source, target)
+def build_padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
+    """Return the batch of some pairs, padded as on a GPU, with two more padding pairs."""
+    count, source, target = pick_shape(measure_batch(state, pairs), NO_SHAPES)
+    return collate(state.train, pairs).pad_to(count + 2, source, target)
 
 
-def pairs_of_lengths(source: list[int], target: list[int]) -> EncodedPairs:
-    """Pairs of which only the lengths count, given as a batch counts them."""
+def make_pairs(source: list[int], target: list[int]) -> EncodedPairs:
+    """Return pairs with the given lengths, `</s>` included, and arbitrary pieces."""
     sides = []
     for lengths in (source, target):
         offsets = np.cumsum([0, *(length - 1 for length in lengths)])
         sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
-    order, runs = by_length(np.array([source, target]))
+    order, runs = sort_by_length(np.array([source, target]))
     return EncodedPairs(
         "", Dataset.from_dict({"source": [], "target": []}), Tokenizer, *sides, order, runs, 100, 0.0, False
     )  # type: ignore[arg-type]
 
 
-SIZES = ("tokenizer.vocab_size=400", "model.embed=8", "model.hidden=16", "train.batch_tokens=400", "optim.lr=0.005")
-EXACT = (
-    *SIZES,
+SMALL_SETTINGS = (
+    "tokenizer.vocab_size=400",
+    "model.embed=8",
+    "model.hidden=16",
+    "train.batch_tokens=400",
+    "optim.lr=0.005",
+)
+EXACT_SETTINGS = (
+    *SMALL_SETTINGS,
     "precision=fp64",
     "model.dropout=0",
     "train.log_every=1",
@@ -413,14 +423,14 @@ EXACT = (
 )
 
 
-def one_of(
+def run_rank(
     number: int, count: int, port: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Do the work as one of so many processes; what it says goes to a file."""
+    """Do the work as one rank of `count`, with output to the file `said`."""
     os.chdir(folder)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "XDG_CACHE_HOME": str(folder / "cache")}
-    LAUNCHED.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, RANK=number, LOCAL_RANK=number)
+    LAUNCH_ENV.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, RANK=number, LOCAL_RANK=number)
     with open("said", "ab", buffering=0) as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
@@ -428,13 +438,15 @@ def one_of(
 
 
 def run_ranks(count: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> tuple[int, str]:
-    """Let so many processes do the work. Like torchrun, end the others when one has failed. Returns the first exit code
-    that is not 0, or 0, and what they said."""
+    """Do the work with `count` ranks, and return the first nonzero exit code, or 0, and their output.
+
+    Like torchrun, terminate all when one fails.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "said").write_bytes(b"")
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     given = [(number, count, store.port, folder, work, arguments) for number in range(count)]
-    processes = [CONTEXT.Process(target=one_of, args=arguments) for arguments in given]
+    processes = [CONTEXT.Process(target=run_rank, args=arguments) for arguments in given]
     for process in processes:
         process.start()
     code, last = 0, time.monotonic() + 120
@@ -451,23 +463,23 @@ def run_ranks(count: int, folder: Path, work: Callable[..., Any], *arguments: An
     return code, (folder / "said").read_text()
 
 
-def ranks_work(count: int, folder: Path, name: str, *arguments: object) -> str:
-    """A command by so many processes."""
-    code, said = run_ranks(count, folder, program, name, *map(str, arguments))
+def run_ranks_ok(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """Run a command with `count` ranks, and return its output."""
+    code, said = run_ranks(count, folder, run_program, name, *map(str, arguments))
     assert code == 0, said
     return said
 
 
-def ranks_refused(count: int, folder: Path, name: str, *arguments: object) -> str:
-    """The message of a command that must fail as users should see it: once."""
-    code, said = run_ranks(count, folder, program, name, *map(str, arguments))
+def run_ranks_error(count: int, folder: Path, name: str, *arguments: object) -> str:
+    """Run a command that must fail with one error message and no traceback, and return the message."""
+    code, said = run_ranks(count, folder, run_program, name, *map(str, arguments))
     assert code == 1 and "Traceback" not in said, said
     (message,) = re.findall("^error: (.*)", said, re.MULTILINE)
     return message
 
 
-def last_weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(last_intact(run) / "model.safetensors")
+def load_last_weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(find_last_intact_checkpoint(run) / "model.safetensors")
 
 
 Pair = tuple[str, str]
@@ -475,8 +487,8 @@ STREAM_WORDS = ["ab", "cd", "ef", "gh", "abcd"]
 SCHEDULE = {"max_steps": 9, "validate_every": 9}
 
 
-def random_pairs(count: int, seed: int = 0) -> list[Pair]:
-    """Such that each is met once."""
+def make_random_pairs(count: int, seed: int = 0) -> list[Pair]:
+    """Return random pairs that are all different."""
     rng = random.Random(seed)
     sides = [[" ".join(rng.choices(STREAM_WORDS, k=rng.randint(1, 9))) for _ in range(count)] for _ in range(2)]
     texts = enumerate(zip(*sides, strict=True))
@@ -492,17 +504,17 @@ def write_files(folder: Path, *shards: list[Pair], split: str = "train") -> Path
     return folder
 
 
-def run_of(path: Path, *, seed: int = 1, **data: Any) -> TrainRun:
+def make_run(path: Path, *, seed: int = 1, **data: Any) -> TrainRun:
     given = {"format": "text", "path": str(path), "streaming": True, "cache": str(path.parent / "cache")}
     return TrainRun(data=DataConfig(**given | data), train=TrainConfig(**SCHEDULE), seed=seed)
 
 
-def texts_of(window: Window) -> list[Pair]:
+def list_pairs(window: Window) -> list[Pair]:
     pairs = window.pairs.pairs
     return list(zip(pairs["source"], pairs["target"], strict=True))
 
 
-def first_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any = ()) -> list[Window]:
+def take_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any = ()) -> list[Window]:
     endless = stream_windows(run, tokenizer, list(places))
     try:
         return list(itertools.islice(endless, count))
@@ -510,8 +522,8 @@ def first_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any =
         endless.close()  # type: ignore[attr-defined]
 
 
-def stopped_training(step: int, times: int, *arguments: str) -> None:
-    """A training that is told so many times to end in the step after this one."""
+def train_until_signal(step: int, times: int, *arguments: str) -> None:
+    """Train, with SIGTERM sent `times` times in the step after `step`."""
     whole: Callable[..., Any] = training.train_step
 
     def signaled(state: Any, *others: Any) -> Any:
@@ -520,15 +532,15 @@ def stopped_training(step: int, times: int, *arguments: str) -> None:
         return whole(state, *others)
 
     training.train_step = signaled  # type: ignore[assignment]
-    program("train", *arguments)
+    run_program("train", *arguments)
 
 
-def all_events(run: Path) -> list[dict[str, float]]:
+def read_all_events(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
-    """Larger weights: a random model with opinions, whose hypotheses end at different lengths."""
+def sharpen(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
+    """Scale up the weights, so that probabilities are less uniform and hypotheses end at different lengths."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)
@@ -536,7 +548,7 @@ def sharp(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
     return model.eval()
 
 
-def repeats(tokens: list[int], n: int) -> bool:
+def has_repeated_ngram(tokens: list[int], n: int) -> bool:
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return len(set(grams)) < len(grams)
 

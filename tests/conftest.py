@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT, TINY, fresh, write_corpus
+from builders import ROOT, TINY_SETTINGS, run_in_new_process, write_corpus
 from hypothesis import settings
 
 # With models as small as these, threads wait for each other longer than they work, above all beside other processes.
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which runs/mine is trained for two epochs."""
     folder = tmp_path_factory.mktemp("home")
-    given = ("name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2")
-    done = fresh("train", *given, folder=folder)
+    given = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
+    done = run_in_new_process("train", *given, folder=folder)
     assert done.returncode == 0, done.stderr.decode()
     return folder

@@ -1,26 +1,26 @@
-"""The schema of all settings: one dataclass for each section and each command. No torch and no Hydra here.
+"""Schema of all settings: one dataclass per section and per command, without torch or Hydra.
 
-The files under configs/ only give values. A value that cannot work is refused when a dataclass is built, with the key,
-the value and the remedy.
+The YAML files under configs/ only set values. Building a dataclass validates it; a `UserError` names the key, the value
+and the remedy.
 """
 
 from nmt.config.commands import (
     BLEU_TOKENIZERS,
     COMMANDS,
-    IMMUTABLE,
-    NON_NUMERIC,
+    IMMUTABLE_KEYS,
+    NON_NUMERIC_KEYS,
     PRECISIONS,
     AlignRun,
     EvaluateRun,
     TrainRun,
     TranslateRun,
     flatten_keys,
-    immutable_settings,
+    select_immutable_settings,
 )
 from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.model import AttentionConfig, ModelConfig
 from nmt.config.search import LinksConfig, SearchConfig
-from nmt.config.training import MONITOR_FLOORS, MONITORS, OPTIMIZERS, SCHEDULES, OptimConfig, TrainConfig
+from nmt.config.training import LR_SCHEDULES, MONITOR_FLOORS, MONITOR_METRICS, OPTIMIZER_NAMES, OptimConfig, TrainConfig
 
 __all__ = [
     "BLEU_TOKENIZERS",
@@ -28,13 +28,13 @@ __all__ = [
     "COMMANDS",
     "EOS",
     "MONITOR_FLOORS",
-    "NON_NUMERIC",
-    "IMMUTABLE",
-    "MONITORS",
-    "OPTIMIZERS",
+    "NON_NUMERIC_KEYS",
+    "IMMUTABLE_KEYS",
+    "MONITOR_METRICS",
+    "OPTIMIZER_NAMES",
     "PAD",
     "PRECISIONS",
-    "SCHEDULES",
+    "LR_SCHEDULES",
     "UNK",
     "AlignRun",
     "AttentionConfig",
@@ -51,5 +51,5 @@ __all__ = [
     "TrainRun",
     "TranslateRun",
     "flatten_keys",
-    "immutable_settings",
+    "select_immutable_settings",
 ]

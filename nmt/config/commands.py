@@ -1,50 +1,91 @@
-"""Settings of each command, and which of them a resumed run must keep."""
+"""Settings of each command, and those that a resumed run must keep."""
 
 import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nmt.config.data import DataConfig, DataOverride, TokenizerConfig
+from nmt.config.fields import setting
 from nmt.config.model import ModelConfig
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import OptimConfig, TrainConfig
 from nmt.errors import UserError, check_at_least, check_choice
 
-BLEU_TOKENIZERS = (  # sacreBLEU's
-    *("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"),
-    *("flores200", "flores101", "spm", "spBLEU-1K"),
+BLEU_TOKENIZERS = (
+    "auto",
+    "13a",
+    "intl",
+    "zh",
+    "ja-mecab",
+    "ko-mecab",
+    "char",
+    "none",
+    "flores200",
+    "flores101",
+    "spm",
+    "spBLEU-1K",
 )
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
-# What a resumed run does with settings that have changed: it refuses the first, and says nothing of the second.
-IMMUTABLE = {  # sections and keys
-    "data", "tokenizer", "model", "init_from", "seed", "precision", "bleu_tokenizer",
-    "optim.name", "train.batch_tokens", "train.batch_sentences", "train.monitor",
-}  # fmt: skip
-NON_NUMERIC = {  # keys on which no number depends; the text of data.path is compared, wherever it is now
-    "name", "resume", "overwrite", "data.path", "data.cache", "data.split", "data.num_proc", "data.invalid",
-    "train.log_every", "train.save_every", "train.save_minutes", "train.keep", "train.max_skipped",
-}  # fmt: skip
+# Sections and keys that a resumed run must not change.
+IMMUTABLE_KEYS = {
+    "data",
+    "tokenizer",
+    "model",
+    "init_from",
+    "seed",
+    "precision",
+    "bleu_tokenizer",
+    "optim.name",
+    "train.batch_tokens",
+    "train.batch_sentences",
+    "train.monitor",
+}
+# Keys that do not affect results, so that a resumed run may change them without a warning. The text in data.path is
+# compared by content.
+NON_NUMERIC_KEYS = {
+    "name",
+    "resume",
+    "overwrite",
+    "data.path",
+    "data.cache",
+    "data.split",
+    "data.num_proc",
+    "data.invalid",
+    "train.log_every",
+    "train.save_every",
+    "train.save_minutes",
+    "train.keep",
+    "train.max_skipped",
+}
 
 
 def flatten_keys(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """A nested dict as (dotted key, value) pairs. In the dicts of a list null is as good as nothing, so that a key that
-    they get one day changes no run."""
+    """Flatten a nested dict into (dotted key, value) pairs.
+
+    Keys with a null value are dropped from dicts inside lists, so that adding an optional key to their schema does not
+    make an old run differ.
+    """
     pairs = []
     for key, value in tree.items():
+        if isinstance(value, dict):
+            pairs += flatten_keys(value, f"{prefix}{key}.")
+            continue
         if isinstance(value, list):
-            value = [
-                {k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else part for part in value
-            ]
-        pairs += flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+            value = [drop_nulls(item) if isinstance(item, dict) else item for item in value]
+        pairs.append((f"{prefix}{key}", value))
     return pairs
 
 
-def immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of a run's settings, by dotted key, that stay as long as the run goes on."""
+def drop_nulls(tree: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def select_immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings, by dotted key, that a resumed run must keep."""
     return {
         key: value
         for key, value in flatten_keys(settings)
-        if {key, key.split(".")[0]} & IMMUTABLE and key not in NON_NUMERIC
+        if {key, key.split(".")[0]} & IMMUTABLE_KEYS and key not in NON_NUMERIC_KEYS
     }
 
 
@@ -62,87 +103,89 @@ def check_checkpoint(checkpoint: str | list[str] | None, device: str, precision:
 
 @dataclass(slots=True)
 class TrainRun:
-    """`python -m nmt.train`"""
+    """Settings of `python -m nmt.train`."""
 
-    name: str = "run"  # the run's folder is runs/<name>
-    seed: int = 1  # of initial weights, dropout and the order of the data
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64
-    resume: str = "false"  # a folder with a checkpoint: false (refuse) | true (continue) | auto (continue or start)
-    overwrite: bool = False  # ... or throw it away and start anew, whatever resume=auto would do
-    init_from: str | None = None  # start from the weights and the tokenizer of another run
-    bleu_tokenizer: str = "auto"  # sacreBLEU's: 13a, intl, zh, ja-mecab, ko-mecab, char, flores200 ...; auto: by script
+    name: str = setting("run", "name of the run; its folder is runs/<name>")
+    seed: int = setting(1, "random seed for initial weights, dropout and data order")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64")
+    resume: str = setting("false", "if the run exists: false (refuse) | true (continue) | auto (continue or start)")
+    overwrite: bool = setting(False, "delete an existing run and start over, even with resume=auto")
+    init_from: str | None = setting(None, "start from the weights and tokenizer of another run")
+    bleu_tokenizer: str = setting("auto", "sacreBLEU tokenizer: auto (by script) | 13a | intl | zh | ja-mecab | ...")
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    by_pairs: dict[str, dict[int, Any] | None] = field(default_factory=dict)  # KEY: null | {N: VALUE from N pairs on}
+    by_pairs: dict[str, dict[int, Any] | None] = setting(dict, "KEY: null | {N: value from N pairs on}")
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
         if self.precision == "int8":
             raise UserError(
-                "precision=int8 is for translating with a trained model; train in auto, fp32, tf32, bf16, fp16 or fp64"
+                "precision=int8 is for inference only; train with precision=auto, fp32, tf32, bf16, fp16 or fp64"
             )
         check_at_least(0, "", self, "seed")
         check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
         if "${" in self.name:
-            raise UserError(f"name={self.name!r}: names of runs hold no interpolations (${{...}}); write name=NAME")
+            raise UserError(
+                f"name={self.name!r} contains an interpolation (${{...}}), which run names cannot; write name=NAME"
+            )
         if not self.name.strip("./ "):
-            raise UserError(f"name={self.name!r} names no folder; write name=NAME for the run runs/NAME")
+            raise UserError(f"name={self.name!r} is not a valid folder name; write name=NAME for the folder runs/NAME")
         self.resume = self.resume.lower()
         check_choice("resume", self.resume, ("false", "true", "auto"))
         if self.overwrite and self.resume == "true":
-            raise UserError(f"overwrite=true contradicts resume={self.resume}; give one of them")
+            raise UserError(f"overwrite=true contradicts resume={self.resume}; set only one of them")
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
             raise UserError(
-                "data.streaming=true knows no end of an epoch: write train.max_steps=N train.validate_every=N too"
+                "data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N as well"
             )
         if self.train.guided_alignment and self.model.attention.score == "none":
-            raise UserError("train.guided_alignment guides attention, and model.attention.score=none has none")
+            raise UserError("train.guided_alignment needs attention, but model.attention.score=none")
         if self.train.guided_alignment and self.data.format != "toy" and self.data.alignments is None:
             raise UserError(
-                f"train.guided_alignment={self.train.guided_alignment} needs gold links of the training text: "
-                "write data=text data.alignments=ENDING for those in data.path/train.ENDING"
+                f"train.guided_alignment={self.train.guided_alignment} needs gold links for the training text; write "
+                "data=text data.alignments=EXTENSION for links in data.path/train.EXTENSION"
             )
         if self.train.r_drop and not self.model.dropout:
             raise UserError(
-                f"train.r_drop={self.train.r_drop} compares two passes with different dropout, and model.dropout=0 has "
-                "none; write model.dropout=0.3, or train.r_drop=0"
+                f"train.r_drop={self.train.r_drop} compares two passes with different dropout, but model.dropout=0; "
+                "write model.dropout=0.3 or train.r_drop=0"
             )
         if self.train.coverage_loss and not self.model.attention.coverage:
             raise UserError(
-                f"train.coverage_loss={self.train.coverage_loss} is for models that know what they attended to: "
-                "write model.attention.coverage=true too"
+                f"train.coverage_loss={self.train.coverage_loss} needs a model with coverage; write "
+                "model.attention.coverage=true as well"
             )
         if self.model.tie == "three" and not self.tokenizer.joint:
             raise UserError(
-                "model.tie=three shares source and target embeddings, and tokenizer.joint=false gives each side pieces "
-                "of its own; write model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
+                "model.tie=three shares source and target embeddings, but tokenizer.joint=false gives each side its "
+                "own vocabulary; write model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
             )
 
 
 @dataclass(slots=True)
 class EvaluateRun:
-    """`python -m nmt.evaluate`"""
+    """Settings of `python -m nmt.evaluate`."""
 
-    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
-    compare: list[str] = field(default_factory=list)  # [A,B,...]: runs beside each other, A the baseline
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
-    average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
-    pictures: int = 4  # heat maps of the first sentences
-    bleu_tokenizer: str | None = None  # sacreBLEU's, as in training; auto: by the references' script; null: the run's
+    checkpoint: str | None = setting(None, "run folder (best checkpoint, else the last) or step folder")
+    compare: list[str] = setting(list, "[A,B,...]: compare these runs; A is the baseline")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
+    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
+    pictures: int = setting(4, "number of attention heat maps, for the first sentences")
+    bleu_tokenizer: str | None = setting(None, "sacreBLEU tokenizer; auto: by script; null: same as the run")
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
         check_checkpoint(self.checkpoint or self.compare, self.device, self.precision)
-        named = {path for path in self.compare if isinstance(path, str)}
-        if self.compare and (self.checkpoint or len(named) < max(2, len(self.compare))):
+        distinct_paths = {path for path in self.compare if isinstance(path, str)}
+        if self.compare and (self.checkpoint or len(distinct_paths) < max(2, len(self.compare))):
             raise UserError(
-                "compare= takes two runs or more, each once, in place of checkpoint=: 'compare=[runs/A,runs/B]'"
+                "compare= takes two or more different runs, and replaces checkpoint=; write 'compare=[runs/A,runs/B]'"
             )
         check_at_least(0, "", self, "pictures")
         if self.bleu_tokenizer is not None:
@@ -152,19 +195,19 @@ class EvaluateRun:
 
 @dataclass(slots=True)
 class TranslateRun:
-    """`python -m nmt.translate`"""
+    """Settings of `python -m nmt.translate`."""
 
-    checkpoint: Any = None  # a run (its best, else its last checkpoint) or a step folder; [A,B]: both, as one model
-    input: str = "-"  # a file; -: standard input
-    output: str = "-"  # a file; -: standard output
-    target: str | None = None  # mode=score: the translations to score; -: standard input
-    prefix: str | None = None  # a file: with what words the translation of each line begins; -: standard input
-    mode: str = "translate"  # translate | score
-    format: str = "text"  # text | jsonl | links (text, and below it the words that it was made from)
-    alignments: str | None = None  # a file: .jsonl or .npz for all weights, else links (i-j); -: standard output
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
-    average: int = 1  # the mean weights of the last so many checkpoints that the run has kept (train.keep)
+    checkpoint: Any = setting(None, "run folder (best checkpoint, else the last) or step folder; [A,B]: ensemble")
+    input: str = setting("-", "input file; -: standard input")
+    output: str = setting("-", "output file; -: standard output")
+    target: str | None = setting(None, "mode=score: file of translations to score; -: standard input")
+    prefix: str | None = setting(None, "file with the first words of each translation; -: standard input")
+    mode: str = setting("translate", "translate | score")
+    format: str = setting("text", "text | jsonl | links (text, and below it the source word of each target word)")
+    alignments: str | None = setting(None, "output file: weights (.jsonl, .npz), else links (i-j); -: standard output")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
+    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -175,16 +218,20 @@ class TranslateRun:
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links"))
         if self.mode == "score" and not self.target:
-            raise UserError("mode=score needs two files of equal length: input=SOURCES target=TRANSLATIONS")
+            raise UserError(
+                "mode=score needs two files with the same number of lines; write input=SOURCES target=TRANSLATIONS"
+            )
         if self.mode == "score" and (self.format != "text" or self.alignments):
-            raise UserError("mode=score writes a number a line; format= and alignments= are for mode=translate")
-        searching = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
-        if self.mode == "score" and (idle := self.search.changed(*searching)):
-            raise UserError(f"{idle}: mode=score searches for nothing; leave it out")
+            raise UserError("mode=score writes one number per line; format= and alignments= are for mode=translate")
+        search_keys = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
+        if self.mode == "score" and (unused := self.search.format_changed(*search_keys)):
+            raise UserError(f"{unused} has no effect with mode=score, which does not search; leave it out")
         if self.links != LinksConfig() and self.format == "text" and not self.alignments:
-            raise UserError("links.* is about links: write alignments=FILE, format=links or format=jsonl, too")
+            raise UserError(
+                "links.* applies to links only; write alignments=FILE, format=links or format=jsonl as well"
+            )
         if self.format == "links" and self.links.unit == "pieces":
-            raise UserError("format=links shows words; leave out links.unit=pieces")
+            raise UserError("format=links shows links between words; leave out links.unit=pieces")
         if self.mode == "score" and self.prefix:
             raise UserError(f"prefix={self.prefix} is for mode=translate only")
         if self.mode == "translate" and self.target:
@@ -193,20 +240,20 @@ class TranslateRun:
 
 @dataclass(slots=True)
 class AlignRun:
-    """`python -m nmt.align`"""
+    """Settings of `python -m nmt.align`."""
 
-    checkpoint: str | None = None  # a run (its best, else its last checkpoint) or a step folder
-    reverse_checkpoint: str | None = None  # a model of the other direction, whose links are put together with these
-    symmetrize: str | None = None  # intersection | union | grow_diag_final_and; null: the last, where there are two
-    source: str | None = None  # a file of sentences (-: standard input) ...
-    target: str | None = None  # ... and one of their translations; null: the corpus of data.*
-    output: str = "-"  # a file: .jsonl or .npz for all weights, any other for links; -: standard output
-    gold: str | None = None  # a file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus, if any
-    gold_base: int = 0  # the number of a sentence's first word in it: 0 or 1
-    max_length: int = 1000  # pieces, `</s>` counted; a pair with a longer side gets no links, and a warning
-    batch_tokens: int | None = None  # pieces of the longer side in one batch; null: 8,000, on a GPU 64,000
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
-    precision: str = "auto"  # auto | fp32 | tf32 (GPUs) | bf16 | fp16 | fp64 | int8 (processors)
+    checkpoint: str | None = setting(None, "run folder (best checkpoint, else the last) or step folder")
+    reverse_checkpoint: str | None = setting(None, "model of the opposite direction, whose links are combined")
+    symmetrize: str | None = setting(None, "intersection | union | grow_diag_final_and (default)")
+    source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
+    target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
+    output: str = setting("-", "output file: all weights (.jsonl or .npz), else links; -: standard output")
+    gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: of the corpus")
+    gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
+    max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")
+    batch_tokens: int | None = setting(None, "pieces of the longer side per batch; null: 8,000, on GPU 64,000")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 
@@ -214,21 +261,29 @@ class AlignRun:
         check_checkpoint(self.checkpoint, self.device, self.precision)
         check_at_least(2, "", self, "max_length", "batch_tokens")
         if bool(self.source) != bool(self.target):
-            raise UserError("source= and target= are two files of equal length; give both, or neither for data.*")
+            raise UserError(
+                "source= and target= must be two files with the same number of lines; give both, or neither for data.*"
+            )
         if self.source and self.data != DataOverride():
-            raise UserError("source= and target= are aligned in place of a corpus; leave out data.*")
+            raise UserError("source= and target= replace the corpus of data.*; leave out data.*")
         if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
-            raise UserError(f"output={self.output} is for one model's weights; two have links: output=links.pharaoh")
+            raise UserError(
+                f"output={self.output} is for the weights of one model; two models give links: output=links.pharaoh"
+            )
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
         if self.gold_base and not self.gold:
-            raise UserError(f"gold_base={self.gold_base} is of a file of gold links: write gold=FILE too")
+            raise UserError(f"gold_base={self.gold_base} applies to a file of gold links; write gold=FILE as well")
         if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
-            raise UserError("links.unit=pieces: gold= and reverse_checkpoint= are about words; write links.unit=words")
+            raise UserError(
+                "links.unit=pieces: gold= and reverse_checkpoint= need links between words; write links.unit=words"
+            )
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:
-                raise UserError(f"symmetrize={self.symmetrize} needs two models: reverse_checkpoint=runs/OTHER")
+                raise UserError(
+                    f"symmetrize={self.symmetrize} needs two models; write reverse_checkpoint=runs/REVERSE as well"
+                )
 
 
 COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun, "align": AlignRun}

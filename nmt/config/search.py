@@ -1,35 +1,38 @@
-"""Settings of decoding, and of how word links are read off attention weights."""
+"""Settings of decoding and of the extraction of links from attention weights."""
 
 from dataclasses import dataclass, fields, replace
 
 from nmt.config.data import DataConfig
+from nmt.config.fields import setting
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice
 
 
 @dataclass(slots=True)
 class SearchConfig:
-    beam: int = 5  # 1: greedy
-    n_best: int = 1  # translations of each line, different as text
-    penalty: str = "gnmt"  # hypotheses of different length n: log-probability / ((5 + n) / 6)^alpha | mean: / n^alpha
-    length_penalty: float = 1.0  # alpha; 0: none
-    coverage_penalty: float = 0.0  # beta: of leaving source pieces without attention, Wu et al. 2016; 0: none
-    min_length: int = 0  # target pieces, `</s>` counted
-    min_ratio: float = 0.0  # the same, for each source piece
-    max_length: int = 2000  # target pieces of a line, or of a part of a long one, `</s>` counted
-    max_ratio: float = 2.0  # target pieces for each source piece, and 20 beside
-    max_source: int | None = None  # source pieces, `</s>` counted; longer lines go in parts; null: as trained
-    no_repeat_ngram: int = 0  # n: no n pieces in a row occur twice in a translation; 0: off
-    replace_unknown: bool = False  # tokenizer.type=word: the source word that attention found, in place of <unk>
-    dictionary: str | None = None  # ... or what this file has for it: source word, tab, target word on each line
-    groups: int = 1  # diverse beam search: groups of the beam, each of which avoids what those before it write
-    diversity: float = 0.5  # ... what a piece costs for each hypothesis of earlier groups that takes it
-    sample: bool = False  # draw n_best translations at random, in place of searching the best
-    temperature: float = 1.0  # ... below 1: likelier ones, above 1: more different ones
-    top_k: int = 0  # ... among so many likeliest pieces; 0: all
-    top_p: float = 1.0  # ... among the likeliest that together have this probability
-    seed: int = 1  # ... other numbers, other samples; a line's do not depend on the lines beside it
-    batch_tokens: int | None = None  # source pieces x beam in one batch; null: 8,000, on a GPU 64,000
-    batch_sentences: int | None = None  # a number of sentences instead
+    """Beam search or sampling."""
+
+    beam: int = setting(5, "number of hypotheses kept at each step; 1: greedy search")
+    n_best: int = setting(1, "number of translations per line, all different as text")
+    penalty: str = setting("gnmt", "length n divides the score: gnmt (by ((5 + n) / 6)^alpha) | mean (by n^alpha)")
+    length_penalty: float = setting(1.0, "alpha, exponent of the length penalty; 0: none")
+    coverage_penalty: float = setting(0.0, "beta, the coverage penalty of Wu et al. 2016; 0: none")
+    min_length: int = setting(0, "minimum target pieces, with </s>")
+    min_ratio: float = setting(0.0, "minimum target pieces per source piece")
+    max_length: int = setting(2000, "maximum target pieces of a line, or of one part of a long line, with </s>")
+    max_ratio: float = setting(2.0, "maximum target pieces per source piece, plus 20")
+    max_source: int | None = setting(None, "pieces, with </s>; longer lines are split; null: as in training")
+    no_repeat_ngram: int = setting(0, "n: no n-gram of pieces may occur twice in a translation; 0: off")
+    replace_unknown: bool = setting(False, "tokenizer.type=word: replace <unk> by its source word")
+    dictionary: str | None = setting(None, "replace_unknown: file of source word, tab, target word")
+    groups: int = setting(1, "number of groups in diverse beam search; each avoids the pieces of earlier groups")
+    diversity: float = setting(0.5, "groups: penalty of a piece for each hypothesis of earlier groups that took it")
+    sample: bool = setting(False, "sample n_best translations instead of beam search")
+    temperature: float = setting(1.0, "sample: below 1 favors likely pieces, above 1 gives more variety")
+    top_k: int = setting(0, "sample: only from the k most likely pieces; 0: all")
+    top_p: float = setting(1.0, "sample: only from the most likely pieces that together have this probability")
+    seed: int = setting(1, "sample: random seed; samples of a line do not depend on other lines")
+    batch_tokens: int | None = setting(None, "batch size in source pieces x beam; null: 8,000 on CPU, 64,000 on GPU")
+    batch_sentences: int | None = setting(None, "batch size in sentences, instead of batch_tokens")
 
     def __post_init__(self) -> None:
         check_at_least(1, "search.", self, "beam", "n_best", "max_length", "batch_tokens", "batch_sentences", "groups")
@@ -41,44 +44,45 @@ class SearchConfig:
             raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
         check_above_zero("search.", self, "temperature")
         if self.n_best > self.beam and not self.sample:
-            raise UserError(f"search.n_best={self.n_best} must not be more than search.beam={self.beam}")
-        for least, most in (("min_length", "max_length"), ("min_ratio", "max_ratio")):
-            if getattr(self, least) > getattr(self, most):
-                raise UserError(
-                    f"search.{least}={getattr(self, least)} is more than search.{most}={getattr(self, most)}"
-                )
+            raise UserError(f"search.n_best={self.n_best} must not exceed search.beam={self.beam}")
+        for low_key, high_key in (("min_length", "max_length"), ("min_ratio", "max_ratio")):
+            low, high = getattr(self, low_key), getattr(self, high_key)
+            if low > high:
+                raise UserError(f"search.{low_key}={low} must not exceed search.{high_key}={high}")
         if self.beam % self.groups:
             raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
         if self.dictionary and not self.replace_unknown:
-            raise UserError(f"search.dictionary={self.dictionary} is for search.replace_unknown=true; write both")
-        if not self.sample and (idle := self.changed("temperature", "top_k", "top_p", "seed")):
-            raise UserError(f"{idle}: nothing is drawn; write search.sample=true too")
-        if self.sample and (idle := self.changed("beam", "groups", "penalty", "length_penalty", "coverage_penalty")):
-            raise UserError(f"{idle}: samples are not ranked; leave it out with search.sample=true")
+            raise UserError(f"search.dictionary={self.dictionary} needs search.replace_unknown=true")
+        sampling_keys = ("temperature", "top_k", "top_p", "seed")
+        beam_keys = ("beam", "groups", "penalty", "length_penalty", "coverage_penalty")
+        if not self.sample and (unused := self.format_changed(*sampling_keys)):
+            raise UserError(f"{unused} has no effect without sampling; write search.sample=true as well")
+        if self.sample and (unused := self.format_changed(*beam_keys)):
+            raise UserError(f"{unused} has no effect with search.sample=true; leave it out")
         if self.diversity != 0.5 and self.groups == 1:
-            raise UserError(f"search.diversity={self.diversity} is between groups; write search.groups=2 or more too")
+            raise UserError(f"search.diversity={self.diversity} needs search.groups=2 or more")
 
-    def changed(self, *keys: str) -> str:
-        """Those of these keys that have another value than by default, with it."""
+    def format_changed(self, *keys: str) -> str:
+        """Return `search.key=value` for those of these keys whose value is not the default, separated by spaces."""
         default = {item.name: item.default for item in fields(self)}
         return " ".join(f"search.{key}={getattr(self, key)}" for key in keys if getattr(self, key) != default[key])
 
-    def after(self, *trained: DataConfig) -> "SearchConfig":
-        """The same for models trained on these: a line longer than training allowed is translated in parts."""
-        return replace(self, max_source=self.max_source or min(data.max_length for data in trained) + 1)
+    def for_trained_on(self, *corpora: DataConfig) -> "SearchConfig":
+        """Return a copy for models trained on these corpora, with `max_source` set to the longest training sentence."""
+        return replace(self, max_source=self.max_source or min(data.max_length for data in corpora) + 1)
 
     @property
     def width(self) -> int:
-        """Hypotheses of a sentence at a time."""
+        """Number of hypotheses per sentence."""
         return self.n_best if self.sample else self.beam
 
 
 @dataclass(slots=True)
 class LinksConfig:
-    """How links are read off attention weights."""
+    """Extraction of links from attention weights."""
 
-    unit: str = "words"  # words | pieces
-    threshold: float | None = None  # links of at least this weight; null: each target word's best, `</s>` meaning none
+    unit: str = setting("words", "words | pieces")
+    threshold: float | None = setting(None, "minimum weight; null: best of each target word (</s>: no link)")
 
     def __post_init__(self) -> None:
         check_choice("links.unit", self.unit, ("words", "pieces"))

@@ -2,63 +2,70 @@
 
 from dataclasses import dataclass
 
-from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_share
+from nmt.config.fields import setting
+from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_fraction
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
-MONITORS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # whether higher is better
-MONITOR_FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # below these the log shows 0: a model that has not learned yet
+OPTIMIZER_NAMES = ("adam", "adamw", "sgd")
+LR_SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
+MONITOR_METRICS = {"bleu": True, "loss": False, "ppl": False, "accuracy": True}  # True: higher is better
+MONITOR_FLOORS = {"bleu": 0.005, "accuracy": 0.0005}  # lower values are shown as 0: the model has not learned anything
 
 
 @dataclass(slots=True)
 class OptimConfig:
-    name: str = "adam"  # adam | adamw | sgd
-    lr: float = 0.001  # the highest learning rate
-    schedule: str = "constant"  # constant | inverse_sqrt | cosine | plateau
-    warmup: int = 0  # steps of linear growth
-    decay: float = 0.5  # plateau: factor at each validation that brings nothing better
-    label_smoothing: float = 0.1  # share of the target probability spread over the vocabulary
-    clip: float | None = 1.0  # largest norm of the gradient; null: none
-    weight_decay: float = 0.0  # of Adam and SGD as a part of the gradient, of AdamW apart from it
+    """Optimizer and learning rate schedule."""
+
+    name: str = setting("adam", "adam | adamw | sgd")
+    lr: float = setting(0.001, "peak learning rate")
+    schedule: str = setting("constant", "constant | inverse_sqrt | cosine | plateau")
+    warmup: int = setting(0, "steps of linear warm-up")
+    decay: float = setting(0.5, "schedule=plateau: factor at each validation without improvement")
+    label_smoothing: float = setting(0.1, "probability mass spread over the vocabulary")
+    clip: float | None = setting(1.0, "maximum gradient norm; null: no clipping")
+    weight_decay: float = setting(0.0, "L2 penalty for adam and sgd, decoupled for adamw")
 
     def __post_init__(self) -> None:
-        check_choice("optim.name", self.name, OPTIMIZERS)
-        check_choice("optim.schedule", self.schedule, SCHEDULES)
+        check_choice("optim.name", self.name, OPTIMIZER_NAMES)
+        check_choice("optim.schedule", self.schedule, LR_SCHEDULES)
         check_above_zero("optim.", self, "lr", "clip", "decay")
         check_at_least(0, "optim.", self, "warmup", "weight_decay")
-        check_share("optim.label_smoothing", self.label_smoothing)
+        check_fraction("optim.label_smoothing", self.label_smoothing)
         if self.decay >= 1:
             raise UserError(f"optim.decay={self.decay} must be below 1")
         if self.decay != 0.5 and self.schedule != "plateau":
-            raise UserError(f"optim.decay={self.decay} is of optim.schedule=plateau; write both, or neither")
+            raise UserError(f"optim.decay={self.decay} needs optim.schedule=plateau; write both or neither")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
-            raise UserError("optim.schedule=inverse_sqrt needs optim.warmup of at least 1 step")
+            raise UserError("optim.schedule=inverse_sqrt needs optim.warmup=1 or more")
 
 
 @dataclass(slots=True)
 class TrainConfig:
-    max_steps: int | None = None  # updates; null: no limit
-    max_epochs: int | None = 20  # whichever of the two comes first ends training; a stream only max_steps
-    batch_tokens: int = 1500  # per update: the sum of max(source, target) pieces, without padding
-    batch_sentences: int | None = None  # a number of sentences instead
-    accumulate: int = 1  # micro-batches that an update's batch is divided into
-    validate_every: int | None = None  # steps; null: each epoch
-    save_every: int | None = None  # steps; null: at each validation, and by the clock
-    save_minutes: float | None = 10.0  # ... when so many have passed since the last checkpoint; null: never
-    log_every: int = 50  # steps
-    monitor: str = "bleu"  # what is best, and what early stopping watches: bleu | loss | ppl | accuracy
-    coverage_loss: float = 0.0  # its weight in the loss (See et al. 2017); needs model.attention.coverage
-    r_drop: float = 0.0  # R-Drop (Liang et al. 2021): weight of what tells two passes with other dropout apart
-    guided_alignment: float = 0.0  # a loss on how far attention is from gold links (data.alignments): its last weight
-    patience: int | None = None  # validations without a better one before training stops; null: never
-    keep: int = 1  # best checkpoints kept beside the last two
-    max_skipped: int = 20  # updates in a row whose loss or gradient is not finite, before training stops
+    """Training loop, batches, checkpoints and auxiliary losses."""
+
+    max_steps: int | None = setting(None, "maximum number of updates; null: no limit")
+    max_epochs: int | None = setting(20, "maximum number of epochs; null: no limit; not used with data.streaming")
+    batch_tokens: int = setting(1500, "pieces per update: sum of max(source, target), without padding")
+    batch_sentences: int | None = setting(None, "sentences per update, instead of batch_tokens")
+    accumulate: int = setting(1, "number of micro-batches per update")
+    validate_every: int | None = setting(None, "steps between validations; null: each epoch")
+    save_every: int | None = setting(None, "steps between checkpoints; null: only at validations and by save_minutes")
+    save_minutes: float | None = setting(10.0, "save a checkpoint after this many minutes; null: never")
+    log_every: int = setting(50, "steps between log lines")
+    monitor: str = setting("bleu", "metric for the best checkpoint and early stopping: bleu | loss | ppl | accuracy")
+    coverage_loss: float = setting(0.0, "weight of the coverage loss (See et al. 2017), for attention.coverage")
+    r_drop: float = setting(0.0, "weight of the R-Drop loss between two dropout passes (Liang et al. 2021); 0: off")
+    guided_alignment: float = setting(0.0, "final weight of the loss against gold links (data.alignments)")
+    patience: int | None = setting(None, "validations without improvement before training stops; null: never")
+    keep: int = setting(1, "number of best checkpoints to keep, besides the last two")
+    max_skipped: int = setting(20, "consecutive updates with a non-finite loss or gradient before training stops")
 
     def __post_init__(self) -> None:
-        check_choice("train.monitor", self.monitor, MONITORS)
+        check_choice("train.monitor", self.monitor, MONITOR_METRICS)
         check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
         check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience", "max_skipped")
         check_above_zero("train.", self, "save_minutes")
         check_at_least(0, "train.", self, "coverage_loss", "r_drop", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:
-            raise UserError("train.max_steps and train.max_epochs are both null; training needs an end: set one")
+            raise UserError(
+                "train.max_steps and train.max_epochs are both null, so training would never end; set one of them"
+            )

@@ -1,4 +1,4 @@
-"""Many texts to their ids at a time, as arrays."""
+"""Encoding of many texts at a time into arrays of ids."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from nmt.config import UNK
 from nmt.data.tokenizer import LanguageTokenizer
 
-KNOWN = 2**18  # words of a side whose ids are remembered while it is tokenized: the frequent ones are met first
+MAX_KNOWN_WORDS = 2**18  # per side; words whose ids are cached while encoding. Frequent words are seen first.
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
@@ -20,71 +20,91 @@ Indices = npt.NDArray[np.int64]
 def encode_texts(
     texts: pa.Array, side: LanguageTokenizer, max_length: int, known: dict[str, list[int]]
 ) -> tuple[Array, Indices]:
-    """The ids of some texts, end to end, and how many each has: word by word where that gives the same, which is four
-    times as fast, for most words of a text have been met before."""
-    plain = np.zeros(len(texts), dtype=bool)
-    if side.word_by_word:
-        plain = ~odd(texts, side.longest_piece * max_length)
-    ids_of_plain, plain_lengths = encode_words(texts.filter(pa.array(plain)), side, known)
-    ids_of_others, other_lengths = encode_lines(as_list(texts.filter(pa.array(~plain))), side, max_length)
-    if not len(other_lengths):
-        return ids_of_plain, plain_lengths
-    lengths, starts = np.empty((2, len(texts)), dtype=np.int64)
-    lengths[plain], lengths[~plain] = plain_lengths, other_lengths
-    starts[plain] = np.cumsum(plain_lengths) - plain_lengths
-    starts[~plain] = len(ids_of_plain) + np.cumsum(other_lengths) - other_lengths
-    return picked(np.concatenate([ids_of_plain, ids_of_others]), starts, lengths), lengths
+    """Return the concatenated ids of texts, and the number of ids of each.
+
+    Texts are encoded word by word where that gives the same ids: this is four times as fast, since most words have been
+    seen before.
+
+    Args:
+        max_length: pieces; see `encode_lines`.
+        known: cache of the ids of words, updated in place.
+    """
+    by_word = np.zeros(len(texts), dtype=bool)
+    if side.can_encode_by_word:
+        by_word = ~needs_line_encoding(texts, side.longest_piece * max_length)
+    word_ids, word_lengths = encode_by_word(texts.filter(pa.array(by_word)), side, known)
+    line_ids, line_lengths = encode_lines(to_list(texts.filter(pa.array(~by_word))), side, max_length)
+    if not len(line_lengths):
+        return word_ids, word_lengths
+    lengths = np.empty(len(texts), dtype=np.int64)
+    lengths[by_word] = word_lengths
+    lengths[~by_word] = line_lengths
+    starts = np.empty(len(texts), dtype=np.int64)
+    starts[by_word] = np.cumsum(word_lengths) - word_lengths
+    starts[~by_word] = len(word_ids) + np.cumsum(line_lengths) - line_lengths
+    return gather_ranges(np.concatenate([word_ids, line_ids]), starts, lengths), lengths
 
 
-def odd(texts: pa.Array, longest: int) -> npt.NDArray[np.bool_]:
-    """Which texts are not words one space apart, or longer than so many characters, or nothing but white space."""
-    spaces = [pc.starts_with(texts, " "), pc.ends_with(texts, " "), pc.match_substring(texts, "  ")]
-    others = [pc.utf8_is_space(texts), pc.greater(pc.utf8_length(texts), longest)]
-    return np.logical_or.reduce([found.to_numpy(zero_copy_only=False) for found in spaces + others])
+def needs_line_encoding(texts: pa.Array, max_characters: int) -> npt.NDArray[np.bool_]:
+    """Return which texts are not words separated by single spaces, are too long, or are only white space."""
+    conditions = [
+        pc.starts_with(texts, " "),
+        pc.ends_with(texts, " "),
+        pc.match_substring(texts, "  "),
+        pc.utf8_is_space(texts),
+        pc.greater(pc.utf8_length(texts), max_characters),
+    ]
+    return np.logical_or.reduce([condition.to_numpy(zero_copy_only=False) for condition in conditions])
 
 
-def encode_words(texts: pa.Array, side: LanguageTokenizer, known: dict[str, list[int]]) -> tuple[Array, Indices]:
-    """The same of texts that are words one space apart; `known` has the ids of words, and is added to."""
+def encode_by_word(texts: pa.Array, side: LanguageTokenizer, known: dict[str, list[int]]) -> tuple[Array, Indices]:
+    """Encode texts of words separated by single spaces, as `encode_texts`."""
     split = pc.split_pattern(texts, " ")
     words = split.flatten().dictionary_encode()
-    names = as_list(words.dictionary)
-    found = [known.get(name) for name in names]
-    new = [name for name, ids in zip(names, found, strict=True) if ids is None]
-    fresh = dict(zip(new, side.encode(new, threads=1), strict=True))
-    if len(known) < KNOWN:
-        known.update(fresh)
-    ids, each = end_to_end([fresh[name] if ids is None else ids for name, ids in zip(names, found, strict=True)], side)
-    places = words.indices.to_numpy()
-    counts = each[places]
+    distinct_words = to_list(words.dictionary)
+    known_ids = [known.get(word) for word in distinct_words]
+    new_words = [word for word, ids in zip(distinct_words, known_ids, strict=True) if ids is None]
+    new_ids = dict(zip(new_words, side.encode(new_words, threads=1), strict=True))
+    if len(known) < MAX_KNOWN_WORDS:
+        known.update(new_ids)
+    ids, ids_per_word = concatenate_ids(
+        [new_ids[word] if ids is None else ids for word, ids in zip(distinct_words, known_ids, strict=True)], side
+    )
+    word_indices = words.indices.to_numpy()
+    counts = ids_per_word[word_indices]
     lengths = np.diff(np.append(0, np.cumsum(counts))[split.offsets.to_numpy()])
-    return picked(ids, (np.cumsum(each) - each)[places], counts), lengths
+    return gather_ranges(ids, (np.cumsum(ids_per_word) - ids_per_word)[word_indices], counts), lengths
 
 
 def encode_lines(texts: list[str], side: LanguageTokenizer, max_length: int) -> tuple[Array, Indices]:
-    """The same of any texts. Of one that has more than `max_length` pieces for certain, nothing but that it has more is
-    kept: to tokenize lines without end could take longer than the corpus."""
-    over = [len(text) > max_length and side.surely_longer(text, max_length) for text in texts]
-    rest = ["" if far or text.isspace() else text for text, far in zip(texts, over, strict=True)]
-    longer = [UNK] * (max_length + 1)
-    found = [longer if far else ids for far, ids in zip(over, side.encode(rest, threads=1), strict=True)]
-    return end_to_end(found, side)
+    """Encode any texts, as `encode_texts`.
+
+    A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`, since encoding
+    extremely long lines could take longer than the rest of the corpus.
+    """
+    too_long = [len(text) > max_length and side.must_exceed(text, max_length) for text in texts]
+    to_encode = ["" if skip or text.isspace() else text for text, skip in zip(texts, too_long, strict=True)]
+    placeholder = [UNK] * (max_length + 1)
+    encoded = side.encode(to_encode, threads=1)
+    return concatenate_ids([placeholder if skip else ids for skip, ids in zip(too_long, encoded, strict=True)], side)
 
 
-def end_to_end(found: Sequence[Sequence[int] | Array], side: LanguageTokenizer) -> tuple[Array, Indices]:
-    lengths = np.fromiter(map(len, found), np.int64, len(found))
-    return np.fromiter(itertools.chain.from_iterable(found), kind_of(side), lengths.sum()), lengths
+def concatenate_ids(sequences: Sequence[Sequence[int] | Array], side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Return the concatenated ids, and the length of each sequence."""
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    return np.fromiter(itertools.chain.from_iterable(sequences), id_dtype(side), lengths.sum()), lengths
 
 
-def picked(ids: Array, starts: Indices, lengths: Indices) -> Array:
-    """Pieces of `ids` of these lengths, end to end."""
-    before = np.cumsum(lengths) - lengths
-    return ids[np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
+def gather_ranges(ids: Array, starts: Indices, lengths: Indices) -> Array:
+    """Concatenate the ranges of `ids` with these starts and lengths."""
+    offsets = np.cumsum(lengths) - lengths
+    return ids[np.repeat(starts - offsets, lengths) + np.arange(lengths.sum())]
 
 
-def kind_of(side: LanguageTokenizer) -> type[np.uint16] | type[np.int32]:
-    """The numbers that ids are kept as."""
+def id_dtype(side: LanguageTokenizer) -> type[np.uint16] | type[np.int32]:
+    """Return the dtype in which ids are stored."""
     return np.uint16 if side.vocab_size <= 2**16 else np.int32
 
 
-def as_list(texts: pa.Array) -> list[str]:
+def to_list(texts: pa.Array) -> list[str]:
     return texts.to_numpy(zero_copy_only=False).tolist()

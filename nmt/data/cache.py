@@ -1,7 +1,7 @@
-"""The cache: what was read and tokenized, in folders that are whole or not there.
+"""Cache of read and tokenized text, in folders that are either complete or absent.
 
-Each folder has digests of its files, which are compared before they are used. They tell damage, not malice, and so are
-quick ones: a corpus may have gigabytes.
+Each folder contains digests of its files, which are checked before use. They detect damage, not tampering, so a fast
+hash is used: a corpus may have gigabytes.
 """
 
 import errno
@@ -21,130 +21,142 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.runtime.files import UNFINISHED, UNSUPPORTED, locked, remove_abandoned, warn_once, write_atomically
+from nmt.runtime.files import (
+    UNFINISHED_NAME,
+    UNSUPPORTED_ERRNOS,
+    locked_path,
+    remove_abandoned,
+    warn_once,
+    write_atomically,
+)
 
 log = logging.getLogger("nmt")
-DIGESTS = "digests.json"
-PARTS = re.compile(r".*\.[0-9a-f]{32}\.part|[0-9a-f]{32}.*\.lock|" + UNFINISHED.pattern)  # of folders being filled
-LOCK_POLL = 5.0  # seconds of waiting for another process before the log says so
+DIGESTS_FILE = "digests.json"
+UNFINISHED_ENTRY = re.compile(  # names of unfinished folders and files, and of locks
+    r".*\.[0-9a-f]{32}\.part|[0-9a-f]{32}.*\.lock|" + UNFINISHED_NAME.pattern
+)
+LOCK_NOTICE_DELAY = 5.0  # seconds of waiting for another process before this is logged
 
 
 def cache_folder(data: DataConfig) -> Path:
-    """Where the read and the tokenized corpus are kept; made if need be.
+    """Return the cache folder, creating it if needed.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the folder cannot be created.
     """
     try:
         folder = Path(data.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nmt"))
     except RuntimeError:
-        raise UserError("you have no home folder, where the cache would be; write data.cache=FOLDER") from None
+        raise UserError("the cache needs a home folder, and you have none; write data.cache=FOLDER") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"the cache {folder} cannot be made ({error.strerror}); write data.cache=FOLDER") from error
+        raise UserError(f"the cache {folder} cannot be created ({error.strerror}); write data.cache=FOLDER") from error
     return folder
 
 
 def get_or_build(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """The folder, whole: as it is there already, or new and filled. Of several processes of a machine one fills it, and
-    the others wait.
+    """Return a complete folder of the cache, first letting `fill` write it if it does not exist.
+
+    If several processes of a machine ask for the same folder, one fills it and the others wait.
 
     Raises:
-        UserError: the cache cannot be written, as on a full disk.
+        UserError: the cache cannot be written, for example because the disk is full.
     """
     if is_valid(folder):
         return folder
-    with alone(folder):
+    with lock_folder(folder):
         if not is_valid(folder):
-            with building(folder) as part:
+            with build_folder(folder) as part:
                 fill(part)
     return folder
 
 
 def is_valid(folder: Path) -> bool:
-    """Whether a folder of the cache is there, with all its files as they were written; a damaged one is removed.
+    """Return whether a folder of the cache exists and all its files match their digests; remove a damaged one.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: a damaged folder cannot be removed.
     """
     if not folder.is_dir():
         return False
     try:
-        if json.loads((folder / DIGESTS).read_bytes()) == digests(folder):
+        if json.loads((folder / DIGESTS_FILE).read_bytes()) == digest_files(folder):
             return True
     except (OSError, ValueError, RecursionError):
         pass
-    log.warning(f"the cache is damaged: {folder} is not as it was written; making it anew")
-    with suppress(FileNotFoundError):  # another process is at it, too
+    log.warning(f"the cache is damaged: {folder} does not match its digests; rebuilding it")
+    with suppress(FileNotFoundError):  # another process may be removing it, too
         shutil.rmtree(folder)
     return False
 
 
 def write_digests(folder: Path) -> None:
-    """Write the digests of a folder that is whole; others who look there see all of them or none."""
-    content = json.dumps(digests(folder), indent=1)
-    write_atomically(folder / DIGESTS, [content], beside=folder.with_name(f"{folder.name}.{DIGESTS}"))
+    """Write the digests of a complete folder atomically."""
+    content = json.dumps(digest_files(folder), indent=1)
+    write_atomically(folder / DIGESTS_FILE, [content], beside=folder.with_name(f"{folder.name}.{DIGESTS_FILE}"))
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: digest(path) for path in folder.iterdir() if path.name != DIGESTS}
+def digest_files(folder: Path) -> dict[str, str]:
+    return {path.name: digest_file(path) for path in folder.iterdir() if path.name != DIGESTS_FILE}
 
 
-def digest(path: Path) -> str:
-    """Of the bytes of a file."""
+def digest_file(path: Path) -> str:
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, xxh3_128).hexdigest()
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process of this machine makes the folder; a process that dies lets others go on. Where there
-    are no locks, as on some network drives, several may make it, and the first to end is taken."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is building the folder; the lock of a killed process is released.
+
+    On file systems without locks, such as some network drives, several processes may build it; the first to finish
+    wins.
+    """
     path = folder.with_name(f"{folder.name}.lock")
     lock = FileLock(path, fallback_to_soft=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=LOCK_POLL)
+            lock.acquire(timeout=LOCK_NOTICE_DELAY)
         except Timeout:
             log.info(f"waiting for another process that prepares {folder}")
             lock.acquire()
-    except (OSError, NotImplementedError) as error:  # if nothing can be written, who makes the folder says so
-        if getattr(error, "errno", errno.ENOSYS) in UNSUPPORTED:
-            warn_once("this file system has no locks: several processes may prepare the same text at a time")
+    except (OSError, NotImplementedError) as error:  # if the cache is not writable, `build_folder` reports it
+        if getattr(error, "errno", errno.ENOSYS) in UNSUPPORTED_ERRNOS:
+            warn_once("this file system has no locks: several processes may prepare the same text at the same time")
     try:
         yield
     finally:
         if lock.is_locked:
-            path.unlink(missing_ok=True)  # who waits for it finds the folder whole, or makes it
+            path.unlink(missing_ok=True)  # waiting processes check the folder again once they have the lock
             lock.release()
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which becomes `folder` when it is whole, and goes if it is not to be.
+def build_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; rename it to `folder` on success and remove it on failure.
 
     Raises:
-        UserError: the cache cannot be written, as on a full disk.
+        UserError: the cache cannot be written, for example because the disk is full.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:
-            remove_abandoned(folder.parent, names=PARTS)
+        with locked_path(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:
+            remove_abandoned(folder.parent, names=UNFINISHED_ENTRY)
             yield part
             write_digests(part)
             part.rename(folder)
     except OSError as error:
-        where = Path(str(error.filename or folder)).absolute()
-        if not where.is_relative_to(folder.parent.absolute()):  # of a file that is read
+        failed_path = Path(str(error.filename or folder)).absolute()
+        if not failed_path.is_relative_to(folder.parent.absolute()):  # an input file, not the cache
             raise
-        if not is_valid(folder):  # else another process was faster
-            raise unwritable(folder.parent, error) from error
+        if not is_valid(folder):  # otherwise another process finished first
+            raise cache_write_error(folder.parent, error) from error
 
 
-def unwritable(folder: Path, error: OSError) -> UserError:
+def cache_write_error(folder: Path, error: OSError) -> UserError:
     return UserError(
         f"the cache {folder} cannot be written ({error.strerror or error}); make room there, "
-        "or name a folder elsewhere: data.cache=FOLDER"
+        "or choose another folder: data.cache=FOLDER"
     )

@@ -1,6 +1,6 @@
-"""The tokenized corpus: made once, mapped from files, never read whole.
+"""The encoded training corpus: tokenized once, memory-mapped from files of the cache.
 
-A row is the number of a pair in the corpus, whatever is left out.
+A row is the index of a pair in the corpus, including pairs that are left out of training.
 """
 
 import dataclasses
@@ -25,158 +25,178 @@ from tqdm import tqdm
 from xxhash import xxh3_128
 
 from nmt.config import TrainRun
-from nmt.data.batch_encode import Array, Indices, as_list, encode_texts, kind_of
+from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import origins
+from nmt.data.corpus import describe_origins
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer
-from nmt.data.word_links import gold_links
+from nmt.data.word_links import get_gold_links
 from nmt.errors import UserError
-from nmt.runtime.lines import FIRST, count_of, first_few
+from nmt.runtime.lines import MAX_LISTED_LINES, format_first_lines, pluralize
 from nmt.runtime.memory import release_memory
 
 log = logging.getLogger("nmt")
-CHUNK = 40_000  # pairs in memory at a time, some for each core that tokenizes
-BITE = 2**20  # numbers of a file in memory at a time
-SAMPLE = 1_000_000  # lines of a side that a tokenizer is trained on; a random sample where there are more
+ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory
+NUMBERS_PER_BLOCK = 2**20  # numbers of a file in memory at a time
+TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
 SIDES = ["source", "target"]
-ORDER, RUNS, REPORT = "order", "runs", "report.json"
+ORDER_FILE = "order"
+RUNS_FILE = "runs"
+ENCODING_REPORT = "report.json"
 T = TypeVar("T")
 U = TypeVar("U")
-Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-Rows = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+RowArray = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
 @dataclass(frozen=True)
 class EncodedSide:
-    """The ids of all sentences of one side, end to end, mapped from a file."""
+    """The concatenated ids of all sentences of one side, memory-mapped from a file."""
 
-    ids: Ids
+    ids: IdArray
     offsets: Indices  # row i is ids[offsets[i] : offsets[i + 1]]
 
-    def __getitem__(self, row: int) -> Ids:
+    def __getitem__(self, row: int) -> IdArray:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
-    def lengths(self, rows: Rows) -> Indices:
-        """Pieces of these rows, `</s>` included."""
+    def lengths(self, rows: RowArray) -> Indices:
+        """Return the number of pieces of these rows, including `</s>`."""
         return self.offsets[rows + 1] - self.offsets[rows] + 1
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """The pairs that are trained on."""
+    """The training pairs."""
 
-    key: str  # of all texts and the tokenizer
+    key: str  # hash of all texts and the tokenizer
     pairs: Dataset
     tokenizer: Tokenizer
     source: EncodedSide
     target: EncodedSide
-    order: Rows  # of the pairs that are trained on, `by_length`; mapped from a file
-    runs: Indices  # of pairs of equal size, in that order: pieces of the source, of the target, and how many pairs
+    order: RowArray  # rows of the training pairs, sorted by `sort_by_length`; memory-mapped from a file
+    runs: Indices  # runs of pairs of equal size in `order`: source pieces, target pieces, number of pairs
     max_length: int  # pieces
-    sampling: float  # of subwords, anew for each epoch
-    guided: bool  # batches say where to look, by the gold links of the pairs
-    shares: Sequence[tuple[int, float]] = ()  # of several corpora: the row at which each ends, and its weight
+    sampling: float  # subword sampling, repeated for each epoch
+    guided: bool  # whether batches include the gold attention, given by the gold links of the pairs
+    mixture_weights: Sequence[tuple[int, float]] = ()  # for several corpora: the end row and the weight of each
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def lengths(self, rows: Rows) -> Indices:
-        """Source and target pieces of these rows, `</s>` included: one row of numbers for each side."""
+    def lengths(self, rows: RowArray) -> Indices:
+        """Return source and target pieces of these rows, including `</s>`; shape (2, rows)."""
         return np.stack([self.source.lengths(rows), self.target.lengths(rows)])
 
     @property
     def source_lengths(self) -> Indices:
-        """Source pieces of all pairs in `order`, `</s>` included; eight bytes a pair, so only for what needs all."""
+        """Source pieces of all pairs in `order`, including `</s>`. Needs 8 bytes per pair."""
         return np.repeat(self.runs[0], self.runs[2])
 
 
-def by_length(lengths: Array) -> tuple[Indices, Indices]:
-    """Places of pairs by the longer side, among equals by the difference of the sides, among equals as they come; and
-    the runs of pairs of equal size.
+def sort_by_length(lengths: Array) -> tuple[Indices, Indices]:
+    """Return the stable order of pairs by length, and the runs of pairs of equal size in that order.
 
-    The differences rise and fall in turn: where a batch goes from one length to the next, they are alike, too.
-    lengths: of source and target, `</s>` included.
+    Pairs are sorted by the length of the longer side, then by the difference between the sides. Differences rise and
+    fall in turn from one length to the next, so that pairs in a batch across this boundary have similar differences.
+
+    Args:
+        lengths: source and target pieces including `</s>`, shape (2, pairs).
     """
-    most = int(lengths.max())
-    several = 2 * most + 1  # differences
-    size = np.empty(lengths.shape[1], np.uint16 if (most + 1) * several <= 2**16 else np.int64)  # 16 bits sort quickly
-    for start in range(0, len(size), BITE):
-        source, target = lengths[:, start : start + BITE].astype(np.int64)
-        longer, difference = np.maximum(source, target), source - target
-        size[start : start + BITE] = longer * several + most + np.where(longer % 2, difference, -difference)
-    order = np.argsort(size, kind="stable")
-    size = size[order]
-    starts = np.flatnonzero(np.append(True, size[1:] != size[:-1]))
-    counts = np.diff(np.append(starts, len(size)))
+    max_length = int(lengths.max())
+    differences = 2 * max_length + 1
+    dtype = np.uint16 if (max_length + 1) * differences <= 2**16 else np.int64  # sorting 16 bits is fast
+    sort_keys = np.empty(lengths.shape[1], dtype)
+    for start in range(0, len(sort_keys), NUMBERS_PER_BLOCK):
+        source, target = lengths[:, start : start + NUMBERS_PER_BLOCK].astype(np.int64)
+        longer = np.maximum(source, target)
+        difference = source - target
+        signed_difference = np.where(longer % 2, difference, -difference)
+        sort_keys[start : start + NUMBERS_PER_BLOCK] = longer * differences + max_length + signed_difference
+    order = np.argsort(sort_keys, kind="stable")
+    sort_keys = sort_keys[order]
+    starts = np.flatnonzero(np.append(True, sort_keys[1:] != sort_keys[:-1]))
+    counts = np.diff(np.append(starts, len(sort_keys)))
     return order, np.stack([*lengths[:, order[starts]].astype(np.int64), counts])
 
 
 # ------------------------------------------------------------------------------------------------------------ encoding
 def encode_corpus(
-    pairs: Dataset, tokenizer: Tokenizer, run: TrainRun, shares: Sequence[tuple[int, float]] = ()
+    pairs: Dataset, tokenizer: Tokenizer, run: TrainRun, mixture_weights: Sequence[tuple[int, float]] = ()
 ) -> EncodedPairs:
-    """Tokenize the training pairs, or take what was tokenized before of the same text with the same tokenizer.
+    """Encode the training pairs, or load them from the cache if the same texts were encoded with the same tokenizer.
 
-    Pairs with a side that is empty, or nothing but white space, and those with more than `data.max_length` pieces on a
-    side are left out; the log has their number, and for each side the first lines that are so.
+    Pairs with a side that is empty or only white space, or has more than `data.max_length` pieces, are left out. The
+    log has their number and the first such lines of each side.
 
     Raises:
-        UserError: when no pair is left, or the cache cannot be written.
+        UserError: if no pair is left, gold links are missing, or the cache cannot be written.
     """
     guided = run.train.guided_alignment > 0
     if guided and "sure" not in pairs.column_names:
         raise UserError(
-            f"train.guided_alignment={run.train.guided_alignment} needs gold links of the training text: "
-            "data.alignments=ENDING for data.path/train.ENDING, a line of links as 0-0 1-2 for each pair"
+            f"train.guided_alignment={run.train.guided_alignment} needs gold links for the training text; set "
+            "data.alignments=EXTENSION for data.path/train.EXTENSION, a line of links like 0-0 1-2 for each pair"
         )
-    key, limit = content_key(pairs, tokenizer), run.data.max_length
+    key = content_key(pairs, tokenizer)
+    limit = run.data.max_length
     sides = dict(zip(SIDES, (tokenizer.source, tokenizer.target), strict=True))
 
-    def fill(part: Path) -> None:
+    def write_encoding(folder: Path) -> None:
         for name, side in sides.items():
-            encode_side(part, name, pairs, side, limit, cores(run.data.num_proc))
+            encode_side(folder, name, pairs, side, limit, count_cores(run.data.num_proc))
         release_memory()
-        arrange(part, limit)
+        write_order(folder, limit)
 
-    # The limit belongs to the name, for what is far longer is not tokenized.
-    folder = get_or_build(cache_folder(run.data) / "ids" / f"{key}.{limit}", fill)
-    report = json.loads((folder / REPORT).read_bytes())
-    tell_dropped(len(pairs), report["kept"], report["empty"], limit)
-    for trouble, number, count, first in report["left out"]:
-        tell(origins(run.data, "train")[number], SIDES[number], trouble, count, first, pairs)
+    # The limit is part of the name, since lines that must exceed it are not tokenized.
+    folder = get_or_build(cache_folder(run.data) / "ids" / f"{key}.{limit}", write_encoding)
+    report = json.loads((folder / ENCODING_REPORT).read_bytes())
+    log_dropped(len(pairs), report["kept"], report["empty"], limit)
+    for reason, i, count, first in report["left out"]:
+        log_left_out(describe_origins(run.data, "train")[i], SIDES[i], reason, count, first, pairs)
     if not report["kept"]:
-        raise none_left(limit)
+        raise no_pairs_error(limit)
     source, target = (
-        EncodedSide(mapped(folder / f"{name}.ids", kind_of(side)), mapped(folder / f"{name}.offsets", np.int64))
+        EncodedSide(map_file(folder / f"{name}.ids", id_dtype(side)), map_file(folder / f"{name}.offsets", np.int64))
         for name, side in sides.items()
     )
-    order, runs = mapped(folder / ORDER, rows_of(len(pairs))), mapped(folder / RUNS, np.int64).reshape(3, -1)
-    sampling = run.tokenizer.sampling
-    return EncodedPairs(key, pairs, tokenizer, source, target, order, runs, limit, sampling, guided, shares)
+    return EncodedPairs(
+        key=key,
+        pairs=pairs,
+        tokenizer=tokenizer,
+        source=source,
+        target=target,
+        order=map_file(folder / ORDER_FILE, row_dtype(len(pairs))),
+        runs=map_file(folder / RUNS_FILE, np.int64).reshape(3, -1),
+        max_length=limit,
+        sampling=run.tokenizer.sampling,
+        guided=guided,
+        mixture_weights=mixture_weights,
+    )
 
 
-def cores(given: int | None) -> int:
-    """How many to use: by default all that this process may."""
-    if given is not None:
-        return given
+def count_cores(num_proc: int | None) -> int:
+    """Return the number of cores to use: `num_proc`, or by default all that this process may use."""
+    if num_proc is not None:
+        return num_proc
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def rows_of(count: int) -> type[np.uint32] | type[np.int64]:
-    """The numbers that rows of so many pairs are kept as."""
+def row_dtype(count: int) -> type[np.uint32] | type[np.int64]:
+    """Return the dtype in which the rows of `count` pairs are stored."""
     return np.uint32 if count <= 2**32 else np.int64
 
 
-def mapped(path: Path, kind: type[np.generic]) -> Array:
-    return np.asarray(np.memmap(path, kind, "r"))
+def map_file(path: Path, dtype: type[np.generic]) -> Array:
+    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 def encode_side(
     folder: Path, name: str, pairs: Dataset, side: LanguageTokenizer, max_length: int, threads: int
 ) -> None:
-    """Write the ids of one side, and where each row begins. Chunks are encoded by several threads, SentencePiece being
-    no Python, and written in their order."""
+    """Write the ids of one side and the offsets of its rows.
+
+    Chunks are encoded in several threads (SentencePiece is native code) and written in order.
+    """
     encode = partial(encode_texts, side=side, max_length=max_length, known={})
     with (
         open(folder / f"{name}.ids", "wb") as ids_file,
@@ -186,7 +206,7 @@ def encode_side(
     ):
         end = np.zeros(1, dtype=np.int64)
         offsets_file.write(end.tobytes())
-        for ids, lengths in in_order(pool, encode, texts_of(pairs, name), 2 * threads):
+        for ids, lengths in map_in_order(pool, encode, iterate_texts(pairs, name), 2 * threads):
             ends = end[-1] + np.cumsum(lengths)
             ids_file.write(ids.tobytes())
             offsets_file.write(ends.tobytes())
@@ -194,155 +214,170 @@ def encode_side(
             bar.update(len(lengths))
 
 
-def in_order(pool: ThreadPoolExecutor, work: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
-    """What becomes of the items, in their order, with so many taken ahead."""
-    waiting: deque[Future[U]] = deque()
+def map_in_order(pool: ThreadPoolExecutor, function: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
+    """Yield the results for the items in order, with up to `ahead` items submitted in advance."""
+    pending: deque[Future[U]] = deque()
     for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+        pending.append(pool.submit(function, item))
+        if len(pending) > ahead:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
-def arrange(folder: Path, limit: int) -> None:
-    """Write which rows are kept, in which order, and what was left out, so that no later start has to look again."""
-    lengths = np.stack([lengths_in(folder / f"{name}.offsets", limit + 1) for name in SIDES])
-    empty, longer = lengths == 0, lengths > limit
-    without, kept = empty.any(axis=0), ~(empty | longer).any(axis=0)
+def write_order(folder: Path, limit: int) -> None:
+    """Write which rows are kept, in which order, and a report of what was left out."""
+    lengths = np.stack([read_lengths(folder / f"{name}.offsets", limit + 1) for name in SIDES])
+    is_empty = lengths == 0
+    is_too_long = lengths > limit
+    has_empty_side = is_empty.any(axis=0)
+    is_kept = ~(is_empty | is_too_long).any(axis=0)
     left_out = []
-    for trouble, sides in (
-        ("empty, or nothing but white space", empty),
-        (f"longer than data.max_length={limit} pieces", longer),
+    for reason, sides in (
+        ("empty or only white space", is_empty),
+        (f"longer than data.max_length={limit} pieces", is_too_long),
     ):
-        for number, side in enumerate(sides):
+        for i, side in enumerate(sides):
             if side.any():
-                left_out.append((trouble, number, int(side.sum()), np.flatnonzero(side)[:FIRST].tolist()))
-    report = {"kept": int(kept.sum()), "empty": int(without.sum()), "left out": left_out}
-    (folder / REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    rows = np.flatnonzero(kept).astype(rows_of(len(kept)))
-    lengths = lengths[:, kept]
+                left_out.append((reason, i, int(side.sum()), np.flatnonzero(side)[:MAX_LISTED_LINES].tolist()))
+    report = {"kept": int(is_kept.sum()), "empty": int(has_empty_side.sum()), "left out": left_out}
+    (folder / ENCODING_REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    rows = np.flatnonzero(is_kept).astype(row_dtype(len(is_kept)))
+    lengths = lengths[:, is_kept]
     lengths += 1
-    order, runs = by_length(lengths) if len(rows) else (rows, np.zeros((3, 0), dtype=np.int64))
-    (folder / ORDER).write_bytes(rows[order].data)
-    (folder / RUNS).write_bytes(runs.tobytes())
+    order, runs = sort_by_length(lengths) if len(rows) else (rows, np.zeros((3, 0), dtype=np.int64))
+    (folder / ORDER_FILE).write_bytes(rows[order].data)
+    (folder / RUNS_FILE).write_bytes(runs.tobytes())
 
 
-def lengths_in(path: Path, most: int) -> npt.NDArray[np.int32]:
-    """How many ids each row has by the file of their offsets, or `most` where there are more."""
-    offsets = mapped(path, np.int64)
+def read_lengths(path: Path, max_length: int) -> npt.NDArray[np.int32]:
+    """Read the number of ids of each row from a file of offsets, clipped to `max_length`."""
+    offsets = map_file(path, np.int64)
     lengths = np.empty(len(offsets) - 1, dtype=np.int32)
-    for start in range(0, len(lengths), BITE):
-        lengths[start : start + BITE] = np.minimum(np.diff(offsets[start : start + BITE + 1]), most)
+    for start in range(0, len(lengths), NUMBERS_PER_BLOCK):
+        block = np.diff(offsets[start : start + NUMBERS_PER_BLOCK + 1])
+        lengths[start : start + NUMBERS_PER_BLOCK] = np.minimum(block, max_length)
     return lengths
 
 
-def tell_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
-    """How many of the training pairs are left out and why, in the log."""
+def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
+    """Log how many of the training pairs are left out and why."""
     too_long = f"{pairs - kept - empty:,} longer than data.max_length={limit} pieces"
     log.info(f"train: {pairs:,} pairs, dropped {empty:,} with an empty side, {too_long}")
 
 
-def none_left(limit: int) -> UserError:
+def no_pairs_error(limit: int) -> UserError:
     return UserError(
-        f"no training pair is left: all have an empty side, or one longer than data.max_length={limit} pieces; look at "
-        "the text, or raise the length"
+        "no training pair is left: every pair has an empty side or a side longer than "
+        f"data.max_length={limit} pieces; check the text or raise data.max_length"
     )
 
 
-def tell(where: str, side: str, trouble: str, count: int, first: list[int], pairs: Dataset) -> None:
-    """Which lines of a side are left out, in the log; of what is not read from lines, which pairs."""
-    lines = "line" in pairs.column_names
-    numbers = pairs[first]["line"] if lines else [row + 1 for row in first]
-    log.info(f"left out {count_of(count, 'line' if lines else 'pair')} of {where}: {trouble} ({first_few(numbers)})")
-    returns = [number for number, row in zip(numbers, pairs[first][side], strict=True) if row.count("\r") > 1]
-    if returns:
+def log_left_out(where: str, side: str, reason: str, count: int, first: list[int], pairs: Dataset) -> None:
+    """Log which lines of a side are left out, or which pairs if the text was not read from lines.
+
+    Args:
+        first: the first rows that are left out.
+    """
+    has_lines = "line" in pairs.column_names
+    numbers = pairs[first]["line"] if has_lines else [row + 1 for row in first]
+    lines = pluralize(count, "line" if has_lines else "pair")
+    log.info(f"left out {lines} of {where}: {reason} ({format_first_lines(numbers)})")
+    with_returns = [number for number, text in zip(numbers, pairs[first][side], strict=True) if text.count("\r") > 1]
+    if with_returns:
         log.warning(
-            f"{where}: there are carriage returns (CR, \\r) within these ({first_few(returns)}); if lines end "
-            "there, make line ends of them: tr '\\r' '\\n' < FILE"
+            f"{where}: carriage returns (CR, \\r) in some of these lines ({format_first_lines(with_returns)}); if "
+            "lines end there, convert them to line feeds: tr '\\r' '\\n' < FILE"
         )
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer
-def cached_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
-    """The tokenizer that the settings ask for, trained on the training pairs, now or before. Of a side with more than a
-    million lines a random sample of a million is used.
+def get_or_train_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
+    """Train the configured tokenizer on the training pairs, or load it from the cache.
+
+    For a side with more than `TOKENIZER_SAMPLE` lines, a random sample of that many is used.
 
     Raises:
-        UserError: for vocabulary sizes that the text does not allow, or when there is no text.
+        UserError: if the text does not allow a vocabulary size, or there is no text.
     """
-    config, limit = run.tokenizer, run.data.max_length
-    settings = dataclasses.replace(config, sampling=0.0)  # of which nothing is known in training it
+    config = run.tokenizer
+    limit = run.data.max_length
+    settings = dataclasses.replace(config, sampling=0.0)  # does not affect tokenizer training
     tags = sorted({f"<{corpus.tag}>" for corpus in run.data.corpora if corpus.tag})
-    parts = (text_key(pairs), settings, limit, tags, SAMPLE, sentencepiece.__version__)
+    key_parts = (text_key(pairs), settings, limit, tags, TOKENIZER_SAMPLE, sentencepiece.__version__)
+    key = xxh3_128(repr(key_parts).encode()).hexdigest()
     sizes = dict.fromkeys((config.size("source"), config.size("target")))
-    what = f"{config.type} tokenizer of {' and '.join(f'{size:,}' for size in sizes)} pieces"
-    trained = []
+    description = f"{config.type} tokenizer of {' and '.join(f'{size:,}' for size in sizes)} pieces"
+    is_cached = True
 
-    def fill(part: Path) -> None:
-        log.info(f"training a {what}")
-        source, target = sampled(pairs, "source"), sampled(pairs, "target")
-        trained.append(train_tokenizer(source, target, config, limit, tags))
-        trained[0].save(part)
+    def train(folder: Path) -> None:
+        nonlocal is_cached
+        is_cached = False
+        log.info(f"training a {description}")
+        train_tokenizer(sample_texts(pairs, "source"), sample_texts(pairs, "target"), config, limit, tags).save(folder)
         release_memory()
 
-    folder = get_or_build(cache_folder(run.data) / "tokenizers" / xxh3_128(repr(parts).encode()).hexdigest(), fill)
-    if not trained:
-        log.info(f"the {what} was trained on this text before")
+    folder = get_or_build(cache_folder(run.data) / "tokenizers" / key, train)
+    if is_cached:
+        log.info(f"using the cached {description}, trained on the same text")
     return load_tokenizer(folder)
 
 
-def sampled(pairs: Dataset, name: str) -> Iterator[str]:
-    """The texts of a side; of more than `SAMPLE` a random sample, always the same: one of each of as many parts."""
-    if len(pairs) <= SAMPLE:
+def sample_texts(pairs: Dataset, name: str) -> Iterator[str]:
+    """Yield the texts of a side, or a sample of `TOKENIZER_SAMPLE` if there are more.
+
+    The sample is deterministic and spread evenly: one random text of each of `TOKENIZER_SAMPLE` equal parts.
+    """
+    if len(pairs) <= TOKENIZER_SAMPLE:
         rows = np.arange(len(pairs))
     else:
-        places = np.arange(SAMPLE) + np.random.default_rng(0).random(SAMPLE)
-        rows = np.unique((places * (len(pairs) / SAMPLE)).astype(np.int64))
+        positions = np.arange(TOKENIZER_SAMPLE) + np.random.default_rng(0).random(TOKENIZER_SAMPLE)
+        rows = np.unique((positions * (len(pairs) / TOKENIZER_SAMPLE)).astype(np.int64))
     start = 0
-    for texts in texts_of(pairs, name):
+    for texts in iterate_texts(pairs, name):
         first, last = np.searchsorted(rows, (start, start + len(texts)))
-        yield from as_list(texts.take(pa.array(rows[first:last] - start)))
+        yield from to_list(texts.take(pa.array(rows[first:last] - start)))
         start += len(texts)
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys
 def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
-    """A key made of all texts and of the tokenizer."""
+    """Return a hash of all texts and the tokenizer."""
     return xxh3_128(f"{text_key(pairs)} {tokenizer.fingerprint}".encode()).hexdigest()
 
 
 def text_key(pairs: Dataset) -> str:
-    """A key made of all texts of both sides, whatever files they are from."""
+    """Return a hash of all texts of both sides, independent of the files they were read from."""
     keys = []
     for name in SIDES:
-        letters, lengths = xxh3_128(), xxh3_128()
-        for texts in texts_of(pairs, name):
-            offsets, data = buffers_of(texts)
-            lengths.update(np.diff(offsets).data)
-            letters.update(data)
-        keys += [lengths.hexdigest(), letters.hexdigest()]
+        text_hash = xxh3_128()
+        length_hash = xxh3_128()
+        for texts in iterate_texts(pairs, name):
+            offsets, data = text_buffers(texts)
+            length_hash.update(np.diff(offsets).data)
+            text_hash.update(data)
+        keys += [length_hash.hexdigest(), text_hash.hexdigest()]
     return " ".join(keys)
 
 
 def gold_key(pairs: Dataset) -> str:
-    """A key made of all gold links; empty where there are none."""
-    gold = gold_links(pairs)
+    """Return a hash of all gold links, or an empty string if there are none."""
+    gold = get_gold_links(pairs)
     if gold is None:
         return ""
-    links = [(sorted(one.sure), sorted(one.possible)) for one in gold]
+    links = [(sorted(pair_links.sure), sorted(pair_links.possible)) for pair_links in gold]
     return hashlib.sha256(repr(links).encode()).hexdigest()[:32]
 
 
-def texts_of(pairs: Dataset, name: str) -> Iterator[pa.Array]:
-    """The texts of a side, some at a time, as they lie in the file."""
-    for table in pairs.select_columns(name).with_format("arrow").iter(CHUNK):
+def iterate_texts(pairs: Dataset, name: str) -> Iterator[pa.Array]:
+    """Yield the texts of a side in chunks, in the order of the file."""
+    for table in pairs.select_columns(name).with_format("arrow").iter(ENCODING_CHUNK):
         yield table[name].combine_chunks()
 
 
-def buffers_of(texts: pa.Array) -> tuple[Indices, memoryview]:
-    """Where each text begins and the last one ends; and their letters, in UTF-8."""
+def text_buffers(texts: pa.Array) -> tuple[Indices, memoryview]:
+    """Return the byte offsets of texts (the start of each, and the end of the last), and their UTF-8 bytes."""
     texts = texts.cast(pa.large_string())
-    _, offsets, letters = texts.buffers()
-    places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return places, memoryview(letters or b"")[places[0] : places[-1]]
+    _, offsets_buffer, data = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return offsets, memoryview(data or b"")[offsets[0] : offsets[-1]]

@@ -1,4 +1,4 @@
-"""Several corpora as one (`data.corpora`): how often each is used, and by which tag a model tells it from others."""
+"""Mix several training corpora (`data.corpora`), each with a weight and optionally a tag before each source."""
 
 import dataclasses
 import itertools
@@ -16,10 +16,10 @@ from xxhash import xxh3_128
 
 from nmt.config import UNK, DataConfig
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import CHUNK, PAIRS, load_pairs
+from nmt.data.corpus import PAIRS_FILE, READ_BATCH_SIZE, load_pairs
 from nmt.data.encoding import SIDES, text_key
-from nmt.data.readers import TEXTS
-from nmt.data.tokenizer import SPACE, Tokenizer
+from nmt.data.readers import TEXT_SCHEMA
+from nmt.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmt.errors import UserError
 
 
@@ -27,29 +27,29 @@ class MixturePart(NamedTuple):
     """A corpus of a mixture."""
 
     data: DataConfig
-    weight: float
-    tag: str | None  # as it stands in the text
+    weight: float  # how often its pairs are used for each use of a pair of data.path
+    tag: str | None  # as written before each source, e.g. <bt>
 
 
-def corpora_of(data: DataConfig) -> list[MixturePart]:
-    """The corpora that are trained on, that of `data.path` first; where one leaves something open, it is as there."""
-    alone = dataclasses.replace(data, corpora=[])
-    found = [MixturePart(alone, 1.0, None)]
+def list_corpora(data: DataConfig) -> list[MixturePart]:
+    """Return the training corpora, that of `data.path` first; the others inherit the keys that they do not set."""
+    main_corpus = dataclasses.replace(data, corpora=[])
+    parts = [MixturePart(main_corpus, 1.0, None)]
     for corpus in data.corpora:
-        own = {k: v for k, v in dataclasses.asdict(corpus).items() if v and k not in ("weight", "tag")}
+        settings = {k: v for k, v in dataclasses.asdict(corpus).items() if v and k not in ("weight", "tag")}
         tag = corpus.tag and f"<{corpus.tag}>"
-        found.append(MixturePart(dataclasses.replace(alone, **own, limit=None), corpus.weight, tag))
-    return found
+        parts.append(MixturePart(dataclasses.replace(main_corpus, **settings, limit=None), corpus.weight, tag))
+    return parts
 
 
 def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
-    """See that each tag is a piece, also where the tokenizer is that of another run.
+    """Check that each tag is a piece of the tokenizer, which may come from another run.
 
     Raises:
-        UserError: one is not.
+        UserError: the tokenizer lacks a tag.
     """
-    for part in corpora_of(data):
-        if part.tag and tokenizer.source.processor.piece_to_id(SPACE + part.tag) == UNK:
+    for part in list_corpora(data):
+        if part.tag and tokenizer.source.processor.piece_to_id(SPACE_SYMBOL + part.tag) == UNK:
             raise UserError(
                 f"the tokenizer of init_from has no piece {part.tag}; leave out the tag of data.path={part.data.path}, "
                 "or start without init_from"
@@ -57,25 +57,25 @@ def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
 
 
 def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
-    """The training pairs, and where they are from several corpora: the row at which each of these ends, and its weight.
+    """Load all training pairs and, if there are several corpora, the end row and the weight of each.
 
     Raises:
-        UserError: as `load_pairs`.
+        UserError: see `load_pairs`.
     """
-    parts = corpora_of(data)
+    parts = list_corpora(data)
     if len(parts) == 1:
         return load_pairs(data, "train"), []
     loaded = []
     for number, part in enumerate(parts):
-        with named_corpus(number):
-            loaded.append(tagged(load_pairs(part.data, "train"), part.tag, data))
+        with name_corpus_in_errors(number):
+            loaded.append(prepare_corpus(load_pairs(part.data, "train"), part.tag, data))
     ends = itertools.accumulate(map(len, loaded))
     return datasets.concatenate_datasets(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
 
 
 @contextmanager
-def named_corpus(number: int) -> Iterator[None]:
-    """Say of what is wrong with a corpus of `corpora_of` which key names it: only the first is that of `data.path`."""
+def name_corpus_in_errors(number: int) -> Iterator[None]:
+    """Replace `data.KEY=` by `data.corpora[i].KEY=` in errors of a corpus of `list_corpora` other than the first."""
     try:
         yield
     except UserError as error:
@@ -86,24 +86,24 @@ def named_corpus(number: int) -> Iterator[None]:
         raise UserError(message, error.any_rank) from None
 
 
-def tagged(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
-    """The texts of a corpus alone, with its tag before each source: in the cache, unless they are as they should be."""
+def prepare_corpus(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
+    """Reduce a corpus to its texts and add its tag; the result is cached unless nothing needs to be changed."""
     pairs = pairs.select_columns(SIDES)
-    if tag is None and pairs.data.schema.types == TEXTS.types:
+    if tag is None and pairs.data.schema.types == TEXT_SCHEMA.types:
         return pairs
 
     def fill(part: Path) -> None:
-        with open(part / PAIRS, "wb") as file, pa.ipc.new_stream(file, TEXTS) as writer:
-            for table in pairs.with_format("arrow").iter(CHUNK):
-                writer.write_table(with_tag(table.cast(TEXTS), tag))
+        with open(part / PAIRS_FILE, "wb") as file, pa.ipc.new_stream(file, TEXT_SCHEMA) as writer:
+            for table in pairs.with_format("arrow").iter(READ_BATCH_SIZE):
+                writer.write_table(prepend_tag(table.cast(TEXT_SCHEMA), tag))
 
     key = xxh3_128(f"{text_key(pairs)} {tag}".encode()).hexdigest()
     folder = get_or_build(cache_folder(data) / "text" / key, fill)
-    return Dataset.from_file(str(folder / PAIRS))
+    return Dataset.from_file(str(folder / PAIRS_FILE))
 
 
-def with_tag(table: pa.Table, tag: str | None) -> pa.Table:
-    """The same with the tag and a space before each source; an empty one stays so."""
+def prepend_tag(table: pa.Table, tag: str | None) -> pa.Table:
+    """Put the tag and a space before each source, except for empty ones."""
     if tag is None:
         return table
     source = table["source"]

@@ -1,7 +1,7 @@
-"""Signs that text was segmented, tokenized, escaped or lower-cased before it came here, or that both sides are one.
+"""Warn of text that looks already segmented, tokenized, escaped or lowercased, and of pairs with identical sides.
 
-Such text trains without an error, and scores of it mean something else than scores of plain text. A sample of each text
-is matched against the patterns of `KINDS`, so millions of lines cost no more than some thousands.
+Training on such text raises no error, but scores on it are not comparable to scores on plain text. Only a sample of
+each text is matched against the patterns of `PROCESSING_KINDS`, so millions of lines cost no more than some thousands.
 """
 
 import logging
@@ -15,47 +15,51 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from nmt.config import DataConfig
-from nmt.data.corpus import origins
-from nmt.data.mixing import corpora_of
-from nmt.data.readers import clipped
-from nmt.runtime.lines import count_of
+from nmt.data.corpus import describe_origins
+from nmt.data.mixing import list_corpora
+from nmt.data.readers import clip_repr
+from nmt.runtime.lines import pluralize
 
 log = logging.getLogger("nmt")
-LOOKED_AT = 20_000  # lines of a text
-IDENTICAL = 0.1  # share of pairs whose sides are equal, from which on this is no accident
-LOWER, CASED = 0.01, 0.5  # shares of lines with a capital: in lower-cased text at most, in cased text at least
-FEW = 10  # sentences of scripts that have capitals, below which nothing is said of them
+SAMPLE_LINES = 20_000  # lines sampled from a text
+MIN_IDENTICAL_SHARE = 0.1  # share of pairs with identical sides above which a warning is logged
+MAX_LOWER_SHARE = 0.01  # maximum share of sentences with a capital in lowercased text
+MIN_CASED_SHARE = 0.5  # minimum share of sentences with a capital in cased text
+MIN_CASED_SENTENCES = 10  # sentences in cased scripts needed to judge the case of a text
 TOKENIZED = "tokenized"
-LETTER = r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Armenian}]"  # scripts whose sentences begin with a capital
-SENTENCE = rf"{LETTER}{{2}}\S* (.* )?{LETTER}{{2}}\S* (.* )?{LETTER}{{2}}"  # three words; a term may have no capital
+CASED_LETTER = r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Armenian}]"  # scripts whose sentences begin with a capital
+# At least three words: shorter lines may be terms, which need no capital.
+CASED_SENTENCE = rf"{CASED_LETTER}{{2}}\S* (.* )?{CASED_LETTER}{{2}}\S* (.* )?{CASED_LETTER}{{2}}"
 
 
-class Kind(NamedTuple):
-    """A kind of processing that leaves its marks in the text."""
+class ProcessingKind(NamedTuple):
+    """A kind of processing that leaves marks in the text."""
 
-    what: str
-    pattern: str  # of a line that has such a mark, in RE2's syntax
-    share: float  # of lines: with fewer than that, or with only one, it may be an accident
-    undo: str
+    description: str
+    pattern: str  # regular expression (RE2 syntax) that matches lines with such a mark
+    share: float  # share of marked lines above which a warning is logged
+    remedy: str  # command or tool that undoes the processing
 
 
-KINDS = {
-    "bpe": Kind("segmented by subword-nmt ('@@ ')", r"[^\s@]@@(\s|$)", 0.01, "sed -E 's/@@( |$)//g' < FILE"),
-    "sentencepiece": Kind("segmented by SentencePiece ('▁')", "▁", 0.01, "sed 's/ //g; s/▁/ /g; s/^ //' < FILE"),
-    "wordpiece": Kind("segmented by WordPiece ('##')", r"[^\s#] ##[^\s#]", 0.01, "sed 's/ ##//g' < FILE"),
-    "joiner": Kind("segmented by OpenNMT's tokenizer ('￭')", "￭", 0.01, "sed 's/ *￭ *//g' < FILE"),
-    "word end": Kind("segmented by BPE ('</w>')", r"\S</w>", 0.01, "sed 's/ //g; s|</w>| |g; s/ $//' < FILE"),
-    "byte-level": Kind(  # Ġ is a letter of Maltese, too
+PROCESSING_KINDS = {
+    "bpe": ProcessingKind("segmented by subword-nmt ('@@ ')", r"[^\s@]@@(\s|$)", 0.01, "sed -E 's/@@( |$)//g' < FILE"),
+    "sentencepiece": ProcessingKind(
+        "segmented by SentencePiece ('▁')", "▁", 0.01, "sed 's/ //g; s/▁/ /g; s/^ //' < FILE"
+    ),
+    "wordpiece": ProcessingKind("segmented by WordPiece ('##')", r"[^\s#] ##[^\s#]", 0.01, "sed 's/ ##//g' < FILE"),
+    "joiner": ProcessingKind("segmented by OpenNMT's tokenizer ('￭')", "￭", 0.01, "sed 's/ *￭ *//g' < FILE"),
+    "word end": ProcessingKind("segmented by BPE ('</w>')", r"\S</w>", 0.01, "sed 's/ //g; s|</w>| |g; s/ $//' < FILE"),
+    "byte-level": ProcessingKind(  # Ġ is also a letter of Maltese
         "segmented by byte-level BPE ('Ġ')", r"(^|\s)Ġ\S.*\sĠ\S", 0.5, "the `decode` of the tokenizer that made it"
     ),
-    "entities": Kind(
+    "entities": ProcessingKind(
         "escaped as HTML or by Moses ('&amp;')",
         r"&(amp|quot|apos|lt|gt|nbsp|hellip|[nm]dash|[lr][sd]quo|[lr]aquo|copy|reg|euro|szlig"
         r"|[A-Za-z](acute|grave|circ|uml|tilde|cedil|ring|caron)|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});",
         0.01,
         """python -c 'import html, sys; sys.stdout.writelines(map(html.unescape, sys.stdin))' < FILE""",
     ),
-    TOKENIZED: Kind(  # no mark that some language spells with a space before it, as French does with ! ? ; :
+    TOKENIZED: ProcessingKind(  # not ! ? ; : since French puts a space before them
         "tokenized (spaces before punctuation)",
         r" [.,。、，](\s|$)| '(s|t|re|ll|ve|m|d)\b| n't\b|@-@",
         0.2,
@@ -64,113 +68,138 @@ KINDS = {
 }
 
 
-class Text(NamedTuple):
+class TextSample(NamedTuple):
     """A sample of the lines of a text."""
 
     name: str
     lines: pa.Array
-    numbers: npt.NDArray[np.int64]  # of these lines in the text, from 1
-    total: int  # lines that the text has
+    numbers: npt.NDArray[np.int64]  # line numbers in the text, from 1
+    total: int  # number of lines of the text
 
     def matches(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """Which lines have a match of the pattern."""
+        """Return which lines match the pattern."""
         return np.asarray(pc.match_substring_regex(self.lines, pattern))
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
-def sides_of(pairs: Dataset, names: tuple[str, str], tag: str | None = None) -> tuple[Text, Text]:
-    """A sample of pairs; `tag` is left out of the sources."""
+def sample_sides(pairs: Dataset, names: tuple[str, str], tag: str | None = None) -> tuple[TextSample, TextSample]:
+    """Return evenly spaced samples of both sides, with `tag` removed from the sources."""
     total = len(pairs)
-    rows = np.unique(np.linspace(0, total - 1, min(total, LOOKED_AT)).astype(np.int64))
+    rows = np.unique(np.linspace(0, total - 1, min(total, SAMPLE_LINES)).astype(np.int64))
     table = pairs.select(rows).with_format("arrow")[:]
     numbers = table["line"].to_numpy() if "line" in table.column_names else rows + 1
     source, target = (table[side].combine_chunks().cast(pa.large_string()) for side in ("source", "target"))
     if tag is not None:
         source = pc.replace_substring_regex(source, f"^{tag} ", "")
-    return Text(names[0], source, numbers, total), Text(names[1], target, numbers, total)
+    return TextSample(names[0], source, numbers, total), TextSample(names[1], target, numbers, total)
 
 
 def warn_of_training_text(
     data: DataConfig, pairs: Dataset, ends: Sequence[int], valid: Dataset, words: bool = False
 ) -> None:
-    """Look at the training pairs, those of each corpus by themselves, and at the validation pairs.
+    """Check the training pairs of each corpus and the validation pairs.
 
     Args:
-        ends: the row of `pairs` at which each corpus ends.
-        words: whether words are meant to stand between spaces, as gold links and a vocabulary of words ask for.
+        ends: end row of each corpus in `pairs`.
+        words: whether tokenized text is expected, as for gold links and a vocabulary of words.
     """
-    if data.format == "toy":  # made with words and marks set apart
+    if data.format == "toy":  # generated as tokenized text
         return
-    found, start = [], 0
-    for part, end in zip(corpora_of(data), ends, strict=True):
+    samples = []
+    start = 0
+    for part, end in zip(list_corpora(data), ends, strict=True):
         if end > start:
             rows = pairs.select(range(start, end))
-            found.append(sides_of(rows, origins(part.data, "train"), part.tag))
+            samples.append(sample_sides(rows, describe_origins(part.data, "train"), part.tag))
         start = end
-    warn(*found, sides_of(valid, origins(data, "valid")), leave_out={TOKENIZED} if words else ())
+    samples.append(sample_sides(valid, describe_origins(data, "valid")))
+    warn_of_processing(*samples, leave_out={TOKENIZED} if words else ())
 
 
 def warn_of_evaluation(data: DataConfig, pairs: Dataset, translations: Sequence[str]) -> None:
-    """Look at a split that is measured on, and at its translations."""
+    """Check an evaluation split and its translations."""
     if data.format == "toy":
         return
-    sides = sides_of(pairs, origins(data, data.split))
+    sides = sample_sides(pairs, describe_origins(data, data.split))
     rows = sides[0].numbers if sides[0].total == len(sides[0].lines) else np.arange(1, len(translations) + 1)
-    warn(sides, others=[Text("the translations", pa.array(translations, pa.large_string()), rows, len(translations))])
+    lines = pa.array(translations, pa.large_string())
+    warn_of_processing(sides, others=[TextSample("the translations", lines, rows, len(translations))])
 
 
 # ----------------------------------------------------------------------------------------------------------- warnings
-def warn(*pairs: tuple[Text, Text], others: Sequence[Text] = (), leave_out: Collection[str] = ()) -> None:
-    """Log a warning for each kind of processing that texts show, with the texts that do."""
+def warn_of_processing(
+    *pairs: tuple[TextSample, TextSample], others: Sequence[TextSample] = (), leave_out: Collection[str] = ()
+) -> None:
+    """Log a warning for each kind of processing, naming the texts that show it.
+
+    Args:
+        others: texts without a counterpart.
+        leave_out: keys of `PROCESSING_KINDS` that are not checked.
+    """
     texts = [*(text for sides in pairs for text in sides), *others]
-    for name, kind in KINDS.items():
-        if name not in leave_out and (shown := [said for text in texts if (said := marks(text, kind))]):
-            effect = "; BLEU compares with plain text elsewhere, and pieces are learned best from it"
-            log.warning(f"the text looks {kind.what}: {'; '.join(shown)}{effect}. To undo it: {kind.undo}")
-    if shown := [said for source, target in pairs if (said := identical(source, target))]:
-        log.warning(f"source and target are the same: {'; '.join(shown)}. Leave out what is not translated")
+    for name, kind in PROCESSING_KINDS.items():
+        if name in leave_out:
+            continue
+        if descriptions := [marks for text in texts if (marks := describe_marks(text, kind))]:
+            log.warning(
+                f"the text looks {kind.description}: {'; '.join(descriptions)}; BLEU is only comparable on plain text, "
+                f"and subwords are learned best from it. To undo it: {kind.remedy}"
+            )
+    if descriptions := [identical for source, target in pairs if (identical := describe_identical(source, target))]:
+        log.warning(f"source and target are identical: {'; '.join(descriptions)}. Remove untranslated pairs")
     warn_of_case(texts)
 
 
-def marks(text: Text, kind: Kind) -> str:
-    """What there is to say of lines with the marks of a kind; nothing if they may be there by accident."""
-    found = text.matches(kind.pattern)
-    return described(text, found, "of") if often(found, kind.share) else ""
+def describe_marks(text: TextSample, kind: ProcessingKind) -> str:
+    """Describe the lines with marks of a kind of processing; empty if they may be there by accident."""
+    matches = text.matches(kind.pattern)
+    if not is_frequent(matches, kind.share):
+        return ""
+    numbers, example = describe_matches(text, matches)
+    return f"{numbers} of {text.name}, {example}"
 
 
-def identical(source: Text, target: Text) -> str:
-    """The same of pairs whose sides are equal but for case and spaces around them."""
+def describe_identical(source: TextSample, target: TextSample) -> str:
+    """Describe the pairs whose sides are equal up to case and surrounding spaces; empty if they are few."""
     left, right = (pc.utf8_trim_whitespace(pc.utf8_lower(text.lines)) for text in (source, target))
-    found = np.asarray(pc.and_(pc.equal(left, right), pc.not_equal(left, "")))
-    return described(source, found, f"and {target.name} in") if often(found, IDENTICAL) else ""
+    matches = np.asarray(pc.and_(pc.equal(left, right), pc.not_equal(left, "")))
+    if not is_frequent(matches, MIN_IDENTICAL_SHARE):
+        return ""
+    numbers, example = describe_matches(source, matches)
+    return f"{source.name} and {target.name} in {numbers}, {example}"
 
 
-def often(found: npt.NDArray[np.bool_], share: float) -> bool:
-    return bool(found.sum() > share * len(found)) and bool(found.sum() >= min(2, len(found)))
+def is_frequent(matches: npt.NDArray[np.bool_], share: float) -> bool:
+    """Return whether more than this share of the lines match, and more than one line if there are several."""
+    return bool(matches.sum() > share * len(matches)) and bool(matches.sum() >= min(2, len(matches)))
 
 
-def described(text: Text, found: npt.NDArray[np.bool_], joined: str) -> str:
-    """Count and share of the lines that were found, and the first one."""
-    first = int(np.argmax(found))
-    looked = count_of(len(found), "line") + (f" looked at (of {text.total:,})" if len(found) < text.total else "")
-    numbers = f"{found.sum():,} of {looked} ({found.mean():.1%})"
-    shown = f"first: {text.numbers[first]}, {clipped(text.lines[first].as_py())}"
-    return f"{numbers} of {text.name}, {shown}" if joined == "of" else f"{text.name} {joined} {numbers}, {shown}"
+def describe_matches(text: TextSample, matches: npt.NDArray[np.bool_]) -> tuple[str, str]:
+    """Return the count and share of the matching lines, and the first one."""
+    first = int(np.argmax(matches))
+    lines = pluralize(len(matches), "line")
+    if len(matches) < text.total:
+        lines += f" sampled (of {text.total:,})"
+    numbers = f"{matches.sum():,} of {lines} ({matches.mean():.1%})"
+    return numbers, f"first: {text.numbers[first]}, {clip_repr(text.lines[first].as_py())}"
 
 
-def warn_of_case(texts: Sequence[Text]) -> None:
-    """Warn where texts without capitals stand beside others that have them."""
-    lower, cased = [], []
+def warn_of_case(texts: Sequence[TextSample]) -> None:
+    """Warn if some texts lack capitals and others have them."""
+    lowercased, cased = [], []
     for text in texts:
-        sentences, capitals = text.matches(SENTENCE), text.matches(r"\p{Lu}")
+        sentences = text.matches(CASED_SENTENCE)
         count = int(sentences.sum())
-        if count >= FEW and count > 0.2 * len(sentences):
-            having = int((sentences & capitals).sum())
-            said = f"{text.name} in {having:,} of {count_of(count, 'sentence')}"
-            lower += [f"{said} (first: {text.numbers[int(np.argmax(sentences))]})"] if having <= LOWER * count else []
-            cased += [said] if having >= CASED * count else []
-    if lower and cased:
+        if count < MIN_CASED_SENTENCES or count <= 0.2 * len(sentences):
+            continue
+        with_capitals = int((sentences & text.matches(r"\p{Lu}")).sum())
+        description = f"{with_capitals:,} of {pluralize(count, 'sentence')} of {text.name}"
+        if with_capitals <= MAX_LOWER_SHARE * count:
+            lowercased.append(f"{description} (first: {text.numbers[int(np.argmax(sentences))]})")
+        if with_capitals >= MIN_CASED_SHARE * count:
+            cased.append(description)
+    if lowercased and cased:
         log.warning(
-            f"some text looks lower-cased beside text that is not; there are capitals of {'; '.join(lower)}, but of "
-            f"{'; '.join(cased)}. BLEU is cased: take the text before it was lower-cased"
+            f"some text looks lowercased and other text does not; capitals occur in {'; '.join(lowercased)}, but in "
+            f"{'; '.join(cased)}. BLEU is cased: use the text before lowercasing"
         )

@@ -1,8 +1,7 @@
-"""Pairs from files of lines, as record batches with the numbers of their lines, or what is wrong with a line in its
-place.
+"""Read sentence pairs from files of lines, as record batches with line numbers, and report lines that hold no pair.
 
-Line-aligned text is read in blocks of bytes, without a step of Python for each line; only a block in which something is
-no UTF-8 is looked at line by line.
+Line-aligned text is read in blocks of bytes, without running Python for each line; only a block that is not valid UTF-8
+is decoded line by line.
 """
 
 import json
@@ -16,29 +15,29 @@ import pyarrow as pa
 
 from nmt.errors import UserError, suggest
 from nmt.runtime.lines import (
-    BOM,
-    NOT_TEXT,
+    NOT_UTF8,
+    UTF8_BOM,
     LineReader,
-    check_length,
     check_line_ends,
-    count_of,
+    check_line_length,
     describe_decode_error,
-    open_unpacked,
+    open_decompressed,
+    pluralize,
 )
 
-SHOWN = 20  # names in a message
-CLIPPED = 100  # characters of a name or a value in one
-ONE_A_LINE = "each line holds one object"
-BLOCK = 2**20  # bytes of a side in memory at a time; one line may have more
-BATCH = 10_000  # pairs at most that are parsed one by one before they are written
-TEXTS = pa.schema({"source": pa.string(), "target": pa.string()})
-SCHEMA = TEXTS.append(pa.field("line", pa.int64()))
+MAX_NAMES_SHOWN = 20  # names listed in a message
+MAX_VALUE_CHARS = 100  # characters of a name or value shown in a message
+ONE_OBJECT_PER_LINE = "each line must hold one object"
+TEXT_BLOCK_BYTES = 2**20  # bytes of each side held in memory; a longer line is held whole
+PARSE_BATCH_SIZE = 10_000  # maximum pairs of a record batch that is parsed line by line
+TEXT_SCHEMA = pa.schema({"source": pa.string(), "target": pa.string()})
+LINE_SCHEMA = TEXT_SCHEMA.append(pa.field("line", pa.int64()))
 
 
-class Line(NamedTuple):
-    """A pair of texts."""
+class LinePair(NamedTuple):
+    """A sentence pair and where it was read."""
 
-    number: int  # of the line in its file, from 1
+    number: int  # line number in its file, from 1
     source: str
     target: str
 
@@ -47,113 +46,116 @@ class BadLine(NamedTuple):
     """A line that holds no pair."""
 
     file: Path
-    number: int
-    kind: str  # of trouble: what such lines are
-    reason: str  # what it is in this one
+    number: int  # line number in its file, from 1
+    kind: str  # kind of problem, by which dropped lines are counted
+    reason: str  # what is wrong with this line
 
 
-class NoPair(ValueError):
-    """Of a line, with the kind of trouble and the reason."""
+class NoPairError(ValueError):
+    """Raised for a line without a pair, with the arguments `kind` and `reason` of `BadLine`."""
 
 
 # --------------------------------------------------------------------------------------------------------------- text
-def text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
-    """The pairs of two line-aligned files.
+def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of two line-aligned files.
 
     Raises:
-        UserError: one has more lines; and where they part, as far as can be told.
+        UserError: the files have different numbers of lines.
     """
-    left_blocks, right_blocks = line_blocks(source), line_blocks(target)
+    left_blocks, right_blocks = read_line_blocks(source), read_line_blocks(target)
     left, right = next(left_blocks, None), next(right_blocks, None)
     number = 1
     while left is not None and right is not None:
         count = min(len(left), len(right))
-        yield from checked(number, {source: left[:count], target: right[:count]})
+        yield from validate_pairs(number, {source: left[:count], target: right[:count]})
         number += count
         left = left[count:] if count < len(left) else next(left_blocks, None)
         right = right[count:] if count < len(right) else next(right_blocks, None)
     if left is not None or right is not None:
-        raise UserError(different_lengths(source, target))
+        raise UserError(describe_length_mismatch(source, target))
 
 
-def line_blocks(path: Path) -> Iterator[pa.StringArray]:
-    """The lines of a file, as `LineReader` has them, some at a time and never none; they may be no UTF-8.
+def read_line_blocks(path: Path) -> Iterator[pa.StringArray]:
+    """Yield the lines of a file, as `LineReader` splits them, in nonempty blocks; they may not be valid UTF-8.
 
     Raises:
-        UserError: the file is damaged, or a line has more than `LONGEST_LINE` bytes.
+        UserError: the file is damaged, or a line has more than `MAX_LINE_BYTES` bytes.
     """
     rest: list[bytes] = []
     number = 1
-    with open_unpacked(path) as file:
+    with open_decompressed(path) as file:
         check_line_ends(file, path)
-        block = file.read(BLOCK + len(BOM)).removeprefix(BOM)
+        block = file.read(TEXT_BLOCK_BYTES + len(UTF8_BOM)).removeprefix(UTF8_BOM)
         while block:
             end = block.rfind(b"\n") + 1
-            check_length(sum(map(len, rest)) + (block.find(b"\n") if end else len(block)), path, number)
+            check_line_length(sum(map(len, rest)) + (block.find(b"\n") if end else len(block)), path, number)
             rest.append(block[:end] if end else block)
             if end:
-                lines = lines_of(b"".join(rest).replace(b"\r\n", b"\n"))
+                lines = split_lines(b"".join(rest).replace(b"\r\n", b"\n"))
                 yield lines
                 number += len(lines)
                 rest = [block[end:]]
-            block = file.read(BLOCK)
+            block = file.read(TEXT_BLOCK_BYTES)
     if tail := b"".join(rest):
-        yield strings(np.array([0, len(tail)]), tail)
+        yield build_string_array(np.array([0, len(tail)]), tail)
 
 
-def lines_of(text: bytes) -> pa.StringArray:
-    """The lines of a text that ends with one."""
+def split_lines(text: bytes) -> pa.StringArray:
+    """Return the lines of a text that ends with a line feed."""
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-    return strings(np.append(0, ends - np.arange(len(ends))), text.translate(None, b"\n"))
+    return build_string_array(np.append(0, ends - np.arange(len(ends))), text.translate(None, b"\n"))
 
 
-def strings(offsets: npt.NDArray[np.int64], text: bytes) -> pa.StringArray:
+def build_string_array(offsets: npt.NDArray[np.int64], text: bytes) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text))
 
 
-def checked(number: int, sides: dict[Path, pa.StringArray]) -> Iterator[pa.RecordBatch | BadLine]:
-    """The pairs of two blocks of lines, the first of which has this number; those that are UTF-8."""
+def validate_pairs(number: int, sides: dict[Path, pa.StringArray]) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of two blocks of lines that are valid UTF-8, and the other lines as bad ones.
+
+    number: line number of the first line of the blocks.
+    """
     left, right = sides.values()
     numbers = np.arange(number, number + len(left))
     try:
         left.validate(full=True)
         right.validate(full=True)
     except pa.ArrowInvalid:
-        good = []
-        for place, lines in enumerate(zip(left.view(pa.binary()), right.view(pa.binary()), strict=True)):
-            raw = {file: line.as_py() for file, line in zip(sides, lines, strict=True)}
-            bad = list(undecodable_sides(number + place, raw))
-            yield from bad
-            if not bad:
-                good.append(place)
-        chosen = pa.array(good, pa.int64())
-        left, right, numbers = left.take(chosen), right.take(chosen), numbers[good]
+        valid_rows = []
+        for row, lines in enumerate(zip(left.view(pa.binary()), right.view(pa.binary()), strict=True)):
+            lines_by_file = {file: line.as_py() for file, line in zip(sides, lines, strict=True)}
+            bad_lines = list(find_undecodable(number + row, lines_by_file))
+            yield from bad_lines
+            if not bad_lines:
+                valid_rows.append(row)
+        indices = pa.array(valid_rows, pa.int64())
+        left, right, numbers = left.take(indices), right.take(indices), numbers[valid_rows]
     if len(left):
-        yield pa.record_batch([left, right, numbers], schema=SCHEMA)
+        yield pa.record_batch([left, right, numbers], schema=LINE_SCHEMA)
 
 
-def undecodable_sides(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine]:
+def find_undecodable(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine]:
     for file, line in sides.items():
         try:
             line.decode()
         except UnicodeDecodeError as error:
-            yield BadLine(file, number, NOT_TEXT, describe_decode_error(error))
+            yield BadLine(file, number, NOT_UTF8, describe_decode_error(error))
 
 
-def different_lengths(source: Path, target: Path) -> str:
-    counts = f"{source} has {count_of(count_lines(source), 'line')} and {target} has {count_lines(target):,}"
+def describe_length_mismatch(source: Path, target: Path) -> str:
+    counts = f"{source} has {pluralize(count_lines(source), 'line')} and {target} has {count_lines(target):,}"
     return f"{counts}; each line of one must translate the same line of the other"
 
 
 def count_lines(path: Path) -> int:
-    with open_unpacked(path) as file:
+    with open_decompressed(path) as file:
         return sum(1 for _ in LineReader(file, path))
 
 
 # ------------------------------------------------------------------------------------------------------ tsv and jsonl
-def in_batches(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
-    """The same with pairs put together, as many as make a block."""
-    pairs: list[Line] = []
+def batch_line_pairs(lines: Iterator[LinePair | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
+    """Collect pairs into record batches of limited size; bad lines pass through."""
+    pairs: list[LinePair] = []
     size = 0
     for line in lines:
         if isinstance(line, BadLine):
@@ -161,21 +163,23 @@ def in_batches(lines: Iterator[Line | BadLine]) -> Iterator[pa.RecordBatch | Bad
             continue
         pairs.append(line)
         size += len(line.source) + len(line.target)
-        if len(pairs) == BATCH or size > BLOCK:
-            yield batch_of(pairs)
+        if len(pairs) == PARSE_BATCH_SIZE or size > TEXT_BLOCK_BYTES:
+            yield build_record_batch(pairs)
             pairs, size = [], 0
     if pairs:
-        yield batch_of(pairs)
+        yield build_record_batch(pairs)
 
 
-def batch_of(pairs: Sequence[Line]) -> pa.RecordBatch:
+def build_record_batch(pairs: Sequence[LinePair]) -> pa.RecordBatch:
     numbers, sources, targets = zip(*pairs, strict=True)
-    return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=SCHEMA)
+    return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=LINE_SCHEMA)
 
 
-def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0) -> Iterator[Line | BadLine]:
-    """The pairs that `parse` finds in the lines of a file after the first `skip`; it may raise `NoPair`."""
-    with open_unpacked(path) as file:
+def parse_records(
+    path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0
+) -> Iterator[LinePair | BadLine]:
+    """Yield what `parse` returns for each line of a file after the first `skip`; it may raise `NoPairError`."""
+    with open_decompressed(path) as file:
         check_line_ends(file, path)
         for number, line in enumerate(LineReader(file, path), 1):
             if number <= skip:
@@ -183,29 +187,32 @@ def parsed(path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int
             try:
                 pair = parse(line.decode())
             except UnicodeDecodeError as error:
-                yield BadLine(path, number, NOT_TEXT, describe_decode_error(error))
-            except NoPair as error:
+                yield BadLine(path, number, NOT_UTF8, describe_decode_error(error))
+            except NoPairError as error:
                 yield BadLine(path, number, *error.args)
             else:
                 if pair is not None:
-                    yield Line(number, *pair)
+                    yield LinePair(number, *pair)
 
 
-def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
-    """The pairs of a table: columns by their names in the first line or, if both are numbers, by these, from 1. A line
-    of more than the first is none: a tab within a text would make another column of its end."""
-    header = not (source.isdecimal() and target.isdecimal())
-    with open_unpacked(path) as file:
+def read_tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of a table, with columns given by their names in the first line or by their numbers from 1.
+
+    A line with more columns than the first is a bad line: a tab within a text would cut the text short.
+    """
+    has_header = not (source.isdecimal() and target.isdecimal())
+    with open_decompressed(path) as file:
         check_line_ends(file, path)
-        first = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
-    if header:
+        first_cells = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
+    if has_header:
         for name in (source, target):
-            if name not in first:
+            if name not in first_cells:
                 raise UserError(
-                    f"{path}: no column '{name}' in the first line, which has {listed(first)}{suggest(name, first)}; "
-                    "if it names no columns, give their numbers: data.source=1 data.target=2"
+                    f"{path}: no column '{name}' in the first line, which has {list_names(first_cells)}"
+                    f"{suggest(name, first_cells)}; if that line is not a header, give the numbers of the columns: "
+                    "data.source=1 data.target=2"
                 )
-        left, right = first.index(source), first.index(target)
+        left, right = first_cells.index(source), first_cells.index(target)
     else:
         left, right = int(source) - 1, int(target) - 1
         if min(left, right) < 0:
@@ -215,17 +222,20 @@ def tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch |
         cells = line.split("\t")
         needed = max(left, right) + 1
         if len(cells) < needed:
-            raise NoPair("short of columns", f"{len(cells)} columns, but {needed} are needed")
-        if len(cells) > len(first):
-            raise NoPair("of too many columns", f"{len(cells)} columns, but the first line has {len(first)}")
+            raise NoPairError("too few columns", f"{pluralize(len(cells), 'column')}, but {needed} are needed")
+        if len(cells) > len(first_cells):
+            reason = f"{pluralize(len(cells), 'column')}, but the first line has {len(first_cells)}"
+            raise NoPairError("too many columns", reason)
         return cells[left], cells[right]
 
-    return in_batches(parsed(path, parse, skip=int(header)))
+    return batch_line_pairs(parse_records(path, parse, skip=int(has_header)))
 
 
-def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
-    """The pairs of a file of JSON objects, one a line; keys may be nested as in `translation.de`. Empty lines are
-    skipped."""
+def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of a file with one JSON object per line; keys may be nested as in `translation.de`.
+
+    Empty lines are skipped.
+    """
 
     def parse(line: str) -> tuple[str, str] | None:
         if not line.strip():
@@ -233,52 +243,60 @@ def jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            chosen = "'.[]'" if "[" in line else "."
-            spread = line.strip() in ("[", "{")  # the beginning of a value that goes on in the next line
-            remedy = f"; {ONE_A_LINE}: jq -c {chosen} FILE" if spread else ""
-            raise NoPair("not JSON", f"not JSON ({error.msg} at position {error.pos + 1}){remedy}") from None
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
-            raise NoPair("not JSON", f"not JSON ({error})") from None
+            jq_filter = "'.[]'" if "[" in line else "."
+            is_multiline = line.strip() in ("[", "{")  # the start of a value that continues on the next line
+            remedy = f"; {ONE_OBJECT_PER_LINE}: jq -c {jq_filter} FILE" if is_multiline else ""
+            raise NoPairError("not JSON", f"not JSON ({error.msg} at position {error.pos + 1}){remedy}") from None
+        except (ValueError, RecursionError) as error:  # a number with thousands of digits, or very deep nesting
+            raise NoPairError("not JSON", f"not JSON ({error})") from None
         if not isinstance(record, dict):
-            array = isinstance(record, list)
-            remedy = f"; {ONE_A_LINE}: jq -c '.[]' FILE" if array and any(isinstance(x, dict) for x in record) else ""
-            what = f"a JSON {'array' if array else 'value'}, {clipped(record)}"
-            raise NoPair("no JSON object", f"{what}, and no object with '{source}' and '{target}'{remedy}")
-        texts = dig(record, source), dig(record, target)
+            is_array = isinstance(record, list)
+            has_objects = is_array and any(isinstance(item, dict) for item in record)
+            remedy = f"; {ONE_OBJECT_PER_LINE}: jq -c '.[]' FILE" if has_objects else ""
+            actual = f"a JSON {'array' if is_array else 'value'}, {clip_repr(record)}"
+            reason = f"expected a JSON object with '{source}' and '{target}', got {actual}{remedy}"
+            raise NoPairError("not a JSON object", reason)
+        texts = get_nested(record, source), get_nested(record, target)
         for key, text in zip((source, target), texts, strict=True):
             if not isinstance(text, str):
-                reason = f"no text under '{key}' but {clipped(text)}; the line has {listed(list(record))}"
-                raise NoPair(f"without a text under '{key}'", reason)
+                reason = f"expected text under '{key}', got {clip_repr(text)}; the line has {list_names(list(record))}"
+                raise NoPairError(f"no text under '{key}'", reason)
             try:
                 text.encode()
-            except UnicodeEncodeError as error:  # half a surrogate pair is no text
-                raise NoPair(f"without a text under '{key}'", f"no text under '{key}': {error}") from None
+            except UnicodeEncodeError as error:  # an unpaired surrogate
+                raise NoPairError(f"no text under '{key}'", f"no valid text under '{key}': {error}") from None
         return texts
 
-    return in_batches(parsed(path, parse))
+    return batch_line_pairs(parse_records(path, parse))
 
 
-def dig(record: Any, key: str) -> Any:
-    """The value of a key in a JSON object, or in an object within it; else None."""
+def get_nested(record: Any, key: str) -> Any:
+    """Return the value of a key in a JSON object, or of a dotted key in a nested one; None if there is none."""
     if not isinstance(record, dict):
         return None
     head, dot, rest = key.partition(".")
-    return dig(record.get(head), rest) if dot and key not in record else record.get(key)
+    return get_nested(record.get(head), rest) if dot and key not in record else record.get(key)
 
 
-def clipped(value: Any) -> str:
+def clip_repr(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= CLIPPED else f"{text[:CLIPPED]}..."
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
 
 
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    shown = [name if name.isprintable() and len(name) <= CLIPPED else clipped(name) for name in names[:SHOWN]]
-    return ", ".join(shown) + more if names else "nothing"
+def list_names(names: list[str]) -> str:
+    """Return the first names, comma-separated, for a message; long and unprintable ones are clipped and escaped."""
+    if not names:
+        return "nothing"
+    shown = [
+        name if name.isprintable() and len(name) <= MAX_VALUE_CHARS else clip_repr(name)
+        for name in names[:MAX_NAMES_SHOWN]
+    ]
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(shown) + more
 
 
 LINE_READERS: dict[str, Callable[..., Iterator[pa.RecordBatch | BadLine]]] = {
-    "text": text_pairs,
-    "tsv": tsv_pairs,
-    "jsonl": jsonl_pairs,
+    "text": read_text_pairs,
+    "tsv": read_tsv_pairs,
+    "jsonl": read_jsonl_pairs,
 }

@@ -1,4 +1,4 @@
-"""Subword regularization: text segmented at random, anew for each epoch (`tokenizer.sampling`)."""
+"""Subword regularization: a new random segmentation of the text for each epoch (`tokenizer.sampling`)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,66 +6,90 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
-from nmt.data.batch_encode import end_to_end
-from nmt.data.encoding import SIDES, Array, EncodedPairs, EncodedSide, Indices, by_length
+from nmt.data.batch_encode import concatenate_ids
+from nmt.data.encoding import SIDES, Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.runtime.distributed import all_gather, rank, world_size
 
-CHUNK = 1_000  # texts that are drawn from one seed
+TEXTS_PER_SEED = 1_000  # texts segmented with one seed
 
 
-def own_share(count: int) -> tuple[int, int]:
-    """Which of so many texts this process segments: whole chunks, so that the number of processes changes nothing."""
-    chunks = -(-count // CHUNK)
-    first, last = (min(count, chunks * number // world_size() * CHUNK) for number in (rank(), rank() + 1))
+def local_range(count: int) -> tuple[int, int]:
+    """Return the range of `count` texts that this rank segments.
+
+    Ranges consist of whole chunks of `TEXTS_PER_SEED`, so that results do not depend on the world size.
+    """
+    chunks = -(-count // TEXTS_PER_SEED)
+    first, last = (min(count, chunks * i // world_size() * TEXTS_PER_SEED) for i in (rank(), rank() + 1))
     return first, last
 
 
-def draw(
+def sample_ids(
     texts: list[str], best: list[Array], side: LanguageTokenizer, sampling: float, limit: int, seed: str, first: int
 ) -> tuple[Array, Indices]:
-    """The ids of the texts from number `first` on, end to end, and how many each has. A text without pieces stays so,
-    and one that has more than `limit`, or gets more, keeps its best ones."""
-    found: list[Sequence[int] | Array] = []
-    for start in range(0, len(texts), CHUNK):
-        some = list(zip(texts[start : start + CHUNK], best[start : start + CHUNK], strict=True))
-        kept = [text if 0 < len(ids) <= limit else "" for text, ids in some]
-        drawn = side.encode(kept, sampling, f"{seed} {first + start}")
-        found += [new if 0 < len(new) <= limit else old for new, (_, old) in zip(drawn, some, strict=True)]
-    return end_to_end(found, side)
+    """Sample a segmentation of each text; return the concatenated ids and the number of ids of each text.
+
+    An empty text stays empty. A text keeps its best segmentation if that or the sampled one exceeds `limit`.
+
+    Args:
+        best: ids of the best segmentation of each text.
+        limit: in pieces.
+        first: index of the first text in the corpus.
+    """
+    sequences: list[Sequence[int] | Array] = []
+    for start in range(0, len(texts), TEXTS_PER_SEED):
+        chunk = list(zip(texts[start : start + TEXTS_PER_SEED], best[start : start + TEXTS_PER_SEED], strict=True))
+        to_encode = [text if 0 < len(ids) <= limit else "" for text, ids in chunk]
+        sampled = side.encode(to_encode, sampling, f"{seed} {first + start}")
+        sequences += [new if 0 < len(new) <= limit else old for new, (_, old) in zip(sampled, chunk, strict=True)]
+    return concatenate_ids(sequences, side)
 
 
 def resample_subwords(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
-    """The pairs of a corpus segmented for an epoch: a function of the arguments, whatever the number of processes, each
-    of which does its share. What it returns is held in memory, for it is small corpora that want sampling."""
+    """Segment the training pairs anew for an epoch; each rank segments its share.
+
+    The result depends only on the arguments, not on the world size. It is held in memory, since subword sampling is
+    used with small corpora.
+    """
     rows = np.sort(encoded.order).astype(np.int64)
-    first, last = own_share(len(rows))
+    first, last = local_range(len(rows))
     sides = dict(zip(SIDES, (encoded.tokenizer.source, encoded.tokenizer.target), strict=True))
-    own = []
+    local_sides = []
     with tqdm(
         total=2 * (last - first), desc="segmenting", unit=" lines", leave=False, disable=rank() > 0 or None
     ) as bar:
         for name, side in sides.items():
-            texts, best, parts = encoded.pairs.select_columns(name), getattr(encoded, name), []
-            for start in range(first, last, CHUNK):
-                some = rows[start : min(start + CHUNK, last)]
-                given = texts[some][name], [best[row] for row in some]
-                draws = f"{seed} {epoch} {name}"
-                parts.append(draw(*given, side, encoded.sampling, encoded.max_length, draws, start))
-                bar.update(len(some))
-            own.append(together(parts, side))
-    shares = all_gather(own)
-    drawn, lengths = [], np.zeros((2, len(encoded.pairs)), dtype=np.int64)
-    for number, side in enumerate(sides.values()):
-        ids, lengths[number, rows] = together([share[number] for share in shares], side)
-        drawn.append(EncodedSide(ids, np.append(0, np.cumsum(lengths[number]))))
-    order, runs = by_length(lengths[:, rows] + 1)
+            texts = encoded.pairs.select_columns(name)
+            best = getattr(encoded, name)
+            parts = []
+            for start in range(first, last, TEXTS_PER_SEED):
+                chunk_rows = rows[start : min(start + TEXTS_PER_SEED, last)]
+                parts.append(
+                    sample_ids(
+                        texts[chunk_rows][name],
+                        [best[row] for row in chunk_rows],
+                        side,
+                        encoded.sampling,
+                        encoded.max_length,
+                        f"{seed} {epoch} {name}",
+                        start,
+                    )
+                )
+                bar.update(len(chunk_rows))
+            local_sides.append(concatenate_parts(parts, side))
+    ranks = all_gather(local_sides)
+    sampled_sides = []
+    lengths = np.zeros((2, len(encoded.pairs)), dtype=np.int64)
+    for i, side in enumerate(sides.values()):
+        ids, lengths[i, rows] = concatenate_parts([rank_sides[i] for rank_sides in ranks], side)
+        sampled_sides.append(EncodedSide(ids, np.append(0, np.cumsum(lengths[i]))))
+    order, runs = sort_by_length(lengths[:, rows] + 1)
     order = rows[order].astype(encoded.order.dtype)
-    return dataclasses.replace(encoded, source=drawn[0], target=drawn[1], order=order, runs=runs)
+    source, target = sampled_sides
+    return dataclasses.replace(encoded, source=source, target=target, order=order, runs=runs)
 
 
-def together(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
-    """Ids and lengths of parts of a text, as those of a whole."""
-    nothing = end_to_end([], side)
-    ids, lengths = (np.concatenate([part[what] for part in [nothing, *parts]]) for what in (0, 1))
-    return ids, lengths
+def concatenate_parts(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Concatenate the ids and the lengths of parts of a text."""
+    all_ids, all_lengths = zip(concatenate_ids([], side), *parts, strict=True)  # with an empty part for the dtypes
+    return np.concatenate(all_ids), np.concatenate(all_lengths)

@@ -1,11 +1,11 @@
-"""Subword pieces: a SentencePiece model for both sides, or one for each.
+"""Subword tokenization with SentencePiece: one joint model, or one model for each language.
 
-Text survives: under the identity normalization and with byte fallback (every type but `word`) `decode(encode(line))`
-is the line again, whatever is in it. The exceptions are U+2581, SentencePiece's sign for a space, and line breaks
-within a line; all of them come back as spaces. `word` keeps the words that it knows, one space apart.
+With identity normalization and byte fallback (every type but `word`), `decode(encode(line))` returns any line
+unchanged, except that U+2581 (SentencePiece's symbol for a space) and line breaks within the line become spaces. Type
+`word` keeps the words of its vocabulary, separated by single spaces.
 
-SentencePiece segments, we sample: its random generators cannot be seeded for good (0.2.3 salts them in each process
-and encodes a list in several threads), so BPE dropout and the sampling of unigram segmentations are done here.
+Segmentations are sampled here rather than in SentencePiece, whose random generators cannot be seeded reliably (0.2.3
+salts them in each process and encodes a list in several threads). This covers both BPE dropout and unigram sampling.
 """
 
 import hashlib
@@ -30,25 +30,25 @@ from nmt.errors import UserError
 from nmt.runtime.files import open_regular, write_atomically
 from nmt.runtime.lines import split_on_spaces
 
-SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # an unknown word is a word: it brings its space
-SPACE = "▁"
-WORD = re.compile("▁[^▁]*")
-JOINT = "\U0010fffd"  # private use, so it is no part of text: between words that no space divides
-UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are no UTF-8
-BYTE_PIECES = 256  # they follow the specials and the tags
-CHUNK = 1_000  # characters; SentencePiece leaves out lines over 4,192 bytes, so longer ones are given in parts
-FEW = 32  # lines that SentencePiece encodes sooner one by one than in its threads
-LONGEST_PIECE = 16  # characters, by SentencePiece's default
-LARGEST = 2**28  # bytes of a model that is read: no real one is nearly so large
-REPLACEMENT = 256  # bytes that normalization may make of a character: Unicode's longest, U+FDFA, has 33 in NFKC
-UNKNOWN_PENALTY = 10.0  # of a character without a piece, below the worst piece, as in SentencePiece
+SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # <unk> stands for a whole word, so it includes the space before it
+SPACE_SYMBOL = "▁"
+NORMALIZED_WORD = re.compile("▁[^▁]*")
+JOIN_MARKER = "\U0010fffd"  # between words without a space between them; private use, so no text contains it
+INVALID_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, decoded with `surrogateescape`
+BYTE_PIECES = 256  # ids after the specials and the tags
+MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
+MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
+DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
+MAX_MODEL_BYTES = 2**28  # bytes read of a model file; far more than any real model
+MAX_REPLACEMENT_BYTES = 256  # normalized form of a character; Unicode's longest in NFKC, U+FDFA, has 33
+UNKNOWN_PENALTY = 10.0  # log-probability of an unknown character below the worst piece, as in SentencePiece
 
 
 @dataclass(frozen=True)
 class LanguageTokenizer:
     """The tokenizer of one language."""
 
-    model: bytes  # as SentencePiece serializes it
+    model: bytes  # serialized SentencePiece model
 
     @cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -56,33 +56,34 @@ class LanguageTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of pieces, the four specials included."""
+        """Number of pieces, including the four specials."""
         return len(self.processor)
 
     @cached_property
-    def bytes_fall_back(self) -> bool:
+    def has_byte_fallback(self) -> bool:
+        """Whether unknown characters are encoded as bytes (every type but `word`)."""
         return bool(self.processor.piece_to_id("<0x00>") != UNK)
 
     @cached_property
     def tags(self) -> dict[str, int]:
-        """The ids of tags, which follow the specials; a model of words has them among these."""
-        end = self.processor.piece_to_id("<0x00>") if self.bytes_fall_back else len(SPECIALS)
+        """Ids of the tags, which follow the specials. Empty for type `word`, where tags are ordinary pieces."""
+        end = self.processor.piece_to_id("<0x00>") if self.has_byte_fallback else len(SPECIALS)
         return {self.processor.id_to_piece(i): i for i in range(len(SPECIALS), end)}
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """The ids of ordinary pieces: no specials, tags or bytes."""
-        first = len(SPECIALS) + len(self.tags) + BYTE_PIECES * self.bytes_fall_back
+        """Ids of ordinary pieces, without specials, tags and bytes."""
+        first = len(SPECIALS) + len(self.tags) + (BYTE_PIECES if self.has_byte_fallback else 0)
         return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """Log-probabilities of ordinary pieces, or the negative ranks of BPE's merges."""
+        """Scores of ordinary pieces: log-probabilities (unigram) or negative merge ranks (BPE)."""
         return {piece: self.processor.get_score(i) for piece, i in self.vocabulary.items()}
 
     @cached_property
-    def merges(self) -> bool:
-        """Whether this is a BPE model: SentencePiece does not tell, but only a merge's rank can be 0."""
+    def is_bpe(self) -> bool:
+        """Whether this is a BPE model. SentencePiece does not expose the type, but only a merge rank can be 0."""
         return max(self.scores.values(), default=0.0) == 0.0
 
     @cached_property
@@ -91,118 +92,139 @@ class LanguageTokenizer:
         return max(map(len, self.vocabulary), default=1)
 
     @cached_property
-    def word_by_word(self) -> bool:
-        """Whether the ids of a line are those of its words, where one space stands between each two and none around
-        them: no merge knows a space within, and no normalization looks at neighbors. (A unigram model rounds sums of
-        scores, which may decide otherwise in a line than in a word.)"""
-        text = " \uff58  \ufb01 "  # two letters that nmt_nfkc would make others
-        as_it_is = self.processor.normalize(text) == SPACE + text.replace(" ", SPACE)
-        return self.bytes_fall_back and self.merges and as_it_is and not any(SPACE in p[1:] for p in self.vocabulary)
+    def can_encode_by_word(self) -> bool:
+        """Whether the ids of a line of words separated by single spaces are the concatenated ids of its words.
 
-    def surely_longer(self, line: str, limit: int) -> bool:
-        """Whether a line has more than `limit` pieces for certain, as its characters tell: no piece has more than
-        `longest_piece` of them. A word has any number (type `word`), so there nothing is certain."""
-        most = self.longest_piece * limit
-        return self.bytes_fall_back and len(line) > most and len(self.processor.normalize(line)) > most
+        This holds if no piece contains an inner space and normalization does not depend on context. Unigram models are
+        excluded: they round sums of scores, so a line may be segmented differently than its words.
+        """
+        text = " \uff58  \ufb01 "  # nmt_nfkc would replace both letters
+        is_identity = self.processor.normalize(text) == SPACE_SYMBOL + text.replace(" ", SPACE_SYMBOL)
+        has_inner_space = any(SPACE_SYMBOL in piece[1:] for piece in self.vocabulary)
+        return self.has_byte_fallback and self.is_bpe and is_identity and not has_inner_space
+
+    def must_exceed(self, line: str, limit: int) -> bool:
+        """Return whether the length of a line alone implies that it has more than `limit` pieces.
+
+        No piece has more than `longest_piece` characters. Always false for type `word`, where words have any length.
+        """
+        max_characters = self.longest_piece * limit
+        return (
+            self.has_byte_fallback
+            and len(line) > max_characters
+            and len(self.processor.normalize(line)) > max_characters
+        )
 
     def encode(
         self, lines: list[str], sampling: float = 0.0, seed: int | str = 0, threads: int | None = None
     ) -> list[list[int]]:
-        """Ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
+        """Return the ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
 
-        sampling: 0 for the best segmentation, else BPE's dropout (Provilkov et al. 2020), or the exponent on the
-            probability of a unigram segmentation (Kudo 2018: smaller is more random).
-        seed: of the sampling; the same lines, sampling and seed give the same ids, anywhere.
-        threads: of SentencePiece, for many lines without sampling; by default one for each core.
+        Args:
+            sampling: 0 for the best segmentation; otherwise the dropout of BPE (Provilkov et al. 2020), or the exponent
+                on the probability of a unigram segmentation (Kudo 2018; smaller is more random).
+            seed: of the sampling. The same lines, sampling and seed give the same ids on any machine.
+            threads: of SentencePiece, for many lines without sampling; by default one per core.
         """
-        if self.bytes_fall_back and not sampling:
-            if len(lines) < FEW:  # a list goes to several threads, which takes longer to begin with
+        if self.has_byte_fallback and not sampling:
+            if len(lines) < MIN_LINES_FOR_THREADS:
                 return [self.processor.encode(line) for line in lines]
             return self.processor.encode(lines, num_threads=threads)
-        texts = [WORD.findall(text) for text in self.processor.normalize(lines)]
-        if not self.bytes_fall_back:  # SentencePiece itself would make one of unknown words that are neighbors
-            return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE] for text in texts]
+        texts = [NORMALIZED_WORD.findall(text) for text in self.processor.normalize(lines)]
+        if not self.has_byte_fallback:  # SentencePiece would merge adjacent unknown words into one
+            return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE_SYMBOL] for text in texts]
         rng = random.Random(seed)
-        return [[piece for word in text for piece in self._sample(word, sampling, rng)] for text in texts]
+        return [[i for word in text for i in self._sample_word(word, sampling, rng)] for text in texts]
 
-    def encode_words(self, lines: Sequence[Sequence[str]]) -> tuple[list[list[int]], list[list[int]]]:
-        """Ids of lines given as words, and for each id the index of its word, whatever is in the word.
+    def encode_words(
+        self, lines: Sequence[Sequence[str]], joined: bool = False
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids of lines given as words, and for each id the index of its word.
 
-        No piece spans two words, so these are the ids of the words one space apart, except where a word has spaces in
-        it, by U+2581 or by normalization: it stays one word here. Words with `JOINT` between them have no space between
-        them; no piece spans these either.
+        No piece spans two words, so these are the ids of the words joined by single spaces. The exception is a word
+        that contains spaces (by U+2581 or normalization): it counts as one word here. With `joined`, words joined
+        by `JOIN_MARKER` have no space between them; no piece spans these either.
         """
         encoded = iter(self.encode([word for line in lines for word in line]))
-        words = [[part for _ in line for part in self.at_joints(next(encoded))] for line in lines]
+        split = self.split_at_join_markers if joined else lambda ids: [ids]
+        words = [[part for _ in line for part in split(next(encoded))] for line in lines]
         ids = [[i for word in line for i in word] for line in words]
         return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
 
     @cached_property
-    def joint(self) -> list[int]:
-        """The ids of `JOINT`: its bytes, for no text has it, so no piece does; none in a model of words."""
-        return self.processor.encode(JOINT)[-len(JOINT.encode()) :] if self.bytes_fall_back else []
+    def join_marker_ids(self) -> list[int]:
+        """Ids of `JOIN_MARKER`: those of its bytes, since no piece contains it. Empty for type `word`."""
+        return self.processor.encode(JOIN_MARKER)[-len(JOIN_MARKER.encode()) :] if self.has_byte_fallback else []
 
-    def at_joints(self, ids: list[int]) -> list[list[int]]:
-        """The ids between those of `JOINT`."""
+    def split_at_join_markers(self, ids: list[int]) -> list[list[int]]:
+        """Split ids at each `JOIN_MARKER`, which is removed."""
         parts: list[list[int]] = [[]]
-        size = len(self.joint)
+        size = len(self.join_marker_ids)
         for i in ids:
             parts[-1].append(i)
-            if size and parts[-1][-size:] == self.joint:
+            if size and parts[-1][-size:] == self.join_marker_ids:
                 del parts[-1][-size:]
                 parts.append([])
         return parts
 
-    def spelled(self, line: str) -> list[str]:
-        """The words of a line as they are encoded, one for each id of a tokenizer of type `word`."""
+    def normalized_words(self, line: str) -> list[str]:
+        """Return the words of a line as they are encoded: one for each id of a tokenizer of type `word`."""
         [text] = self.processor.normalize([line])
-        return [word.removeprefix(SPACE) for word in WORD.findall(text) if word != SPACE]
+        return [word.removeprefix(SPACE_SYMBOL) for word in NORMALIZED_WORD.findall(text) if word != SPACE_SYMBOL]
 
-    def words_of(self, line: str, ids: Sequence[int]) -> list[int]:
-        """For each id of a segmentation of a line the index of its word between spaces in the line as it stands, of
-        which normalization and U+2581 may have made several, or none; -1: of no word, like `</s>`."""
+    def word_indices(self, line: str, ids: Sequence[int]) -> list[int]:
+        """Return for each id of a segmented line the index of its word in the line, or -1 for none, like `</s>`.
+
+        Words are those between spaces in the original line; normalization and U+2581 may have split or removed some.
+        """
         encoded = self.encode(split_on_spaces(line))
-        counts = [len(words(self.pieces(word))[0]) for word in encoded]
+        counts = [len(group_by_spaces(self.pieces(word))[0]) for word in encoded]
         originals = [index for index, count in enumerate(counts) for _ in range(count)]
-        return [-1 if owner < 0 else originals[owner] for owner in words(self.pieces(ids))[1]]
+        owners = group_by_spaces(self.pieces(ids))[1]
+        return [-1 if owner < 0 else originals[owner] for owner in owners]
 
-    def _sample(self, word: str, sampling: float, rng: random.Random) -> list[int]:
+    def _sample_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
         if word in self.tags:
             return [self.tags[word]]
-        if self.merges:
-            pieces = drop_merges(word, self.vocabulary, sampling, rng)
+        if self.is_bpe:
+            pieces = segment_with_bpe_dropout(word, self.vocabulary, sampling, rng)
         else:
-            pieces = draw_segmentation(word, segmentations(self, word, sampling), rng)
-        ids = []
+            pieces = sample_segmentation(word, compute_start_distributions(self, word, sampling), rng)
+        first_byte = len(SPECIALS) + len(self.tags)
+        ids: list[int] = []
         for piece in pieces:
-            known = self.vocabulary.get(piece)
-            ids += [len(SPECIALS) + len(self.tags) + byte for byte in piece.encode()] if known is None else [known]
+            if piece in self.vocabulary:
+                ids.append(self.vocabulary[piece])
+            else:
+                ids += [first_byte + byte for byte in piece.encode()]
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The pieces of ids as strings, specials included; a space is shown as U+2581, a byte as `<0xE2>`."""
+        """Return ids as strings, including specials. A space is shown as U+2581, a byte as `<0xE2>`."""
         return self.processor.id_to_piece(list(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids: specials are left out, line breaks become spaces, bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(map(surface, self.pieces(ids))).removeprefix(b" ").decode("utf-8", "replace")
+        """Return the text of ids, without specials; line breaks become spaces, invalid UTF-8 becomes U+FFFD."""
+        return b"".join(map(piece_to_bytes, self.pieces(ids))).removeprefix(b" ").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizers of both sides; a joint one is the same on either."""
+    """The tokenizers of both sides; a joint tokenizer is the same on both."""
 
     source: LanguageTokenizer
     target: LanguageTokenizer
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of the models, in hexadecimal."""
+        """SHA-256 of the models, in hexadecimal."""
         return hashlib.sha256(self.source.model + self.target.model).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.model` if joint, else `tokenizer.source.model` and `tokenizer.target.model`, into a folder
-        that holds no other tokenizer."""
+        """Write `tokenizer.model` if joint, otherwise `tokenizer.source.model` and `tokenizer.target.model`.
+
+        The folder must not contain another tokenizer.
+        """
         if self.source == self.target:
             write_atomically(folder / "tokenizer.model", [self.source.model])
         else:
@@ -211,116 +233,132 @@ class Tokenizer:
 
 
 # ---------------------------------------------------------------------------------------------------- pieces to words
-def surface(piece: str) -> bytes:
-    """The bytes that a piece stands for: none for a special one, a space for U+2581 and for a line break."""
+def piece_to_bytes(piece: str) -> bytes:
+    """Return the UTF-8 text of a piece: empty for a special, a space for U+2581 and for a line break."""
     if piece in ("<pad>", "<s>", "</s>"):
         return b""
     if len(piece) == 6 and piece.startswith("<0x"):
         text = bytes([int(piece[3:5], 16)])
     else:
-        text = piece.replace(SPACE, " ").encode()
+        text = piece.replace(SPACE_SYMBOL, " ").encode()
     return text.translate(bytes.maketrans(b"\n\r", b"  "))
 
 
-def words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The words of a text in pieces, and for each piece the index of its word.
+def group_by_spaces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the words of a text given as pieces, and for each piece the index of its word.
 
-    Words are those of `split_on_spaces` of the decoded text. A piece of nothing but a space belongs to the word that
-    follows it directly; specials and superfluous spaces belong to none: -1.
+    Words are those of `split_on_spaces` of the decoded text. A piece that is only a space belongs to the word directly
+    after it; specials and superfluous spaces belong to none: -1.
     """
-    surfaces = [surface(piece) for piece in pieces]
+    surfaces = [piece_to_bytes(piece) for piece in pieces]
     text = b"".join(surfaces)
-    found = list(re.finditer(rb"[^ ]+", text))
-    starts = [match.start() for match in found]
-    owners, end = [], 0
-    for part in surfaces:
-        letter = end + len(part) - len(part.lstrip(b" "))
-        end += len(part)
-        nowhere = not part or text[letter : letter + 1] in (b"", b" ")
-        owners.append(-1 if nowhere else bisect_right(starts, letter) - 1)
-    return [match.group().decode("utf-8", "replace") for match in found], owners
+    matches = list(re.finditer(rb"[^ ]+", text))
+    starts = [match.start() for match in matches]
+    owners = []
+    end = 0
+    for surface in surfaces:
+        first_letter = end + len(surface) - len(surface.lstrip(b" "))
+        end += len(surface)
+        has_no_word = not surface or text[first_letter : first_letter + 1] in (b"", b" ")
+        owners.append(-1 if has_no_word else bisect_right(starts, first_letter) - 1)
+    return [match.group().decode("utf-8", "replace") for match in matches], owners
 
 
-def split_at_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The same, but words of scripts without spaces (`data/words.py`) are words of their own.
+def group_by_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the same as `group_by_spaces`, but also split text of scripts without spaces into words (`data/words.py`).
 
-    A piece belongs to the word in which it begins, and a word is the text of its pieces: one piece is never divided.
+    A piece belongs to the word in which it begins, and a word is the text of its pieces: pieces are never divided.
     """
-    found, owners = words(pieces)
-    if not any(map(may_be_unspaced, found)):
-        return found, owners
-    rows_of: list[list[int]] = [[] for _ in found]
-    for row, owner in enumerate(owners):
+    spaced_words, owners = group_by_spaces(pieces)
+    if not any(map(may_be_unspaced, spaced_words)):
+        return spaced_words, owners
+    positions_by_word: list[list[int]] = [[] for _ in spaced_words]
+    for position, owner in enumerate(owners):
         if owner >= 0:
-            rows_of[owner].append(row)
-    letters_of = [[surface(pieces[row]).lstrip(b" ") for row in rows] for rows in rows_of]
-    texts = [b"".join(letters).decode("utf-8", "surrogateescape") for letters in letters_of]
-    parts_of = split_words([UNDECODED.sub("\ufffd", text) for text in texts])
-    divided, new_owners = [], [-1] * len(pieces)
-    for word, rows, letters, text, parts in zip(found, rows_of, letters_of, texts, parts_of, strict=True):
-        groups = begun_in(letters, text, parts)
+            positions_by_word[owner].append(position)
+    surfaces_by_word = [
+        [piece_to_bytes(pieces[position]).lstrip(b" ") for position in positions] for positions in positions_by_word
+    ]
+    texts = [b"".join(surfaces).decode("utf-8", "surrogateescape") for surfaces in surfaces_by_word]
+    parts_by_word = split_words([INVALID_BYTE.sub("\ufffd", text) for text in texts])
+    words = []
+    new_owners = [-1] * len(pieces)
+    for word, positions, surfaces, text, parts in zip(
+        spaced_words, positions_by_word, surfaces_by_word, texts, parts_by_word, strict=True
+    ):
+        groups = group_by_part(surfaces, text, parts)
         for group in groups:
-            whole = b"".join(letters[place] for place in group).decode("utf-8", "replace")
-            divided.append(word if len(groups) == 1 else whole)
-            for place in group:
-                new_owners[rows[place]] = len(divided) - 1
-    return divided, new_owners
+            group_text = b"".join(surfaces[i] for i in group).decode("utf-8", "replace")
+            words.append(word if len(groups) == 1 else group_text)
+            for i in group:
+                new_owners[positions[i]] = len(words) - 1
+    return words, new_owners
 
 
-def begun_in(letters: Sequence[bytes], text: str, parts: Sequence[str]) -> list[list[int]]:
-    """The places of the pieces that begin in each part of a text, if any do; all together where a piece has a space
-    within it."""
+def group_by_part(surfaces: Sequence[bytes], text: str, parts: Sequence[str]) -> list[list[int]]:
+    """Return the indices of the pieces that begin in each part of a text, without empty groups.
+
+    All pieces form a single group if one of them contains a space.
+    """
     if " " in text or len(parts) == 1:
-        return [list(range(len(letters)))]
+        return [list(range(len(surfaces)))]
     bounds = itertools.pairwise(itertools.accumulate(map(len, parts), initial=0))
-    sizes = [len(text[start:end].encode("utf-8", "surrogateescape")) for start, end in bounds]
-    ends = list(itertools.accumulate(sizes))[:-1]
-    starts = itertools.accumulate(map(len, letters), initial=0)
-    places = enumerate(bisect_right(ends, start) for start, _ in zip(starts, letters, strict=False))
-    return [[place for place, _ in group] for _, group in itertools.groupby(places, lambda entry: entry[1])]
+    part_sizes = [len(text[start:end].encode("utf-8", "surrogateescape")) for start, end in bounds]
+    part_ends = list(itertools.accumulate(part_sizes))[:-1]
+    starts = itertools.accumulate(map(len, surfaces), initial=0)
+    part_of_piece = [bisect_right(part_ends, start) for start, _ in zip(starts, surfaces, strict=False)]
+    return [list(group) for _, group in itertools.groupby(range(len(surfaces)), part_of_piece.__getitem__)]
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
-def drop_merges(word: str, vocabulary: dict[str, int], dropout: float, rng: random.Random) -> list[str]:
-    """BPE in which each possible merge is left out with probability `dropout` at every step.
+def segment_with_bpe_dropout(word: str, vocabulary: dict[str, int], dropout: float, rng: random.Random) -> list[str]:
+    """Segment a word by BPE, skipping each possible merge with probability `dropout` at every step.
 
-    `vocabulary` has the merges in the order in which they were learned, by id.
+    Args:
+        vocabulary: ids of the merges, in the order in which they were learned.
     """
     pieces = list(word)
     while True:
-        best, place = None, 0
-        for i, pair in enumerate(map(add, pieces, pieces[1:])):
-            merge = vocabulary.get(pair)
-            if merge is not None and (best is None or merge < best) and rng.random() >= dropout:
-                best, place = merge, i
-        if best is None:
+        best_id: int | None = None
+        best_position = 0
+        for position, pair in enumerate(map(add, pieces, pieces[1:])):
+            merge_id = vocabulary.get(pair)
+            if merge_id is not None and (best_id is None or merge_id < best_id) and rng.random() >= dropout:
+                best_id = merge_id
+                best_position = position
+        if best_id is None:
             return pieces
-        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+        pieces[best_position : best_position + 2] = [pieces[best_position] + pieces[best_position + 1]]
 
 
 @lru_cache(maxsize=1 << 16)
-def segmentations(side: LanguageTokenizer, word: str, exponent: float) -> list[tuple[list[int], list[float]]]:
-    """For each end 1..len(word) of a last piece: where it may start, and the cumulative probabilities of these starts.
+def compute_start_distributions(
+    side: LanguageTokenizer, word: str, exponent: float
+) -> list[tuple[list[int], list[float]]]:
+    """Return for each prefix of a word where its last piece may start, and the cumulative weights of these starts.
 
-    Forward sums over all segmentations, the probability of each raised to `exponent`.
+    Computed by forward sums over all segmentations, with each probability raised to `exponent`. Entry i is for the
+    prefix of i + 1 characters.
     """
     unknown = min(side.scores.values()) - UNKNOWN_PENALTY
     forward = [0.0]
-    choices = []
+    distributions = []
     for end in range(1, len(word) + 1):
         starts = [i for i in range(end) if word[i:end] in side.scores or i == end - 1]
         logits = [forward[i] + exponent * side.scores.get(word[i:end], unknown) for i in starts]
-        top = max(logits)
-        cumulative = list(itertools.accumulate(exp(logit - top) for logit in logits))
-        forward.append(top + log(cumulative[-1]))
-        choices.append((starts, cumulative))
-    return choices
+        max_logit = max(logits)
+        cumulative = list(itertools.accumulate(exp(logit - max_logit) for logit in logits))
+        forward.append(max_logit + log(cumulative[-1]))
+        distributions.append((starts, cumulative))
+    return distributions
 
 
-def draw_segmentation(word: str, choices: list[tuple[list[int], list[float]]], rng: random.Random) -> list[str]:
-    pieces, end = [], len(word)
+def sample_segmentation(word: str, distributions: list[tuple[list[int], list[float]]], rng: random.Random) -> list[str]:
+    """Sample a segmentation backwards from the end of a word, given `compute_start_distributions`."""
+    pieces = []
+    end = len(word)
     while end:
-        starts, cumulative = choices[end - 1]
+        starts, cumulative = distributions[end - 1]
         start = rng.choices(starts, cum_weights=cumulative)[0]
         pieces.append(word[start:end])
         end = start
@@ -329,58 +367,64 @@ def draw_segmentation(word: str, choices: list[tuple[list[int], list[float]]], r
 
 # --------------------------------------------------------------------------------------------------- training, loading
 def train_tokenizer(
-    source_lines: Iterable[str], target_lines: Iterable[str], config: TokenizerConfig, max_length: int | None = None,
+    source_lines: Iterable[str],
+    target_lines: Iterable[str],
+    config: TokenizerConfig,
+    max_length: int | None = None,
     tags: Sequence[str] = (),
-) -> Tokenizer:  # fmt: skip
-    """Train on text. Each tag is a piece wherever it stands at the beginning of a word.
+) -> Tokenizer:
+    """Train a tokenizer on text. Each tag becomes a piece wherever it stands at the beginning of a word.
 
-    The same lines give the same models, on any number of cores. The vocabulary size is exact for bpe and unigram, an
-    upper limit for char and word. Lines of over 16 characters for each of `max_length` pieces are left out: they are
-    not trained on either, and a few of them can outweigh all others.
+    The same lines give the same models on any number of cores. The vocabulary size is exact for bpe and unigram, an
+    upper limit for char and word. Lines with more than 16 characters for each of `max_length` pieces are skipped: the
+    model is not trained on them either, and a few of them can outweigh all others.
 
     Raises:
-        UserError: for vocabulary sizes that the text does not allow, on both sides at once, or when there is no text.
+        UserError: if the text does not allow a vocabulary size (reported for both sides at once) or there is no text.
     """
-    longest = LONGEST_PIECE * max_length if max_length else sys.maxsize
-    source, target = ((line for line in lines if len(line) <= longest) for lines in (source_lines, target_lines))
+    max_characters = DEFAULT_MAX_PIECE_LENGTH * max_length if max_length else sys.maxsize
+    source, target = ((line for line in lines if len(line) <= max_characters) for lines in (source_lines, target_lines))
     if config.joint:
-        joint = train_side(itertools.chain(source, target), config, "source", tags)
+        joint = train_language_tokenizer(itertools.chain(source, target), config, "source", tags)
         return Tokenizer(joint, joint)
     sides: list[LanguageTokenizer] = []
-    troubles: list[str] = []
-    for name, lines, own_tags in (("source", source, tags), ("target", target, ())):
+    errors: list[str] = []
+    for name, lines, side_tags in (("source", source, tags), ("target", target, ())):
         try:
-            sides.append(train_side(lines, config, name, own_tags))
+            sides.append(train_language_tokenizer(lines, config, name, side_tags))
         except UserError as error:
-            troubles.append(str(error))
-    if troubles:
-        raise UserError("; and ".join(troubles))
+            errors.append(str(error))
+    if errors:
+        raise UserError("; and ".join(errors))
     return Tokenizer(*sides)
 
 
-def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()) -> LanguageTokenizer:
-    """Train the model of the `source` or the `target`, or of both if it is a joint one."""
-    byte_fallback, size = config.type != "word", config.size(side)
-    smallest = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
-    if byte_fallback and size < smallest:
+def train_language_tokenizer(
+    lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()
+) -> LanguageTokenizer:
+    """Train the model of side `source` or `target`, or a joint model."""
+    byte_fallback = config.type != "word"
+    size = config.size(side)
+    min_size = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
+    if byte_fallback and size < min_size:
         raise UserError(
-            f"tokenizer.{config.size_key(side)}={size} is too small: there are {len(SPECIALS)} special pieces and "
-            f"{BYTE_PIECES} bytes, and characters come on top; write {key_to_set(config, side)}={smallest} or more"
+            f"tokenizer.{config.size_key(side)}={size} is too small: {len(SPECIALS)} special pieces, {BYTE_PIECES} "
+            f"bytes and the characters of the text must fit; use {vocab_size_key(config, side)}={min_size} or more"
         )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=trainable(lines),
+            sentence_iterator=prepare_training_lines(lines),
             model_writer=model,
             model_type=config.type,
-            user_defined_symbols=[SPACE + tag for tag in tags],
+            user_defined_symbols=[SPACE_SYMBOL + tag for tag in tags],
             vocab_size=size,
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=byte_fallback,
             character_coverage=1.0,
             normalization_rule_name=config.normalization,
             remove_extra_whitespaces=config.normalization != "identity",
-            num_threads=16,  # the pieces of a unigram model depend on this number
+            num_threads=16,  # fixed, since the pieces of a unigram model depend on it
             minloglevel=2,
             pad_id=PAD,
             unk_id=UNK,
@@ -389,135 +433,149 @@ def train_side(lines: Iterable[str], config: TokenizerConfig, side: str, tags: S
             unk_piece=SPECIALS[UNK],
         )
     except RuntimeError as error:
-        raise UserError(explain(str(error), config, side)) from error
+        raise UserError(explain_training_error(str(error), config, side)) from error
     return LanguageTokenizer(model.getvalue())
 
 
-def trainable(lines: Iterable[str]) -> Iterator[str]:
-    """Lines as SentencePiece's trainer takes them: it would leave out long ones and those with its reserved U+2585."""
+def prepare_training_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Split long lines and replace U+2585, since SentencePiece's trainer skips long lines and those with U+2585."""
     for line in lines:
         line = line.replace("\u2585", " ")
-        for start in range(0, len(line), CHUNK):
-            yield line[start : start + CHUNK]
+        for start in range(0, len(line), MAX_TRAINING_LINE):
+            yield line[start : start + MAX_TRAINING_LINE]
 
 
-def key_to_set(config: TokenizerConfig, side: str) -> str:
+def vocab_size_key(config: TokenizerConfig, side: str) -> str:
+    """Return the config key that sets the vocabulary size of a side."""
     return "tokenizer.vocab_size" if config.joint else f"tokenizer.{side}_vocab_size"
 
 
-def explain(error: str, config: TokenizerConfig, side: str) -> str:
-    """Say what SentencePiece complains of: the key, its value, and one that works for this side."""
+def explain_training_error(error: str, config: TokenizerConfig, side: str) -> str:
+    """Translate an error of SentencePiece's trainer into a message with the key, its value and one that works."""
     name = "both sides" if config.joint else f"the {side} side"
-    given, remedy = f"tokenizer.{config.size_key(side)}={config.size(side)}", key_to_set(config, side)
+    setting = f"tokenizer.{config.size_key(side)}={config.size(side)}"
+    key = vocab_size_key(config, side)
     if largest := re.search(r"too high .* <= (\d+)", error):
         return (
-            f"{given} is more than the text of {name} allows for tokenizer.type={config.type}; "
-            f"write {remedy}={largest[1]} or less, or use tokenizer.type=word or char, which take what there is"
+            f"{setting} is more than the text of {name} allows for tokenizer.type={config.type}; use "
+            f"{key}={largest[1]} or less, or tokenizer.type=word or char, for which it is only an upper limit"
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return (
-            f"{given} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and "
-            f"each character of the text need a place; write {remedy}={smallest[1]} or more"
+            f"{setting} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and "
+            f"each character of the text must fit; use {key}={smallest[1]} or more"
         )
     if "!sentences_.empty()" in error or "all_chars_count" in error:
-        trouble = "all lines are empty, or far longer than data.max_length pieces"
-        return f"there is no text on {name} to train a tokenizer on: {trouble}"
+        return (
+            f"there is no text on {name} to train a tokenizer on: all lines are empty, or far longer than "
+            "data.max_length pieces"
+        )
     return f"SentencePiece cannot train a tokenizer on the text of {name}: {error}"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `folder` holds.
+    """Load the tokenizer of a folder.
 
     Raises:
-        UserError: when it holds none, or a file that is not a SentencePiece model.
+        UserError: if there is none, or a file is not a SentencePiece model of this program.
     """
     joint = folder / "tokenizer.model"
     if joint.exists():
-        side = load_side(joint)
+        side = load_language_tokenizer(joint)
         return Tokenizer(side, side)
-    return Tokenizer(load_side(folder / "tokenizer.source.model"), load_side(folder / "tokenizer.target.model"))
+    return Tokenizer(
+        load_language_tokenizer(folder / "tokenizer.source.model"),
+        load_language_tokenizer(folder / "tokenizer.target.model"),
+    )
 
 
-def load_side(path: Path) -> LanguageTokenizer:
+def load_language_tokenizer(path: Path) -> LanguageTokenizer:
     try:
         with open(path, "rb", opener=open_regular) as file:
-            side = LanguageTokenizer(file.read(LARGEST))
+            side = LanguageTokenizer(file.read(MAX_MODEL_BYTES))
     except OSError as error:
         raise UserError(
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
         ) from error
     try:
-        if (longest := longest_replacement(side.model)) > REPLACEMENT:
+        if (longest := longest_replacement(side.model)) > MAX_REPLACEMENT_BYTES:
             raise UserError(
-                f"{path}: its normalization would make {longest:,} bytes of one character; {REPLACEMENT} are allowed"
+                f"{path}: its normalization would replace a character by {longest:,} bytes; at most "
+                f"{MAX_REPLACEMENT_BYTES} are allowed"
             )
-        if side.model and sound(side):
+        if side.model and has_expected_ids(side):
             scores = map(side.processor.get_score, range(side.vocab_size))
-            if broken := [number for number, score in enumerate(scores) if not isfinite(score)]:
+            if broken := [i for i, score in enumerate(scores) if not isfinite(score)]:
                 piece = side.processor.id_to_piece(broken[0])
                 raise UserError(f"{path} is not a tokenizer of this program: the score of {piece!r} is not finite")
             return side
     except (RuntimeError, IndexError, ValueError):
         pass
-    raise UserError(f"{path} is not a tokenizer of this program: not a SentencePiece model, or one with other ids")
+    raise UserError(f"{path} is not a tokenizer of this program: it is not a SentencePiece model, or its ids differ")
 
 
 def longest_replacement(model: bytes) -> int:
-    """Bytes that the normalization of a SentencePiece model makes of a character, or of a few, at most. A
-    `NormalizerSpec` has the replacements end to end, behind an index of what they replace and the length of that."""
-    specs = [content for number, content in messages(model) if number in (3, 5)]  # (de)normalizer_spec
-    maps = [content for spec in specs for number, content in messages(spec) if number == 2]  # precompiled_charsmap
-    ends = [4 + int.from_bytes(content[:4], "little") for content in maps]
-    texts = [text for content, end in zip(maps, ends, strict=True) for text in content[end:].split(b"\0")]
+    """Return the most bytes by which the normalization of a SentencePiece model replaces one or a few characters.
+
+    A `NormalizerSpec` stores the length of an index of what is replaced, the index, and the replacements end to end.
+    """
+    specs = [content for number, content in read_protobuf_fields(model) if number in (3, 5)]  # (de)normalizer_spec
+    charsmaps = [content for spec in specs for number, content in read_protobuf_fields(spec) if number == 2]
+    index_ends = [4 + int.from_bytes(charsmap[:4], "little") for charsmap in charsmaps]
+    texts = [text for charsmap, end in zip(charsmaps, index_ends, strict=True) for text in charsmap[end:].split(b"\0")]
     return max(map(len, texts), default=0)
 
 
-def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a protocol buffer that are texts, bytes or messages: their numbers and contents.
+def read_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of the length-delimited fields of a protocol buffer (strings, bytes and messages).
 
     Raises:
-        ValueError: it is none.
+        ValueError: if the data is not a protocol buffer.
     """
-    place = 0
+    position = 0
 
-    def varint() -> int:
-        nonlocal place
+    def read_varint() -> int:
+        nonlocal position
         value = shift = 0
-        while shift < 70 and place < len(data):
-            byte = data[place]
-            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+        while shift < 70 and position < len(data):
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            shift += 7
             if byte < 128:
                 return value
-        raise ValueError("no number where one should be")
+        raise ValueError("invalid varint")
 
-    while place < len(data):
-        key = varint()
-        number, kind = key >> 3, key & 7
-        if kind == 2:
-            size = varint()
-            if size > len(data) - place:
-                raise ValueError("a field is longer than what is there")
-            yield number, data[place : place + size]
-        elif kind == 0:
+    while position < len(data):
+        key = read_varint()
+        number = key >> 3
+        wire_type = key & 7
+        if wire_type == 2:
+            size = read_varint()
+            if size > len(data) - position:
+                raise ValueError("a field is longer than the data")
+            yield number, data[position : position + size]
+        elif wire_type == 0:
             size = 0
-            varint()
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
+            read_varint()
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"a field of kind {kind}")
-        place += size
+            raise ValueError(f"unknown wire type {wire_type}")
+        position += size
 
 
-def sound(side: LanguageTokenizer) -> bool:
-    """Whether specials and bytes have their ids, and are nothing special as text.
+def has_expected_ids(side: LanguageTokenizer) -> bool:
+    """Return whether specials and bytes have their ids, and their names are encoded like any other text.
 
     Raises:
-        ValueError: a piece is not UTF-8.
-        RuntimeError: this is no model.
+        ValueError: if a piece is not UTF-8.
+        RuntimeError: if this is not a model.
     """
-    first = [*SPECIALS, *side.tags, *(f"<0x{byte:02X}>" for byte in range(BYTE_PIECES * side.bytes_fall_back))]
-    text = " ".join(piece.removeprefix(SPACE) for piece in first)
+    byte_pieces = [f"<0x{byte:02X}>" for byte in range(BYTE_PIECES)] if side.has_byte_fallback else []
+    first_pieces = [*SPECIALS, *side.tags, *byte_pieces]
+    text = " ".join(piece.removeprefix(SPACE_SYMBOL) for piece in first_pieces)
     [ids] = side.encode([text])
-    survives = side.decode(ids) == text if side.bytes_fall_back else len(ids) == len(first)
+    survives = side.decode(ids) == text if side.has_byte_fallback else len(ids) == len(first_pieces)
     pieces = side.pieces(range(side.vocab_size))
-    return pieces[: len(first)] == first and survives
+    return pieces[: len(first_pieces)] == first_pieces and survives

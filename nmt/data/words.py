@@ -1,9 +1,11 @@
-"""Words of text whose script is written without spaces between words: Chinese, Japanese, Thai, Lao, Khmer, Burmese,
-Tibetan and others. Everything that counts, aligns or shows words asks here where they are.
+"""Word segmentation for scripts written without spaces between words.
 
-Where the extra `cjk` is installed, ICU's dictionaries find the words; otherwise each character is a word. In Tibetan,
-which marks the ends of syllables and has no dictionary in ICU, a word is a syllable. Latin words, numbers and the like
-within such text stay whole. Text between spaces in other scripts is one word, whatever is in it.
+These are Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan and others. Everything that counts, aligns or shows
+words uses this module.
+
+With the extra `cjk`, ICU's dictionaries find the words; otherwise each character is a word. In Tibetan, which marks the
+ends of syllables and has no dictionary in ICU, a word is a syllable. Latin words, numbers and the like within such text
+stay whole. In other scripts, a word is all text between two spaces.
 """
 
 from collections import Counter
@@ -12,37 +14,55 @@ from functools import cache
 
 import regex
 
-HAN, KANA = r"\p{Han}\p{Bopomofo}", r"\p{Hiragana}\p{Katakana}\u30FC\uFF70"  # the last two lengthen a vowel of either
-OTHERS = "".join(
+HAN = r"\p{Han}\p{Bopomofo}"
+KANA = r"\p{Hiragana}\p{Katakana}\u30FC\uFF70"  # the last two lengthen a vowel of either
+OTHER_SCRIPTS = "".join(
     rf"\p{{{script}}}"
     for script in (
-        *("Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet"),
-        *("Javanese", "Balinese"),
+        "Thai",
+        "Lao",
+        "Khmer",
+        "Myanmar",
+        "Tibetan",
+        "Tai_Le",
+        "New_Tai_Lue",
+        "Tai_Tham",
+        "Tai_Viet",
+        "Javanese",
+        "Balinese",
     )
 )
-SIGN = rf"(?!\p{{Nd}})[{HAN}{KANA}{OTHERS}]"  # a character of these scripts; digits make numbers, as anywhere
-LETTER = rf"(?:(?!{SIGN})[\p{{L}}\p{{M}}\p{{N}}])"  # of another script, or a digit
-UNSPACED = regex.compile(SIGN)
-RUN = regex.compile(rf"(?:{SIGN}[\p{{M}}\u200B-\u200D\u2060]*)+")  # with marks and joiners that other scripts share
-# Numbers, words, names of options, addresses: 3.5, don't, --help, %s, C++, a@b.org.
-WHOLE = rf"[%$€£#@&~\\/+\-]*{LETTER}+(?:['’.,:/@_&=?%+~#-]+{LETTER}+)*[%+#°]*"
-TOKEN = regex.compile(rf"(?P<run>{RUN.pattern})|{WHOLE}|\X")
-SYLLABLE = regex.compile(r"[^\u0F0B-\u0F14]+[\u0F0B\u0F0C]*|.")
-TIBETAN, HANGUL, FORMAT = regex.compile(r"\p{Tibetan}"), regex.compile(r"\p{Hangul}"), regex.compile(r"\p{Cf}+")
-NO_SPACE_AFTER = regex.compile(rf"[{HAN}{KANA}\u3001-\u303F\uFF01-\uFF60]\Z")  # Thai has spaces between sentences
-FIRST = "\u0e00"  # the lowest of all these characters
-ALPHABETIC = rf"(?!{SIGN}|\p{{Hangul}})"
+# A character of a script without spaces. Its digits are excluded: they form numbers, as in any script.
+UNSPACED_CHARACTER = rf"(?!\p{{Nd}})[{HAN}{KANA}{OTHER_SCRIPTS}]"
+SPACED_LETTER = rf"(?:(?!{UNSPACED_CHARACTER})[\p{{L}}\p{{M}}\p{{N}}])"  # of another script, or a digit
+UNSPACED_PATTERN = regex.compile(UNSPACED_CHARACTER)
+# Includes marks and joiners that are shared with other scripts.
+UNSPACED_RUN = regex.compile(rf"(?:{UNSPACED_CHARACTER}[\p{{M}}\u200B-\u200D\u2060]*)+")
+# Numbers, words, command-line options, addresses: 3.5, don't, --help, %s, C++, a@b.org.
+SPACED_TOKEN = rf"[%$€£#@&~\\/+\-]*{SPACED_LETTER}+(?:['’.,:/@_&=?%+~#-]+{SPACED_LETTER}+)*[%+#°]*"
+TOKEN_PATTERN = regex.compile(rf"(?P<run>{UNSPACED_RUN.pattern})|{SPACED_TOKEN}|\X")
+TIBETAN = regex.compile(r"\p{Tibetan}")
+TIBETAN_SYLLABLE = regex.compile(r"[^\u0F0B-\u0F14]+[\u0F0B\u0F0C]*|.")
+HANGUL = regex.compile(r"\p{Hangul}")
+FORMAT_CHARACTERS = regex.compile(r"\p{Cf}+")
+NO_SPACE_AFTER = regex.compile(rf"[{HAN}{KANA}\u3001-\u303F\uFF01-\uFF60]\Z")  # not Thai: spaces separate its sentences
+FIRST_UNSPACED = "\u0e00"  # the lowest code point of these scripts
+ALPHABETIC = rf"(?!{UNSPACED_CHARACTER}|\p{{Hangul}})"
 SPACED_WORD = regex.compile(rf"{ALPHABETIC}\p{{L}}(?:{ALPHABETIC}[\p{{L}}\p{{M}}'’])*")
-KINDS = {"han": regex.compile(f"[{HAN}]"), "kana": regex.compile(f"[{KANA}]"), "other": regex.compile(f"[{OTHERS}]")}
-BASE = rf"(?=\p{{L}})[{HAN}{KANA}{OTHERS}]"
-JOINED = regex.compile(rf"(?<={BASE}\p{{M}}*){BASE}")  # two letters of these scripts, side by side
-APART = regex.compile(rf"(?<={BASE}\p{{M}}*) (?={BASE})")  # ... with a space between them
-WORD_LENGTH = 4  # letters a word, in the mean and at most, of text that has spaces between its words already
+SCRIPT_KINDS = {
+    "han": regex.compile(f"[{HAN}]"),
+    "kana": regex.compile(f"[{KANA}]"),
+    "other": regex.compile(f"[{OTHER_SCRIPTS}]"),
+}
+UNSPACED_LETTER = rf"(?=\p{{L}})[{HAN}{KANA}{OTHER_SCRIPTS}]"
+ADJACENT_LETTERS = regex.compile(rf"(?<={UNSPACED_LETTER}\p{{M}}*){UNSPACED_LETTER}")
+SEPARATED_LETTERS = regex.compile(rf"(?<={UNSPACED_LETTER}\p{{M}}*) (?={UNSPACED_LETTER})")  # a space between them
+MAX_MEAN_WORD_LENGTH = 4  # letters per word up to which text counts as already segmented by spaces
 
 
 @cache
-def breaker() -> Callable[[str, str], Iterable[str]] | None:
-    """ICU's word breaker, from a text and a locale to its parts; None where the extra `cjk` is not installed."""
+def get_word_breaker() -> Callable[[str, str], Iterable[str]] | None:
+    """Return ICU's word breaker, which splits a text given a locale, or None without the extra `cjk`."""
     try:
         from icu4py.breakers import WordBreaker
     except ImportError:
@@ -50,21 +70,25 @@ def breaker() -> Callable[[str, str], Iterable[str]] | None:
     return WordBreaker
 
 
-def segmenter() -> str:
-    """What finds the words, for signatures: ICU with its version, or `characters`."""
-    if breaker() is None:
+def segmenter_name() -> str:
+    """Return the word segmenter for metric signatures: ICU with its version, or `characters`."""
+    if get_word_breaker() is None:
         return "characters"
     from icu4py import icu_version
 
     return f"icu-{icu_version}"
 
 
-def script_of(lines: Sequence[str]) -> str | None:
-    """The kind of script of a text: "han" (Chinese), "kana" (Japanese), "other" (Thai, Khmer, ...); None where most of
-    it is written with spaces. A character of the former weighs as much as a word of the latter, or as a syllable of
-    Korean."""
-    counts = Counter({kind: sum(len(pattern.findall(line)) for line in lines if may_be_unspaced(line))
-                      for kind, pattern in KINDS.items()})  # fmt: skip
+def detect_script(lines: Sequence[str]) -> str | None:
+    """Return the kind of script without spaces that a text is written in, or None if most of it is spaced.
+
+    The kinds are "han" (Chinese), "kana" (Japanese) and "other" (Thai, Khmer, ...). A character of these scripts counts
+    as much as a word of a spaced script or a Korean syllable.
+    """
+    unspaced_lines = [line for line in lines if may_be_unspaced(line)]
+    counts = Counter(
+        {kind: sum(len(pattern.findall(line)) for line in unspaced_lines) for kind, pattern in SCRIPT_KINDS.items()}
+    )
     if not counts.total():
         return None
     spaced = sum(len(HANGUL.findall(line)) + len(SPACED_WORD.findall(line)) for line in lines)
@@ -72,69 +96,77 @@ def script_of(lines: Sequence[str]) -> str | None:
         return None
     if counts["other"] > counts["han"] + counts["kana"]:
         return "other"
-    return "kana" if 10 * counts["kana"] > counts["han"] else "han"  # Chinese borrows a の here and there
+    return "kana" if 10 * counts["kana"] > counts["han"] else "han"  # Chinese text occasionally borrows の
 
 
-def words_in(line: str) -> list[str]:
-    """The words of a line: what stands between white space, divided where its script has no spaces."""
+def segment_words(line: str) -> list[str]:
+    """Return the words of a line: split at white space, and within scripts without spaces."""
     return [word for part in split_words(line.split()) for word in part]
 
 
 def join_sentences(texts: Iterable[str]) -> str:
-    """Texts one after the other, a space between them, but none after Chinese or Japanese."""
+    """Join texts with single spaces, but without a space after Chinese or Japanese."""
     joined = ""
     for text in texts:
-        gap = "" if not joined or NO_SPACE_AFTER.search(joined) else " "
-        joined += gap + text if text else ""
+        if text:
+            separator = "" if not joined or NO_SPACE_AFTER.search(joined) else " "
+            joined += separator + text
     return joined
 
 
 def split_words(parts: Sequence[str]) -> list[list[str]]:
-    """For each of a line's parts between spaces its words; put together, these are the part again.
+    """Split each of a line's parts between spaces into words; joined without spaces, these are the part again.
 
-    A part stays whole if it has no sign of a script without spaces. So do all parts of a line in Korean, whose Chinese
-    characters stand in words between spaces, and of one that has spaces between its words already.
+    A part stays whole if it has no character of a script without spaces. So do all parts of a Korean line, whose
+    Chinese characters are in words between spaces, and of a line that has spaces between its words already.
     """
     line = " ".join(parts)
     if not may_be_unspaced(line) or is_korean(line) or is_segmented(line):
         return [[part] for part in parts]
-    return [split_part(part) if UNSPACED.search(part) else [part] for part in parts]
+    return [split_part(part) if UNSPACED_PATTERN.search(part) else [part] for part in parts]
 
 
 def may_be_unspaced(line: str) -> bool:
-    """Whether a line has a character beyond those of most alphabets; it costs little to know."""
-    return max(line, default="") >= FIRST
+    """Return whether a line has a character beyond those of most alphabets. This check is cheap."""
+    return max(line, default="") >= FIRST_UNSPACED
 
 
 def is_korean(line: str) -> bool:
-    return len(HANGUL.findall(line)) >= len(UNSPACED.findall(line))
+    return len(HANGUL.findall(line)) >= len(UNSPACED_PATTERN.findall(line))
 
 
 def is_segmented(line: str) -> bool:
-    """Whether a line has a space for every few letters of scripts without spaces."""
-    apart = len(APART.findall(line))
-    return apart > 0 and len(JOINED.findall(line)) < WORD_LENGTH * apart
+    """Return whether a line has a space for every few letters of scripts without spaces."""
+    separated = len(SEPARATED_LETTERS.findall(line))
+    return separated > 0 and len(ADJACENT_LETTERS.findall(line)) < MAX_MEAN_WORD_LENGTH * separated
 
 
 def split_part(part: str) -> list[str]:
-    found: list[str] = []
-    for token in TOKEN.finditer(part):
-        found += split_run(token[0]) if token["run"] else [token[0]]
-    return found
+    words: list[str] = []
+    for token in TOKEN_PATTERN.finditer(part):
+        if token["run"]:
+            words += split_run(token[0])
+        else:
+            words.append(token[0])
+    return words
 
 
 def split_run(run: str) -> list[str]:
-    """The words of characters of scripts without spaces alone. A zero-width space or joiner belongs to the word before
-    it."""
-    make = breaker()
+    """Split a run of characters of scripts without spaces into words.
+
+    A zero-width space or joiner belongs to the word before it.
+    """
+    word_breaker = get_word_breaker()
     if TIBETAN.search(run):
-        found = SYLLABLE.findall(run)
+        segments = TIBETAN_SYLLABLE.findall(run)
+    elif word_breaker is None:
+        segments = regex.findall(r"\X", run)
     else:
-        found = regex.findall(r"\X", run) if make is None else list(make(run, "en"))
+        segments = list(word_breaker(run, "en"))
     words: list[str] = []
-    for word in found:
-        if words and FORMAT.fullmatch(word):
-            words[-1] += word
+    for segment in segments:
+        if words and FORMAT_CHARACTERS.fullmatch(segment):
+            words[-1] += segment
         else:
-            words.append(word)
+            words.append(segment)
     return words

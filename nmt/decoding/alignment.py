@@ -1,7 +1,7 @@
-"""From attention weights to word alignments, and the files that hold them.
+"""Word alignments from attention weights, and the files they are written to.
 
-Rows are target pieces or words (T), columns source pieces or words (S). Which word a piece belongs to is given as a
-list of word indices from 0, with -1 for pieces of no word: `</s>` and superfluous spaces.
+Rows are target pieces or words (T), columns source pieces or words (S). The words that pieces belong to are given as a
+list of word indices from 0, with -1 for pieces that belong to no word: `</s>` and superfluous spaces.
 """
 
 import io
@@ -17,25 +17,26 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.config import LinksConfig
-from nmt.data.word_links import Link, pharaoh
-from nmt.runtime.lines import PACKED, split_on_spaces
+from nmt.data.word_links import Link, format_pharaoh
+from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, split_on_spaces
 
-NULL = np.array(None)  # where a number cannot be written
-END = "</s>"
+JSON_NULL = np.array(None)  # replaces numbers that JSON cannot represent
+EOS_PIECE = "</s>"
 
 
-def pool(
+def pool_to_words(
     weights_TS: np.ndarray, source_word_of_piece: Sequence[int], target_word_of_piece: Sequence[int]
 ) -> np.ndarray:
-    """Weights between words, (target words + 1) x (source words + 1): the last row and column stand for no word.
+    """Return weights between words, (target words + 1) x (source words + 1).
 
-    The sum over a source word's pieces, for attention is shared out among them; the mean over a target word's pieces,
-    for each of them shares out its own.
+    Weights are summed over the pieces of a source word and averaged over the pieces of a target word, so each target
+    word still distributes a weight of 1. The last row and column are for pieces that belong to no word.
     """
-    source, target = np.asarray(source_word_of_piece, dtype=int), np.asarray(target_word_of_piece, dtype=int)
+    source = np.asarray(source_word_of_piece, dtype=int)
+    target = np.asarray(target_word_of_piece, dtype=int)
     pooled_TS = np.zeros((target.max(initial=-1) + 2, source.max(initial=-1) + 2))
     pieces_T = np.zeros(len(pooled_TS))
-    np.add.at(pooled_TS, np.ix_(target, source), weights_TS)  # index -1 is the last one
+    np.add.at(pooled_TS, np.ix_(target, source), weights_TS)  # index -1 is the last row or column
     np.add.at(pieces_T, target, 1)
     return pooled_TS / np.maximum(pieces_T, 1)[:, None]
 
@@ -46,27 +47,27 @@ def extract_links(
     target_word_of_piece: Sequence[int],
     threshold: float | None = None,
 ) -> list[Link]:
-    """Links (source word, target word), in the order of the target.
+    """Return links (source word, target word), sorted by target word.
 
-    Without a threshold each target word is linked with the source word of most weight, or with none where pieces of no
-    word (`</s>`) weigh more, or where nothing has weight. With one, it is linked with all source words of at least
-    this weight.
+    Without a threshold, each target word is linked to the source word with the largest weight. It has no link if the
+    pieces that belong to no word (`</s>`) weigh more, or if all weights are 0. With a threshold, it is linked to every
+    source word with at least that weight.
     """
-    pooled_TS = pool(weights_TS, source_word_of_piece, target_word_of_piece)[:-1]
+    pooled_TS = pool_to_words(weights_TS, source_word_of_piece, target_word_of_piece)[:-1]
     if threshold is not None:
         return [(int(s), int(t)) for t, s in np.argwhere(pooled_TS[:, :-1] >= threshold)]
-    best_T = pooled_TS.argmax(axis=1)  # the first of equals: a word comes before no word
+    best_T = pooled_TS.argmax(axis=1)  # the first of equal weights, so a word is preferred to no word
     no_word = pooled_TS.shape[1] - 1
     return [(int(s), t) for t, s in enumerate(best_T) if s != no_word and pooled_TS[t, s] > 0]
 
 
-# ---------------------------------------------------------------------------------------------------------- artifact
+# ----------------------------------------------------------------------------------------------------------- records
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A pair of sentences, and where the model looked at each target piece. A line of `alignments.jsonl`."""
+    """A sentence pair with its attention weights; a line of `alignments.jsonl`."""
 
     source_pieces: list[str]  # with `</s>`
-    target_pieces: list[str]  # with `</s>`, unless the translation was cut at its maximum length
+    target_pieces: list[str]  # with `</s>`, unless the translation was truncated at its maximum length
     source_words: list[str]
     target_words: list[str]
     source_word_of_piece: list[int]  # -1: of no word
@@ -75,89 +76,106 @@ class Record:
     score: float  # summed log-probability, `</s>` included
 
     def word_weights(self) -> np.ndarray | None:
-        """Target words x source words."""
+        """Return weights of target words x source words; None for a model without attention."""
         if self.weights is None:
             return None
         weights = np.zeros((len(self.target_words), len(self.source_words)))
-        pooled = pool(self.weights, self.source_word_of_piece, self.target_word_of_piece)[:-1, :-1]
+        pooled = pool_to_words(self.weights, self.source_word_of_piece, self.target_word_of_piece)[:-1, :-1]
         weights[: pooled.shape[0], : pooled.shape[1]] = pooled  # the last words may have no pieces
         return weights
 
     def links(self, config: LinksConfig | None = None) -> list[Link]:
-        """Links between words, or between pieces other than `</s>`; none for a model without attention."""
+        """Return links between words, or between pieces other than `</s>`; none for a model without attention."""
         if self.weights is None:
             return []
         config = config or LinksConfig()
         if config.unit == "words":
-            owners = self.source_word_of_piece, self.target_word_of_piece
+            source_index, target_index = self.source_word_of_piece, self.target_word_of_piece
         else:
-            owners = piece_index(self.source_pieces), piece_index(self.target_pieces)
-        return extract_links(self.weights, *owners, config.threshold)
+            source_index, target_index = number_pieces(self.source_pieces), number_pieces(self.target_pieces)
+        return extract_links(self.weights, source_index, target_index, config.threshold)
 
     def to_json(self) -> str:
-        """One line without its end; numbers are exact, those that are not finite become null."""
-        weights = None if self.weights is None else np.where(np.isfinite(self.weights), self.weights, NULL).tolist()
-        score = self.score if math.isfinite(self.score) else None
-        fields = {name: getattr(self, name) for name in self.__slots__} | {"weights": weights, "score": score}
+        """Return the record as one line of JSON, without a line break.
+
+        Numbers are written exactly. Infinities and NaN become null.
+        """
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.weights is not None:
+            fields["weights"] = np.where(np.isfinite(self.weights), self.weights, JSON_NULL).tolist()
+        if not math.isfinite(self.score):
+            fields["score"] = None
         return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
-def as_written(text: str, words: list[str]) -> list[str]:
-    """The words of a text's pieces, but for unknown ones, which are `<unk>` there: those of the text, if as many."""
-    found = split_on_spaces(text)
-    return found if "<unk>" in words and len(found) == len(words) else words
+def restore_unknown_words(text: str, words: list[str]) -> list[str]:
+    """Return `words` with each `<unk>` as it is spelled in `text`, if both have the same number of words."""
+    text_words = split_on_spaces(text)
+    return text_words if "<unk>" in words and len(text_words) == len(words) else words
 
 
-def piece_index(pieces: Sequence[str]) -> list[int]:
-    """Each piece as a word of its own, but for `</s>`."""
-    return [-1 if piece == END else i for i, piece in enumerate(pieces)]
+def number_pieces(pieces: Sequence[str]) -> list[int]:
+    """Return a word index for each piece, where every piece but `</s>` is a word of its own."""
+    return [-1 if piece == EOS_PIECE else i for i, piece in enumerate(pieces)]
 
 
-# ------------------------------------------------------------------------------------------------------------- files
-Write = Callable[[Record, list[Link]], object]
-
-
-@contextmanager
-def pharaoh_lines(file: BinaryIO) -> Iterator[Write]:
-    """The links, a line for each pair."""
-    yield lambda record, links: file.write(f"{pharaoh(links)}\n".encode())
+# ----------------------------------------------------------------------------------------------------------- writers
+WriteRecord = Callable[[Record, list[Link]], object]
 
 
 @contextmanager
-def json_lines(file: BinaryIO) -> Iterator[Write]:
-    """The records, a line for each pair."""
+def pharaoh_writer(file: BinaryIO) -> Iterator[WriteRecord]:
+    """Write the links of each pair as a line in Pharaoh format."""
+    yield lambda record, links: file.write(f"{format_pharaoh(links)}\n".encode())
+
+
+@contextmanager
+def jsonl_writer(file: BinaryIO) -> Iterator[WriteRecord]:
+    """Write each record as a line of JSON."""
     yield lambda record, links: file.write(f"{record.to_json()}\n".encode())
 
 
 @contextmanager
-def arrays(file: BinaryIO) -> Iterator[Write]:
-    """The records as NumPy arrays, `NUMBER/FIELD` for each field of the pair NUMBER, from 0: what `numpy.load` reads
-    without pickle, and without the NUL characters that a word may end in. A model without attention has no
-    `weights`."""
+def npz_writer(file: BinaryIO) -> Iterator[WriteRecord]:
+    """Write records as NumPy arrays named `NUMBER/FIELD`, where NUMBER counts the pairs from 0.
+
+    `numpy.load` reads them without pickle, but drops NUL characters at the ends of words. A model without attention has
+    no `weights`.
+    """
     with zipfile.ZipFile(file, "w") as archive:
         number = 0
 
-        def write(record: Record, links: list[Link]) -> None:
+        def write_record(record: Record, links: list[Link]) -> None:
             nonlocal number
             for name in Record.__slots__:
                 value = getattr(record, name)
-                if value is not None:
-                    buffer = io.BytesIO()
-                    kind = str if name.endswith(("words", "pieces")) else int if name.endswith("of_piece") else None
-                    array = np.array(value, dtype=kind)
-                    np.lib.format.write_array(buffer, array, allow_pickle=False)
-                    entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # without a time: the same pairs, the same bytes
-                    archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)
+                if value is None:
+                    continue
+                dtype: type | None = None
+                if name.endswith(("words", "pieces")):
+                    dtype = str
+                elif name.endswith("of_piece"):
+                    dtype = int
+                buffer = io.BytesIO()
+                np.lib.format.write_array(buffer, np.array(value, dtype=dtype), allow_pickle=False)
+                entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # has no time stamp, so equal pairs give equal bytes
+                archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)
             number += 1
 
-        yield write
+        yield write_record
 
 
-WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".jsonl": json_lines, ".npz": arrays}
+ALIGNMENT_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[WriteRecord]]] = {
+    ".jsonl": jsonl_writer,
+    ".npz": npz_writer,
+}
 
 
-def writer(path: str, file: BinaryIO) -> AbstractContextManager[Write]:
-    """How alignments are written to a file: by the ending of its name, but for `.gz` and `.zst`, Pharaoh lines unless
-    that is in `WRITERS`."""
+def open_alignment_writer(path: str, file: BinaryIO) -> AbstractContextManager[WriteRecord]:
+    """Return the writer in `ALIGNMENT_WRITERS` for the suffix of `path`, by default one of Pharaoh lines.
+
+    A suffix of compression, `.gz` or `.zst`, is ignored.
+    """
     name = Path(path)
-    return WRITERS.get(Path(name.stem if name.suffix in PACKED else name).suffix, pharaoh_lines)(file)
+    suffix = Path(name.stem).suffix if name.suffix in COMPRESSION_BY_SUFFIX else name.suffix
+    return ALIGNMENT_WRITERS.get(suffix, pharaoh_writer)(file)

@@ -1,7 +1,7 @@
-"""Hypotheses in search: where they begin, how they are kept and ranked, and how they are read back.
+"""The hypotheses of a search: how they are initialized, stored, ranked and finalized.
 
-Shapes: B sentences, K hypotheses of each, N = B x K rows (sentence-major), S source and T target positions, P positions
-of a given beginning.
+Shapes: B sentences, K hypotheses of each, N = B x K rows (sentence-major), S source and T target positions, P prefix
+positions.
 """
 
 from collections.abc import Iterator
@@ -18,108 +18,116 @@ from nmt.model.kernels.linear import accumulation_dtype
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    tokens: list[int]  # with `</s>`, unless cut at the maximum length
+    """A finished or truncated translation of one sentence, as token ids."""
+
+    tokens: list[int]  # ends with `</s>`, unless truncated at the maximum length
     score: float  # summed log-probability, without penalties
-    weights_TS: Tensor | None  # attention weights, a row for each token and a column for each source piece at least;
-    # None where not kept, or without attention
-    ranking_score: float | None = None  # what search ranks by (`apply_penalties`); None where nothing is ranked
+    weights_TS: Tensor | None  # attention weights, a row for each token and at least one column for each source piece;
+    # None if they were not kept or the model has no attention
+    ranking_score: float | None = None  # score after penalties (`apply_penalties`); None if nothing was ranked
 
 
 @dataclass(slots=True)
 class Beams:
-    """The hypotheses of the sentences still in search, best first in each sentence (in each group of it)."""
+    """The hypotheses of all sentences in the batch, best first in each sentence (in each group, for diverse search)."""
 
-    tokens_BKT: Tensor  # `<s>`, and then what was written; PAD before it in those that came later
+    tokens_BKT: Tensor  # `<s>` and the tokens of the hypothesis; left-padded with PAD in sentences that entered later
     score_BK: Tensor  # summed log-probability
-    length_BK: Tensor  # tokens so far, `</s>` included
-    finished_BK: Tensor
-    covered_BK: Tensor | None  # the logarithms in the coverage penalty, 0 at most; None without it
-    coverage_BKS: Tensor | None  # the weight that each source position has had
-    least_B: Tensor  # the fewest tokens that a sentence may have, `</s>` included
-    limit_B: Tensor  # the most
-    age_B: Tensor  # steps so far: as many tokens has a live hypothesis
-    sentence_B: Tensor  # the number of each sentence among all
+    length_BK: Tensor  # tokens, `</s>` included
+    finished_BK: Tensor  # whether the hypothesis has ended
+    log_coverage_BK: Tensor | None  # the sum of logarithms in the coverage penalty, at most 0; None without the penalty
+    coverage_BKS: Tensor | None  # attention weight that each source position has received; None without the penalty
+    min_length_B: Tensor  # minimum tokens of a hypothesis, `</s>` included
+    max_length_B: Tensor  # maximum tokens of a hypothesis, `</s>` included
+    step_B: Tensor  # steps taken, which is the length of an unfinished hypothesis
+    sentence_B: Tensor  # index of the sentence among all sentences of the search
 
-    def of(self, rows_B: Tensor) -> "Beams":
-        """Those of some sentences."""
-        parts: Any = (None if part is None else part[rows_B] for part in self.parts())
-        return Beams(*parts)
+    def select(self, rows_B: Tensor) -> "Beams":
+        """Return the beams of the given sentences."""
+        tensors: Any = (None if tensor is None else tensor[rows_B] for tensor in self.tensors())
+        return Beams(*tensors)
 
-    def scatter_rows(self, rows_B: Tensor, others: "Beams") -> "Beams":
-        """Others, who are younger, in the place of these rows."""
-        before = self.tokens_BKT.shape[2] - others.tokens_BKT.shape[2]
-        others = replace(others, tokens_BKT=F.pad(others.tokens_BKT, (before, 0), value=PAD))
-        both = zip(self.parts(), others.parts(), strict=True)
-        parts: Any = (None if own is None else own.index_copy(0, rows_B, its) for own, its in both)
-        return Beams(*parts)
+    def scatter_rows(self, rows_B: Tensor, new: "Beams") -> "Beams":
+        """Replace the sentences in these rows by new ones, which have taken fewer steps."""
+        padding = self.tokens_BKT.shape[2] - new.tokens_BKT.shape[2]
+        new = replace(new, tokens_BKT=F.pad(new.tokens_BKT, (padding, 0), value=PAD))
+        pairs = zip(self.tensors(), new.tensors(), strict=True)
+        tensors: Any = (None if old is None else old.index_copy(0, rows_B, update) for old, update in pairs)
+        return Beams(*tensors)
 
     def trim_source(self, positions: int) -> "Beams":
-        """Without columns in which no one has written, and with fewer source positions."""
+        """Drop source positions beyond `positions` and token columns that are padding in every sentence."""
         coverage_BKS = None if self.coverage_BKS is None else self.coverage_BKS[:, :, :positions]
-        tokens_BKT = self.tokens_BKT[:, :, -int(self.age_B.max()) - 1 :]
+        tokens_BKT = self.tokens_BKT[:, :, -int(self.step_B.max()) - 1 :]
         return replace(self, tokens_BKT=tokens_BKT, coverage_BKS=coverage_BKS)
 
-    def rows(self, rows_B: Tensor) -> Tensor:
-        """Rows of the state, of all hypotheses of some sentences."""
+    def state_rows(self, rows_B: Tensor) -> Tensor:
+        """Return the rows of the decoder state that belong to all hypotheses of the given sentences."""
         width = self.score_BK.shape[1]
         return (rows_B.unsqueeze(1) * width + torch.arange(width, device=rows_B.device)).flatten()
 
-    def slots(self, own: slice) -> "Beams":
-        """Some hypotheses of every sentence."""
-        return Beams(*(part if part is None or part.dim() == 1 else part[:, own] for part in self.parts()))
+    def slice_hypotheses(self, slots: slice) -> "Beams":
+        """Return the same slots of every sentence."""
+        return Beams(
+            *(tensor if tensor is None or tensor.dim() == 1 else tensor[:, slots] for tensor in self.tensors())
+        )
 
-    def parts(self) -> list[Any]:
+    def tensors(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)]
 
 
 class ActiveBatch(NamedTuple):
-    """Sentences in search: what the model knows of them, and their hypotheses."""
+    """The sentences that are being searched: encoder memory, decoder state and hypotheses."""
 
     memory: Any
     state: Any
     beams: Beams
 
-    def of(self, rows_B: Tensor) -> "ActiveBatch":
-        """Some of them."""
+    def select(self, rows_B: Tensor) -> "ActiveBatch":
+        """Return the given sentences."""
         return ActiveBatch(
-            self.memory.select(rows_B), self.state.select(self.beams.rows(rows_B)), self.beams.of(rows_B)
+            self.memory.select(rows_B),
+            self.state.select(self.beams.state_rows(rows_B)),
+            self.beams.select(rows_B),
         )
 
-    def scatter_rows(self, rows_B: Tensor, others: "ActiveBatch") -> "ActiveBatch":
-        """Others in the place of these rows. The memory before is overwritten."""
+    def scatter_rows(self, rows_B: Tensor, new: "ActiveBatch") -> "ActiveBatch":
+        """Replace the sentences in these rows by new ones. The old memory is overwritten in place."""
         return ActiveBatch(
-            self.memory.scatter_rows(rows_B, others.memory),
-            self.state.scatter_rows(self.beams.rows(rows_B), others.state),
-            self.beams.scatter_rows(rows_B, others.beams),
+            self.memory.scatter_rows(rows_B, new.memory),
+            self.state.scatter_rows(self.beams.state_rows(rows_B), new.state),
+            self.beams.scatter_rows(rows_B, new.beams),
         )
 
     def trim_source(self, positions: int) -> "ActiveBatch":
-        """With fewer source positions, where no sentence is longer."""
+        """Drop source positions beyond `positions`, which must be padding in every sentence."""
         return ActiveBatch(
-            self.memory.trim_source(positions), self.state.trim_source(positions), self.beams.trim_source(positions)
+            self.memory.trim_source(positions),
+            self.state.trim_source(positions),
+            self.beams.trim_source(positions),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """What one step appended, kept until hypotheses are read back."""
+    """Back-pointers and attention weights of one search step."""
 
-    row_B: Tensor  # of each of all sentences, where it was in search
-    parent_BK: Tensor  # of those in search, as is what follows
-    weights_BKS: Tensor
+    row_B: Tensor  # for every sentence of the search, its row in the batch at this step
+    parent_BK: Tensor  # for each sentence in the batch, the hypotheses that were continued
+    weights_BKS: Tensor  # for each sentence in the batch, the attention weights
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Where all sentences looked."""
+    """The attention weights of all steps, from which those of a hypothesis are traced back."""
 
-    first_BS: Tensor  # for their first tokens
-    steps: list[BeamStep]  # for what followed; none without attention, or where weights are not asked for
+    first_weights_BS: Tensor  # weights at the first token of each sentence
+    steps: list[BeamStep]  # the following steps; empty without attention, or if weights are not kept
 
     def add(self, sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor) -> None:
-        """One step of the sentences in search."""
+        """Record one step of the batch."""
         device = sentence_B.device
-        row_B = torch.zeros(len(self.first_BS), dtype=torch.int64, device=device)
+        row_B = torch.zeros(len(self.first_weights_BS), dtype=torch.int64, device=device)
         row_B[sentence_B] = torch.arange(len(sentence_B), device=device)
         weights_BKS = weights_N1S.view(len(sentence_B), -1, weights_N1S.shape[2])
         if parent_BK is None:
@@ -127,78 +135,99 @@ class History:
         self.steps.append(BeamStep(row_B, parent_BK, weights_BKS))
 
 
-def begin(length_B: Tensor, positions: int, given_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
-    """Before the first token: all slots of a group are alike, so one of them counts; of samples each does."""
-    slots = len(length_B), config.width
-    on: dict[str, Any] = {"device": length_B.device}
-    # Sums of many terms; Apple's GPUs have no fp64.
-    score_BK = torch.zeros(
-        slots, dtype=accumulation_dtype(dtype) if length_B.device.type == "mps" else torch.float64, **on
-    )
+def init_beams(length_B: Tensor, positions: int, prefix_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
+    """Return beams that hold only `<s>`, for sources of `length_B` pieces padded to `positions`.
+
+    The slots of a group start out equal, so all but its first get a score of -inf. Samples are independent: each slot
+    counts.
+    """
+    shape_BK = len(length_B), config.width
+    device = length_B.device
+    # Scores are sums of many terms, so they are fp64. MPS has no fp64.
+    score_dtype = accumulation_dtype(dtype) if device.type == "mps" else torch.float64
+    score_BK = torch.zeros(shape_BK, dtype=score_dtype, device=device)
     if not config.sample:
-        score_BK[:, torch.arange(config.width, **on) % (config.width // config.groups) > 0] = float("-inf")
-    longest_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + (given_BP != PAD).sum(1)
-    least_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long().clamp(min=config.min_length)
-    limit_B = longest_B.maximum(least_B).clamp(max=config.max_length)
-    covered_BK = coverage_BKS = None
+        group_size = config.width // config.groups
+        score_BK[:, torch.arange(config.width, device=device) % group_size > 0] = float("-inf")
+    prefix_length_B = (prefix_BP != PAD).sum(1)
+    ratio_limit_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + prefix_length_B
+    ratio_minimum_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long()
+    min_length_B = ratio_minimum_B.clamp(min=config.min_length)
+    max_length_B = ratio_limit_B.maximum(min_length_B).clamp(max=config.max_length)
+    log_coverage_BK = coverage_BKS = None
     if config.coverage_penalty:
-        covered_BK = torch.zeros(slots, dtype=accumulation_dtype(dtype), **on)
-        padding_BS = torch.arange(positions, **on) >= length_B.unsqueeze(1)  # covered from the first
+        log_coverage_BK = torch.zeros(shape_BK, dtype=accumulation_dtype(dtype), device=device)
+        padding_BS = torch.arange(positions, device=device) >= length_B.unsqueeze(1)  # counts as covered
         coverage_BKS = padding_BS.to(accumulation_dtype(dtype)).unsqueeze(1).repeat(1, config.width, 1)
     return Beams(
-        tokens_BKT=torch.full((*slots, 1), BOS, **on),
+        tokens_BKT=torch.full((*shape_BK, 1), BOS, device=device),
         score_BK=score_BK,
-        length_BK=torch.zeros(slots, dtype=torch.int64, **on),
-        finished_BK=torch.zeros(slots, dtype=torch.bool, **on),
-        covered_BK=covered_BK,
+        length_BK=torch.zeros(shape_BK, dtype=torch.int64, device=device),
+        finished_BK=torch.zeros(shape_BK, dtype=torch.bool, device=device),
+        log_coverage_BK=log_coverage_BK,
         coverage_BKS=coverage_BKS,
-        least_B=least_B,
-        limit_B=limit_B,
-        age_B=torch.zeros_like(limit_B),
-        sentence_B=torch.arange(len(length_B), **on),
+        min_length_B=min_length_B,
+        max_length_B=max_length_B,
+        step_B=torch.zeros_like(max_length_B),
+        sentence_B=torch.arange(len(length_B), device=device),
     )
 
 
-def apply_penalties(score: Tensor, length: Tensor, covered: Tensor | None, config: SearchConfig) -> Tensor:
-    """What is compared: log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
+def apply_penalties(score: Tensor, length: Tensor, log_coverage: Tensor | None, config: SearchConfig) -> Tensor:
+    """Return the ranking score log P / lp + cp (Wu et al. 2016, eq. 14), where lp is ((5 + n) / 6)^alpha or n^alpha."""
     base = (5 + length) / 6 if config.penalty == "gnmt" else length.clamp(min=1)
-    ranked = score / base**config.length_penalty
-    return ranked if covered is None else ranked + config.coverage_penalty * covered
+    ranking_score = score / base**config.length_penalty
+    if log_coverage is not None:
+        ranking_score = ranking_score + config.coverage_penalty * log_coverage
+    return ranking_score
 
 
-# ----------------------------------------------------------------------------------------------------- what was found
-def trace(history: History, beams: Beams) -> Tensor:
-    """weights_BKTS of the hypotheses: their parents are followed from the last step back. Of sentences that came later
-    only the last rows mean something, so many as they have tokens."""
+# ------------------------------------------------------------------------------------------------------------ results
+def trace_back_weights(history: History, beams: Beams) -> Tensor:
+    """Return weights_BKTS of the hypotheses, by following the parents back from the last step.
+
+    The rows are aligned at the end: of a sentence that took n steps, only the last n rows are valid.
+    """
     slot_BK = torch.arange(beams.score_BK.shape[1], device=beams.score_BK.device).expand_as(beams.score_BK)
-    positions, found = history.steps[-1].weights_BKS.shape[2], []
-    for step in reversed(history.steps[len(history.steps) + 1 - int(beams.age_B.max()) :]):
+    positions = history.steps[-1].weights_BKS.shape[2]
+    first_step = len(history.steps) + 1 - int(beams.step_B.max())
+    weights = []
+    for step in reversed(history.steps[first_step:]):
         row_B1 = step.row_B[beams.sentence_B].unsqueeze(1)
         slot_BK = step.parent_BK[row_B1, slot_BK]
-        found.append(step.weights_BKS[row_B1, slot_BK, :positions])
-    weights_BKTS = F.pad(torch.stack(found[::-1], 2), (0, 0, 1, 0))
+        weights.append(step.weights_BKS[row_B1, slot_BK, :positions])
+    weights_BKTS = F.pad(torch.stack(weights[::-1], 2), (0, 0, 1, 0))
     rows_B = torch.arange(len(weights_BKTS), device=slot_BK.device)
-    weights_BKTS[rows_B, :, -beams.age_B] = history.first_BS[beams.sentence_B, :positions].unsqueeze(1)
+    first_weights_BS = history.first_weights_BS[beams.sentence_B, :positions]
+    weights_BKTS[rows_B, :, -beams.step_B] = first_weights_BS.unsqueeze(1)
     return weights_BKTS.cpu()
 
 
-def read_back(beams: Beams, history: History, config: SearchConfig) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """The number of each sentence and its n best hypotheses, in order, fewer where there were fewer distinct ones than
-    slots; samples as they were drawn."""
-    weights_BKTS = trace(history, beams) if history.steps else None
-    ranked_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.covered_BK, config)
+def finalize_hypotheses(beams: Beams, history: History, config: SearchConfig) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the index of each sentence and its n best hypotheses, best first.
+
+    There are fewer than n if the search found fewer distinct ones. Samples keep the order in which they were drawn.
+    """
+    weights_BKTS = trace_back_weights(history, beams) if history.steps else None
+    ranking_score_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.log_coverage_BK, config)
     if config.sample:
-        ranked_BK = torch.zeros_like(ranked_BK)
-    order_BK = ranked_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
+        ranking_score_BK = torch.zeros_like(ranking_score_BK)
+    order_BK = ranking_score_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
     rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
-    columns = (order_BK, *(part[rows_B1, order_BK] for part in (beams.tokens_BKT, beams.score_BK, ranked_BK)))
-    ages, sentences = beams.age_B.tolist(), beams.sentence_B.tolist()
-    for row, hypotheses in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        found = []
-        for slot, tokens, score, ranking_score in zip(*hypotheses, strict=True):
+    columns = [
+        order_BK.tolist(),
+        beams.tokens_BKT[rows_B1, order_BK].tolist(),
+        beams.score_BK[rows_B1, order_BK].tolist(),
+        ranking_score_BK[rows_B1, order_BK].tolist(),
+    ]
+    steps = beams.step_B.tolist()
+    sentences = beams.sentence_B.tolist()
+    for row, candidates in enumerate(zip(*columns, strict=True)):
+        hypotheses = []
+        for slot, tokens, score, ranking_score in zip(*candidates, strict=True):
             if score == float("-inf"):
                 continue
             ids = [token for token in tokens if token not in (PAD, BOS)]
-            rows_TS = None if weights_BKTS is None else weights_BKTS[row, slot, -ages[row] :][: len(ids)]
-            found.append(Hypothesis(ids, score, rows_TS, None if config.sample else ranking_score))
-        yield sentences[row], found
+            weights_TS = None if weights_BKTS is None else weights_BKTS[row, slot, -steps[row] :][: len(ids)]
+            hypotheses.append(Hypothesis(ids, score, weights_TS, None if config.sample else ranking_score))
+        yield sentences[row], hypotheses

@@ -1,13 +1,14 @@
-"""Search: greedy, beam and diverse beam search, sampling, and forced decoding of a given target.
+"""Greedy, beam and diverse beam search, sampling, and forced decoding.
 
-It knows a model only by `dtype`, `start`, `decode` and `logits`, and by how rows of what they return are taken and put.
-A step is a few named parts: `filter_logits`, `expand` or `sample` each hypothesis, `select` the best, see which are
-`done`. A finished hypothesis stays in the beam while it is among the K best; a sentence is done when
-none of its live hypotheses can still beat those that would be returned, so beam 1 is greedy search and stopping early
-changes nothing. Where sentences are done, others take their places, so that nearly all steps are of full batches.
+The search uses a model only through the `SearchModel` protocol. Each step of a batch is `advance`: decode, mask tokens
+that are not allowed (`filter_logits`), then either `sample_tokens` or `beam_step`, which expands each hypothesis and
+selects the best ones. A finished hypothesis stays in the beam while it is among the K best. A sentence is done
+(`is_done`) when none of its unfinished hypotheses can outrank those that would be returned, so a beam of 1 is greedy
+search, and stopping early does not change the result. `stream_search` is the loop. Finished sentences are replaced by
+waiting ones, so that nearly all steps run on full batches.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
-and T target positions, V vocabulary, P positions of a given beginning.
+and T target positions, V vocabulary, P prefix positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,106 +23,137 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import SHAPE_MULTIPLE
-from nmt.decoding.hypotheses import ActiveBatch, Beams, History, Hypothesis, apply_penalties, begin, read_back
-from nmt.model.attention import Weights
+from nmt.decoding.hypotheses import (
+    ActiveBatch,
+    Beams,
+    History,
+    Hypothesis,
+    apply_penalties,
+    finalize_hypotheses,
+    init_beams,
+)
+from nmt.model.attention import AttentionWeights
 from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.logits import log_probabilities, top_continuations
 
-BUCKET = 16  # source positions
-SHARE = 16  # where one in so many sentences is over, others take their places: each time costs some copies
+SOURCE_LENGTH_MULTIPLE = 16  # on a GPU, source lengths are padded to a multiple of this number of positions
+REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
 
 
-class Model(Protocol):
-    """Memory and state are the model's own affair; both have `select(rows)`, `put(rows, others)`, after which what it
-    was called on is not used again, and `narrow(positions)`."""
+class SearchModel(Protocol):
+    """The interface of a model to the search.
+
+    The encoder memory and the decoder state are opaque. Both have `select(rows)`; `scatter_rows(rows, others)`, which
+    may overwrite the object it is called on; and `trim_source(positions)`.
+    """
 
     dtype: torch.dtype
-    attends: bool
-    reach: int | None  # how many positions of a source attention can reach; None: all
+    attends: bool  # whether the model has attention
+    reach: int | None  # source positions that attention can reach; None: all
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
-    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Weights | None, Any]: ...
+    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]: ...
     def logits(self, features: Tensor) -> Tensor: ...
 
 
-# ------------------------------------------------------------------------------------------------------------- a step
-def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, given_BP: Tensor) -> Tensor:
-    """The same with -inf for what may not be written now. Where nothing may be, a hypothesis may end. The last column
-    of `given_BP` is PAD: nothing is given any more."""
-    last = given_BP.shape[1] - 1
-    giving = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.age_B < last).any()))  # a GPU need not wait
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or giving):
+# ----------------------------------------------------------------------------------------------------------- one step
+def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, prefix_BP: Tensor) -> Tensor:
+    """Set the log-probabilities of tokens that are not allowed at this step to -inf.
+
+    If no token is allowed, the hypothesis may end. Within its prefix, a hypothesis may only follow the prefix. The last
+    column of `prefix_BP` must be PAD, which stands for the end of the prefix.
+    """
+    last = prefix_BP.shape[1] - 1
+    # Reading `step_B` synchronizes with a GPU, so there the prefix is always applied.
+    has_prefix = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.step_B < last).any()))
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix):
         return logp_BKV
-    allowed_BKV = logp_BKV.clone()
-    allowed_BKV[..., EOS].masked_fill_((beams.age_B + 1 < beams.least_B).unsqueeze(1), float("-inf"))
+    filtered_BKV = logp_BKV.clone()
+    too_short_B = beams.step_B + 1 < beams.min_length_B
+    filtered_BKV[..., EOS].masked_fill_(too_short_B.unsqueeze(1), float("-inf"))
     if config.no_repeat_ngram:
-        allowed_BKV.scatter_(2, repeating(beams.tokens_BKT, config.no_repeat_ngram), float("-inf"))
-    stuck_BK = allowed_BKV.amax(2) == float("-inf")
-    allowed_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], allowed_BKV[..., EOS])
-    if giving:
-        wanted_B11 = given_BP[beams.sentence_B, beams.age_B.clamp(max=last)].view(-1, 1, 1)
-        others_BKV = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != wanted_B11
-        given_BKV = logp_BKV.masked_fill(others_BKV, float("-inf"))
-        allowed_BKV = torch.where(wanted_B11 == PAD, allowed_BKV, given_BKV)
-    return allowed_BKV
+        banned_BKT = find_banned_tokens(beams.tokens_BKT, config.no_repeat_ngram)
+        filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
+    stuck_BK = filtered_BKV.amax(2) == float("-inf")
+    filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
+    if has_prefix:
+        forced_B11 = prefix_BP[beams.sentence_B, beams.step_B.clamp(max=last)].view(-1, 1, 1)
+        is_other_B1V = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != forced_B11
+        forced_BKV = logp_BKV.masked_fill(is_other_B1V, float("-inf"))
+        filtered_BKV = torch.where(forced_B11 == PAD, filtered_BKV, forced_BKV)
+    return filtered_BKV
 
 
-def repeating(tokens_BKT: Tensor, n: int) -> Tensor:
-    """The tokens with which a hypothesis would write n tokens that it has written before; PAD in between."""
-    written = tokens_BKT.shape[2]
-    if written < n:
+def find_banned_tokens(tokens_BKT: Tensor, n: int) -> Tensor:
+    """Return the tokens that would complete an n-gram that the hypothesis already contains, with PAD in between."""
+    length = tokens_BKT.shape[2]
+    if length < n:
         return tokens_BKT[:, :, :0]
     ngrams_BKTn = tokens_BKT.unfold(2, n, 1)
-    again_BKT = (ngrams_BKTn[..., :-1] == tokens_BKT[:, :, None, written - n + 1 :]).all(3)
-    return ngrams_BKTn[..., -1].where(again_BKT, PAD)
+    last_tokens_BK1n = tokens_BKT[:, :, None, length - n + 1 :]
+    matches_BKT = (ngrams_BKTn[..., :-1] == last_tokens_BK1n).all(3)
+    return ngrams_BKTn[..., -1].where(matches_BKT, PAD)
 
 
-def cover(beams: Beams, weights: Weights) -> Beams:
-    """Add a step's weights to what live hypotheses have covered: sum_s log min(sum_t a_ts, 1) (Wu et al. 2016, eq. 14),
-    where no position counts for less than e^-20."""
+def update_coverage(beams: Beams, weights: AttentionWeights) -> Beams:
+    """Add the attention weights of a step to the coverage of unfinished hypotheses.
+
+    The log coverage is sum_s log min(sum_t a_ts, 1) (Wu et al. 2016, eq. 14), where each sum over t is at least e^-20.
+    """
     assert beams.coverage_BKS is not None
-    step_BKS = weights.dense(beams.coverage_BKS.shape[2]).view(len(beams.coverage_BKS), -1, beams.coverage_BKS.shape[2])
-    coverage_BKS = beams.coverage_BKS + step_BKS * ~beams.finished_BK.unsqueeze(2)
-    covered_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
-    return replace(beams, coverage_BKS=coverage_BKS, covered_BK=covered_BK)
+    sentences, _, positions = beams.coverage_BKS.shape
+    weights_BKS = weights.dense(positions).view(sentences, -1, positions)
+    coverage_BKS = beams.coverage_BKS + weights_BKS * ~beams.finished_BK.unsqueeze(2)
+    log_coverage_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
+    return replace(beams, coverage_BKS=coverage_BKS, log_coverage_BK=log_coverage_BK)
 
 
-def expand(logp_BKV: Tensor, beams: Beams, handicap_BV: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The best continuations of each hypothesis: score_BKC, token_BKC, and what each is ranked lower by, None for
-    nothing; of a finished hypothesis only itself."""
+def expand_hypotheses(
+    logp_BKV: Tensor, beams: Beams, penalty_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the best continuations of each hypothesis: score_BKC, token_BKC and penalty_BKC.
+
+    `penalty_BV` is subtracted for ranking only, not from the score; penalty_BKC is None without it. The only
+    continuation of a finished hypothesis is itself, with the token PAD.
+    """
     choices = min(logp_BKV.shape[1], logp_BKV.shape[2])
-    token_BKC = top_continuations(logp_BKV if handicap_BV is None else logp_BKV - handicap_BV.unsqueeze(1), choices)
+    ranked_BKV = logp_BKV if penalty_BV is None else logp_BKV - penalty_BV.unsqueeze(1)
+    token_BKC = top_continuations(ranked_BKV, choices)
     logp_BKC = logp_BKV.gather(2, token_BKC)
     finished_BK1 = beams.finished_BK.unsqueeze(2)
     logp_BKC[:, :, 0].masked_fill_(beams.finished_BK, 0)
     logp_BKC[:, :, 1:].masked_fill_(finished_BK1, float("-inf"))
     score_BKC = beams.score_BK.unsqueeze(2) + logp_BKC
-    handicap_BKC = None
-    if handicap_BV is not None:
-        handicap_BKC = handicap_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
-    return score_BKC, torch.where(finished_BK1, PAD, token_BKC), handicap_BKC
+    penalty_BKC = None
+    if penalty_BV is not None:
+        penalty_BKC = penalty_BV.unsqueeze(1).expand_as(logp_BKV).gather(2, token_BKC).masked_fill(finished_BK1, 0)
+    return score_BKC, torch.where(finished_BK1, PAD, token_BKC), penalty_BKC
 
 
-def select(
-    score_BKC: Tensor, token_BKC: Tensor, handicap_BKC: Tensor | None, beams: Beams, config: SearchConfig
+def select_best(
+    score_BKC: Tensor, token_BKC: Tensor, penalty_BKC: Tensor | None, beams: Beams, config: SearchConfig
 ) -> tuple[Beams, Tensor]:
-    """The K best of all continuations, and the hypothesis that each came from, parent_BK."""
+    """Select the K best of all continuations of a sentence.
+
+    Returns the new beams, and parent_BK, the slot of the hypothesis that each of them continues.
+    """
     slots, choices = score_BKC.shape[1:]
     length_BK1 = (beams.length_BK + ~beams.finished_BK).unsqueeze(2)
-    covered_BK1 = None if beams.covered_BK is None else beams.covered_BK.unsqueeze(2)
-    ranked_BKC = apply_penalties(
-        score_BKC if handicap_BKC is None else score_BKC - handicap_BKC, length_BK1, covered_BK1, config
-    )
-    best_BK = ranked_BKC.flatten(1).topk(slots, dim=1).indices
+    log_coverage_BK1 = None if beams.log_coverage_BK is None else beams.log_coverage_BK.unsqueeze(2)
+    penalized_BKC = score_BKC if penalty_BKC is None else score_BKC - penalty_BKC
+    ranking_score_BKC = apply_penalties(penalized_BKC, length_BK1, log_coverage_BK1, config)
+    best_BK = ranking_score_BKC.flatten(1).topk(slots, dim=1).indices
     parent_BK = best_BK // choices
     token_BK = token_BKC.flatten(1).gather(1, best_BK)
     score_BK = score_BKC.flatten(1).gather(1, best_BK)
-    return append(beams, parent_BK, token_BK, score_BK), parent_BK
+    return append_tokens(beams, parent_BK, token_BK, score_BK), parent_BK
 
 
-def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: Tensor) -> Beams:
-    """Each slot's new hypothesis: a token more for one of the old ones (its own where `parent_BK` is None), PAD for one
-    that was finished."""
+def append_tokens(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: Tensor) -> Beams:
+    """Append a token to the parent hypothesis of each slot (PAD if it is finished).
+
+    If `parent_BK` is None, each slot continues its own hypothesis.
+    """
     if parent_BK is not None:
         rows_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1)
         beams = replace(
@@ -129,7 +161,7 @@ def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: T
             tokens_BKT=beams.tokens_BKT[rows_B1, parent_BK],
             length_BK=beams.length_BK.gather(1, parent_BK),
             finished_BK=beams.finished_BK.gather(1, parent_BK),
-            covered_BK=None if beams.covered_BK is None else beams.covered_BK.gather(1, parent_BK),
+            log_coverage_BK=None if beams.log_coverage_BK is None else beams.log_coverage_BK.gather(1, parent_BK),
             coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
         )
     return replace(
@@ -138,93 +170,114 @@ def append(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, score_BK: T
         score_BK=score_BK,
         length_BK=beams.length_BK + ~beams.finished_BK,
         finished_BK=beams.finished_BK | (token_BK == EOS),
-        age_B=beams.age_B + 1,
+        step_B=beams.step_B + 1,
     )
 
 
 def beam_step(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Beams, Tensor | None]:
-    """A step of beam search, and the hypothesis that each came from, None where there is but one. Several groups go one
-    after the other, and a token costs a group `diversity` for each hypothesis of an earlier group that takes it now
-    (Vijayakumar et al. 2016, with Hamming diversity)."""
+    """Take one step of beam search; with several groups, of diverse beam search.
+
+    Groups take turns. A token costs a group `diversity` for each hypothesis of an earlier group that chose it at this
+    step (Vijayakumar et al. 2016, with Hamming diversity). Returns the new beams, and parent_BK as in `select_best`;
+    None with a beam of 1.
+    """
     if config.width == 1:
         logp_B1, token_B1 = logp_BKV.max(2)
         score_B1 = beams.score_BK + logp_B1.masked_fill(beams.finished_BK, 0)
-        return append(beams, None, token_B1.masked_fill(beams.finished_BK, PAD), score_B1), None
+        return append_tokens(beams, None, token_B1.masked_fill(beams.finished_BK, PAD), score_B1), None
     if config.groups == 1:
-        return select(*expand(logp_BKV, beams), beams, config)
-    size = config.width // config.groups
-    taken_BV = torch.zeros_like(logp_BKV[:, 0])
-    grown, parents = [], []
-    for first in range(0, config.width, size):
-        own = slice(first, first + size)
-        group = beams.slots(own)
-        group, parent_BK = select(*expand(logp_BKV[:, own], group, config.diversity * taken_BV), group, config)
-        last_BK = group.tokens_BKT[:, :, -1]
-        taken_BV.scatter_add_(1, last_BK, torch.ones_like(last_BK, dtype=taken_BV.dtype))
-        grown.append(group)
+        return select_best(*expand_hypotheses(logp_BKV, beams), beams, config)
+    group_size = config.width // config.groups
+    token_counts_BV = torch.zeros_like(logp_BKV[:, 0])
+    groups, parents = [], []
+    for first in range(0, config.width, group_size):
+        slots = slice(first, first + group_size)
+        group = beams.slice_hypotheses(slots)
+        candidates = expand_hypotheses(logp_BKV[:, slots], group, config.diversity * token_counts_BV)
+        group, parent_BK = select_best(*candidates, group, config)
+        new_token_BK = group.tokens_BKT[:, :, -1]
+        token_counts_BV.scatter_add_(1, new_token_BK, torch.ones_like(new_token_BK, dtype=token_counts_BV.dtype))
+        groups.append(group)
         parents.append(parent_BK + first)
-    together = (
-        parts[0] if parts[0] is None or parts[0].dim() == 1 else torch.cat(parts, 1)
-        for parts in zip(*(group.parts() for group in grown), strict=True)
+    merged = (
+        tensors[0] if tensors[0] is None or tensors[0].dim() == 1 else torch.cat(tensors, 1)
+        for tensors in zip(*(group.tensors() for group in groups), strict=True)
     )
-    return Beams(*together), torch.cat(parents, 1)
+    return Beams(*merged), torch.cat(parents, 1)
 
 
-def sample(logp_BKV: Tensor, beams: Beams, config: SearchConfig, draw_BK: Tensor) -> Beams:
-    """One token for each hypothesis, drawn from softmax(logp / temperature) among the `top_k` likeliest, and of these
-    the likeliest that together have a probability of `top_p` (Holtzman et al. 2020). `draw_BK` is uniform in 0..1."""
+def sample_tokens(logp_BKV: Tensor, beams: Beams, config: SearchConfig, uniform_BK: Tensor) -> Beams:
+    """Append a token to each hypothesis, sampled from softmax(logp / temperature).
+
+    Candidates are the `top_k` most likely tokens, and of these the smallest set of most likely ones with a probability
+    of at least `top_p` (nucleus sampling, Holtzman et al. 2020). `uniform_BK` holds uniform random numbers in [0, 1).
+    """
     size = logp_BKV.shape[2]
-    ranked_BKV, token_BKV = logp_BKV.topk(min(config.top_k or size, size))
-    p_BKV = torch.softmax((ranked_BKV - ranked_BKV[:, :, :1]) / config.temperature, 2)
-    before_BKV = p_BKV.cumsum(2) - p_BKV
-    p_BKV = p_BKV.masked_fill(before_BKV >= config.top_p, 0)
-    sums_BKV = p_BKV.cumsum(2)
-    place_BK1 = (sums_BKV <= draw_BK.unsqueeze(2) * sums_BKV[:, :, -1:]).sum(2, keepdim=True)
-    last_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1
-    token_BK = token_BKV.gather(2, torch.minimum(place_BK1, last_BK1).clamp(min=0)).squeeze(2)
+    sorted_logp_BKV, token_BKV = logp_BKV.topk(min(config.top_k or size, size))
+    p_BKV = torch.softmax((sorted_logp_BKV - sorted_logp_BKV[:, :, :1]) / config.temperature, 2)
+    p_before_BKV = p_BKV.cumsum(2) - p_BKV
+    p_BKV = p_BKV.masked_fill(p_before_BKV >= config.top_p, 0)
+    cumulative_BKV = p_BKV.cumsum(2)
+    threshold_BK1 = uniform_BK.unsqueeze(2) * cumulative_BKV[:, :, -1:]
+    index_BK1 = (cumulative_BKV <= threshold_BK1).sum(2, keepdim=True)
+    last_index_BK1 = (p_BKV > 0).sum(2, keepdim=True) - 1  # rounding may put the threshold beyond the last candidate
+    index_BK1 = torch.minimum(index_BK1, last_index_BK1).clamp(min=0)
+    token_BK = token_BKV.gather(2, index_BK1).squeeze(2)
     logp_BK = logp_BKV.gather(2, token_BK.unsqueeze(2)).squeeze(2)
     score_BK = beams.score_BK + logp_BK.masked_fill(beams.finished_BK, 0)
-    return append(beams, None, token_BK.masked_fill(beams.finished_BK, PAD), score_BK)
+    return append_tokens(beams, None, token_BK.masked_fill(beams.finished_BK, PAD), score_BK)
 
 
-def done(beams: Beams, config: SearchConfig) -> Tensor:
-    """done_B: none may grow, or no live hypothesis can still come before those that would be returned."""
-    limit_B1 = beams.limit_B.unsqueeze(1)
+def is_done(beams: Beams, config: SearchConfig) -> Tensor:
+    """Return done_B: whether the search of each sentence is over.
+
+    It is over when hypotheses have reached their maximum length, or when no unfinished hypothesis can outrank those
+    that would be returned.
+    """
     returned = config.width if config.groups > 1 or config.sample else config.n_best
-    ranked_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.covered_BK, config)
-    # Scores only fall, length penalties only grow, and coverage may become whole.
-    bound_BK = apply_penalties(beams.score_BK, limit_B1, None, config)
+    ranking_score_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.log_coverage_BK, config)
+    # Upper bound: scores can only decrease, dividing by a longer length raises them, and coverage may become complete.
+    bound_BK = apply_penalties(beams.score_BK, beams.max_length_B.unsqueeze(1), None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
-    settled_B = beams.finished_BK[:, :returned].all(1) & (ranked_BK[:, :returned].amin(1) >= bound_B)
-    return settled_B | (beams.limit_B <= beams.age_B)
+    all_finished_B = beams.finished_BK[:, :returned].all(1)
+    worst_B = ranking_score_BK[:, :returned].amin(1)
+    return all_finished_B & (worst_B >= bound_B) | (beams.max_length_B <= beams.step_B)
 
 
-def kept(live: int, device: torch.device) -> int:
-    """With how many rows search goes on when so many sentences are live: none, or a multiple of `SHAPE_MULTIPLE`; on a
-    GPU a power of two, for each new shape costs it far more than idle rows do."""
-    return (
-        1 << (live - 1).bit_length() if live and device.type == "cuda" else -(-live // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
-    )
+# -------------------------------------------------------------------------------------------------------- batch shapes
+def round_up_batch_size(sentences: int, device: torch.device) -> int:
+    """Return the batch size to use for this many sentences: 0, or a multiple of `SHAPE_MULTIPLE`.
+
+    On a GPU it is a power of two, since every new shape costs far more there than idle rows do.
+    """
+    if sentences and device.type == "cuda":
+        return 1 << (sentences - 1).bit_length()
+    return -(-sentences // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
 
 
-def bucket(positions: int, device: torch.device) -> int:
-    """How many source positions there are room for: on a GPU a multiple of `BUCKET`, for the same reason."""
-    return -(-positions // BUCKET) * BUCKET if device.type == "cuda" else positions
+def round_up_source_length(positions: int, device: torch.device) -> int:
+    """Return the padded source length: on a GPU a multiple of `SOURCE_LENGTH_MULTIPLE`, to keep shapes few."""
+    if device.type == "cuda":
+        return -(-positions // SOURCE_LENGTH_MULTIPLE) * SOURCE_LENGTH_MULTIPLE
+    return positions
 
 
 class AsyncCounter:
-    """Counts what is True. On a GPU it tells the count of the call before, which is known by now, so that nothing waits
-    for the present one."""
+    """Counts true values, optionally with a delay of one call.
 
-    def __init__(self, late: bool) -> None:
-        self.late = late
+    A delayed counter returns the count of the previous call (0 at first), so that the CPU does not wait for the GPU.
+    """
+
+    def __init__(self, delayed: bool) -> None:
+        self.delayed = delayed
         self.counts: list[tuple[Tensor, torch.cuda.Event | None]] = []
 
-    def __call__(self, over_B: Tensor) -> int:
-        if not self.late:
-            return int(over_B.sum())
-        count = over_B.sum().to("cpu", non_blocking=True)
-        self.counts.append((count, torch.cuda.current_stream(over_B.device).record_event() if over_B.is_cuda else None))
+    def __call__(self, done_B: Tensor) -> int:
+        if not self.delayed:
+            return int(done_B.sum())
+        count = done_B.sum().to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream(done_B.device).record_event() if done_B.is_cuda else None
+        self.counts.append((count, copied))
         if len(self.counts) == 1:
             return 0
         count, copied = self.counts.pop(0)
@@ -232,146 +285,171 @@ class AsyncCounter:
             copied.synchronize()
         return int(count)
 
-    def forget(self) -> None:
-        """What was counted has changed."""
+    def reset(self) -> None:
+        """Discard pending counts, after the batch has changed."""
         self.counts.clear()
 
 
-# ----------------------------------------------------------------------------------------------------------- the loop
-def draws(source_BS: Tensor, length_B: Tensor, steps: int, config: SearchConfig) -> Tensor:
-    """Uniform numbers for `sample`, draw_BTK: functions of the seed and the sentence, whatever stands beside it."""
-    sentences = (ids[:length] for ids, length in zip(source_BS.tolist(), length_B.tolist(), strict=True))
-    found = [np.random.default_rng([config.seed, *ids]).random((steps, config.width)) for ids in sentences]
-    return torch.from_numpy(np.stack(found))
+# ------------------------------------------------------------------------------------------------------------ the loop
+def draw_uniform_numbers(source_BS: Tensor, length_B: Tensor, steps: int, config: SearchConfig) -> Tensor:
+    """Return uniform_BTK, random numbers in [0, 1) for sampling.
+
+    They depend on the seed and the source sentence only, so samples do not depend on the rest of the batch.
+    """
+    sentences = [ids[:length] for ids, length in zip(source_BS.tolist(), length_B.tolist(), strict=True)]
+    numbers = [np.random.default_rng([config.seed, *ids]).random((steps, config.width)) for ids in sentences]
+    return torch.from_numpy(np.stack(numbers))
 
 
 def search(
-    model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
-    given: Sequence[Sequence[int]] | None = None, at_once: int | None = None,
-) -> list[list[Hypothesis]]:  # fmt: skip
-    """What `stream` yields, in the order of the sentences: for whoever has one batch, as tests and benchmarks."""
-    found = dict(stream(model, source_BS, length_B, config, keep_weights, given, at_once))
-    return [found[sentence] for sentence in range(len(found))]
+    model: SearchModel,
+    source_BS: Tensor,
+    length_B: Tensor,
+    config: SearchConfig,
+    keep_weights: bool = False,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_active: int | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the results of `stream_search` in the order of the sentences."""
+    results = dict(stream_search(model, source_BS, length_B, config, keep_weights, prefixes, max_active))
+    return [results[sentence] for sentence in range(len(results))]
 
 
 @torch.inference_mode()
-def stream(
-    model: Model, source_BS: Tensor, length_B: Tensor, config: SearchConfig, keep_weights: bool = False,
-    given: Sequence[Sequence[int]] | None = None, at_once: int | None = None,
-) -> Iterator[tuple[int, list[Hypothesis]]]:  # fmt: skip
-    """The number of each sentence and its n best hypotheses, best first, as soon as it is over: by beam search, greedy
-    search with `config.beam` = 1; or n samples.
+def stream_search(
+    model: SearchModel,
+    source_BS: Tensor,
+    length_B: Tensor,
+    config: SearchConfig,
+    keep_weights: bool = False,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    max_active: int | None = None,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Translate sentences, and yield the index of each and its n best hypotheses, best first, as soon as it is done.
 
-    `given` are the tokens with which each sentence's hypotheses begin. So many sentences as `at_once` are in search at
-    a time (None: all), in their order, which had better be by falling length: source positions that no sentence has any
-    more are dropped.
+    Args:
+        length_B: source lengths in pieces.
+        keep_weights: whether hypotheses get attention weights.
+        prefixes: target tokens that the hypotheses of each sentence start with.
+        max_active: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
+            so that source positions can be dropped as sentences get shorter.
     """
     sentences, device = len(source_BS), source_BS.device
-    positions = bucket(source_BS.shape[1], device)
+    positions = round_up_source_length(source_BS.shape[1], device)
     source_BS = F.pad(source_BS, (0, positions - source_BS.shape[1]), value=PAD)
-    at_once = min(at_once or sentences, sentences)
-    beginnings = [torch.tensor(ids, dtype=torch.int64) for ids in given or [[]] * sentences]
-    given_BP = F.pad(pad_sequence(beginnings, batch_first=True, padding_value=PAD), (0, 1), value=PAD).to(device)
-    everyone = begin(length_B, positions, given_BP, config, model.dtype)
-    shortest = int(everyone.limit_B.min())
-    draw_BTK = None
+    max_active = min(max_active or sentences, sentences)
+    prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * sentences]
+    prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
+    prefix_BP = F.pad(prefix_BP, (0, 1), value=PAD).to(device)
+    initial_beams = init_beams(length_B, positions, prefix_BP, config, model.dtype)
+    smallest_limit = int(initial_beams.max_length_B.min())
+    numbers_dtype = accumulation_dtype(model.dtype)
+    uniform_BTK = None
     if config.sample:
-        draw_BTK = draws(source_BS, length_B, int(everyone.limit_B.max()), config).to(
-            device, accumulation_dtype(model.dtype)
-        )
-
-    history = History(torch.zeros(sentences, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
+        max_steps = int(initial_beams.max_length_B.max())
+        uniform_BTK = draw_uniform_numbers(source_BS, length_B, max_steps, config).to(device, numbers_dtype)
+    history = History(torch.zeros(sentences, positions, dtype=numbers_dtype, device=device), [])
 
     def encode(first: int, positions: int) -> ActiveBatch:
-        """The next sentences, and the first token of their hypotheses."""
-        rows_B = torch.arange(first, min(first + at_once, sentences), device=device)
+        """Encode the next sentences, and decode the first token of their hypotheses."""
+        rows_B = torch.arange(first, min(first + max_active, sentences), device=device)
         memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
-        live = ActiveBatch(memory, state, everyone.of(rows_B).trim_source(positions))
-        live, _, weights = advance(model, live, config, given_BP, draw_BTK)
+        batch = ActiveBatch(memory, state, initial_beams.select(rows_B).trim_source(positions))
+        batch, _, weights = advance(model, batch, config, prefix_BP, uniform_BTK)
         if keep_weights and weights is not None:
-            history.first_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
-        live.beams.finished_BK |= done(live.beams, config).unsqueeze(1)
-        return live
+            history.first_weights_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
+        batch.beams.finished_BK |= is_done(batch.beams, config).unsqueeze(1)
+        return batch
 
-    tally = AsyncCounter(late=device.type == "cuda")
-    live = waiting = encode(0, positions)
-    entered = encoded = at_once  # so many sentences have come into search; so many have a memory
+    count_done = AsyncCounter(delayed=device.type == "cuda")
+    active = waiting = encode(0, positions)
+    num_started = num_encoded = max_active  # sentences whose search has started; sentences that are encoded
     steps = 1
-    while len(live.beams.sentence_B):
+    while len(active.beams.sentence_B):
         steps += 1
-        live, parent_BK, weights = advance(model, live, config, given_BP, draw_BTK)
+        active, parent_BK, weights = advance(model, active, config, prefix_BP, uniform_BTK)
         if keep_weights and weights is not None:
-            history.add(live.beams.sentence_B, parent_BK, weights.dense(positions))
-        if device.type == "cpu" and steps < shortest and not live.beams.finished_BK.any():
-            continue
-        over_B = done(live.beams, config)
-        live.beams.finished_BK |= over_B.unsqueeze(1)  # a sentence that is done but stays a while changes no more
-        over = tally(over_B)
-        if entered == sentences:
-            if (rows := kept(len(over_B) - over, device)) < len(over_B):
-                stay_B = over_B.int().argsort(stable=True)[:rows].sort().values
-                leaves_B = torch.ones_like(over_B).index_fill(0, stay_B, False)
-                yield from read_back(live.beams.of(leaves_B), history, config)
-                live = live.of(stay_B)
-                tally.forget()
-        elif over >= max(1, at_once // SHARE):
-            if entered == encoded:
-                positions = bucket(int(torch.cat([length_B[live.beams.sentence_B], length_B[entered:]]).max()), device)
-                live = waiting = live.trim_source(positions)  # those waiting have all come in: their memory is free
-                waiting = encode(entered, positions)
-                encoded += len(waiting.beams.sentence_B)
-                del history.steps[: -int(live.beams.age_B.max())]
-            rows_B = over_B.nonzero().squeeze(1)[: encoded - entered]
-            yield from read_back(live.beams.of(rows_B), history, config)
-            next_B = torch.arange(entered, entered + len(rows_B), device=device)
-            live = live.scatter_rows(rows_B, waiting.of(next_B - waiting.beams.sentence_B[0]))
-            entered += len(rows_B)
-            tally.forget()
+            history.add(active.beams.sentence_B, parent_BK, weights.dense(positions))
+        if device.type == "cpu" and steps < smallest_limit and not active.beams.finished_BK.any():
+            continue  # no sentence can be done
+        done_B = is_done(active.beams, config)
+        active.beams.finished_BK |= done_B.unsqueeze(1)  # freezes sentences that are done but stay in the batch
+        num_done = count_done(done_B)
+        if num_started == sentences:
+            # No sentence is left to start: shrink the batch when a smaller size is enough.
+            batch_size = round_up_batch_size(len(done_B) - num_done, device)
+            if batch_size < len(done_B):
+                stay_B = done_B.int().argsort(stable=True)[:batch_size].sort().values
+                leaves_B = torch.ones_like(done_B).index_fill(0, stay_B, False)
+                yield from finalize_hypotheses(active.beams.select(leaves_B), history, config)
+                active = active.select(stay_B)
+                count_done.reset()
+        elif num_done >= max(1, max_active // REFILL_DIVISOR):
+            # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
+            if num_started == num_encoded:
+                longest = torch.cat([length_B[active.beams.sentence_B], length_B[num_started:]]).max()
+                positions = round_up_source_length(int(longest), device)
+                active = waiting = active.trim_source(positions)  # `waiting` is used up: this frees its memory
+                waiting = encode(num_started, positions)
+                num_encoded += len(waiting.beams.sentence_B)
+                del history.steps[: -int(active.beams.step_B.max())]
+            rows_B = done_B.nonzero().squeeze(1)[: num_encoded - num_started]
+            yield from finalize_hypotheses(active.beams.select(rows_B), history, config)
+            next_B = torch.arange(num_started, num_started + len(rows_B), device=device)
+            active = active.scatter_rows(rows_B, waiting.select(next_B - waiting.beams.sentence_B[0]))
+            num_started += len(rows_B)
+            count_done.reset()
 
 
 def advance(
-    model: Model, live: ActiveBatch, config: SearchConfig, given_BP: Tensor, draw_BTK: Tensor | None
-) -> tuple[ActiveBatch, Tensor | None, Weights | None]:
-    """One token more for each hypothesis. Returns which hypothesis of before it continues, None for itself, and where
-    those of before looked. Before the first token hypotheses are alike: a sentence has one row of `live.state`."""
-    memory, state, beams = live
+    model: SearchModel, active: ActiveBatch, config: SearchConfig, prefix_BP: Tensor, uniform_BTK: Tensor | None
+) -> tuple[ActiveBatch, Tensor | None, AttentionWeights | None]:
+    """Decode one token of each hypothesis.
+
+    Before the first token all hypotheses of a sentence are equal, and `active.state` has one row for each sentence.
+    Returns the new batch; parent_BK, the hypotheses that were continued, None if each slot continues its own; and the
+    attention weights of the hypotheses before this step.
+    """
+    memory, state, beams = active
     sentences, slots = beams.score_BK.shape
-    alike = beams.tokens_BKT.shape[2] == 1
-    last_BK1 = beams.tokens_BKT[:, : 1 if alike else slots, -1:]
-    features_NTD, weights, state = model.decode(last_BK1.flatten(0, 1), state, memory)
+    is_first_token = beams.tokens_BKT.shape[2] == 1
+    last_token_BK1 = beams.tokens_BKT[:, : 1 if is_first_token else slots, -1:]
+    features_NTD, weights, state = model.decode(last_token_BK1.flatten(0, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = filter_logits(logp_BKV, beams, config, given_BP)
+    logp_BKV = filter_logits(logp_BKV, beams, config, prefix_BP)
     if config.coverage_penalty:
         assert weights is not None
-        beams = cover(beams, weights)
+        beams = update_coverage(beams, weights)
     parent_BK = None
-    if draw_BTK is not None:
-        step_B = beams.age_B.clamp(max=draw_BTK.shape[1] - 1)  # older ones are over
-        beams = sample(logp_BKV, beams, config, draw_BTK[beams.sentence_B, step_B])
+    if uniform_BTK is not None:
+        step_B = beams.step_B.clamp(max=uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
+        beams = sample_tokens(logp_BKV, beams, config, uniform_BTK[beams.sentence_B, step_B])
     else:
         beams, parent_BK = beam_step(logp_BKV, beams, config)
-    if alike and slots > 1:
+    if is_first_token and slots > 1:
         state = state.select(torch.arange(sentences, device=logp_BKV.device).repeat_interleave(slots))
     elif parent_BK is not None:
-        first_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
-        state = state.select((first_B1 + parent_BK).flatten())
+        first_row_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
+        state = state.select((first_row_B1 + parent_BK).flatten())
     return ActiveBatch(memory, state, beams), parent_BK, weights
 
 
 @torch.inference_mode()
 def score_targets(
-    model: Model, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, keep_weights: bool = True
+    model: SearchModel, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, keep_weights: bool = True
 ) -> list[Hypothesis]:
-    """Score given targets, `<s> y_1 ... </s>` and padding, and align them: forced decoding."""
+    """Score and align given targets by forced decoding. `target_BT` holds `<s> y_1 ... </s>` and padding."""
     memory, state = model.start(source_BS, length_B)
     features_BTD, weights, _ = model.decode(target_BT[:, :-1], state, memory)
-    wanted_BT = target_BT[:, 1:]
-    dense_BTS = weights.dense(source_BS.shape[1]).cpu() if keep_weights and weights is not None else None
-    found = []
-    for row, (features_TD, wanted_T) in enumerate(zip(features_BTD, wanted_BT, strict=True)):
-        ids_T = wanted_T[wanted_T != PAD]
-        logp_T1 = log_probabilities(model.logits(features_TD[: len(ids_T)])).gather(1, ids_T.unsqueeze(1))
-        score = sum(logp_T1.flatten().tolist())  # in fp64, as in search
-        weights_TS = None if dense_BTS is None else dense_BTS[row, : len(ids_T)]
-        found.append(Hypothesis(ids_T.tolist(), score, weights_TS))
-    return found
+    labels_BT = target_BT[:, 1:]
+    weights_BTS = None
+    if keep_weights and weights is not None:
+        weights_BTS = weights.dense(source_BS.shape[1]).cpu()
+    hypotheses = []
+    for row, (features_TD, labels_T) in enumerate(zip(features_BTD, labels_BT, strict=True)):
+        labels_T = labels_T[labels_T != PAD]
+        logp_T1 = log_probabilities(model.logits(features_TD[: len(labels_T)])).gather(1, labels_T.unsqueeze(1))
+        score = sum(logp_T1.flatten().tolist())  # in fp64, as in the search
+        weights_TS = None if weights_BTS is None else weights_BTS[row, : len(labels_T)]
+        hypotheses.append(Hypothesis(labels_T.tolist(), score, weights_TS))
+    return hypotheses

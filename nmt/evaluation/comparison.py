@@ -1,4 +1,4 @@
-"""Several models beside each other on the same sentences: whether a difference is chance, and where it comes from."""
+"""Comparison of several systems on the same sentences: significance tests, and BLEU by sentence length and rarity."""
 
 import json
 from collections import Counter
@@ -7,117 +7,138 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.config.data import DataConfig
-from nmt.data.corpus import column
+from nmt.data.corpus import iter_column
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
-    NAMES,
-    Compared,
-    Ranges,
+    METRIC_NAMES,
+    BleuByRange,
+    SystemScore,
     bleu_by_length,
     bleu_by_rarity,
     paired_bootstrap,
-    words_and_marks,
+    split_words_and_marks,
 )
-from nmt.evaluation.plot import curves
+from nmt.evaluation.plot import draw_curves
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log
 
-FEW, MANY = 100, 20_000  # sentences: the test takes 72 KB of memory for each
-ALPHA = 0.05  # a difference that chance makes less often than that is marked
-RAREST = "the rarest source word's count in training"
+MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
+MAX_COMPARED_SENTENCES = 20_000  # the bootstrap takes 72 KB of memory for each sentence
+SIGNIFICANCE_LEVEL = 0.05  # differences with a lower p-value are marked
+RARITY_LABEL = "the rarest source word's count in training"
 
 
 class Comparison(NamedTuple):
-    """What can be said of each system; the first is the one that others are compared with."""
+    """Scores by system. The first system is the baseline of the others."""
 
-    scores: dict[str, dict[str, Compared]]  # by metric
-    signatures: dict[str, str]  # of each metric
-    by_length: dict[str, Ranges]
-    by_rarity: dict[str, Ranges]  # nothing where the training text is not at hand
+    scores: dict[str, dict[str, SystemScore]]  # by system and metric
+    signatures: dict[str, str]  # sacreBLEU's signature of each metric
+    by_length: dict[str, BleuByRange]
+    by_rarity: dict[str, BleuByRange]  # empty if the training text is not available
 
 
-def compare(
-    systems: Mapping[str, Sequence[str]], sources: Sequence[str], references: Sequence[str], data: DataConfig,
+def compare_systems(
+    systems: Mapping[str, Sequence[str]],
+    sources: Sequence[str],
+    references: Sequence[str],
+    data: DataConfig,
     tokenizer: str = "auto",
-) -> Comparison:  # fmt: skip
-    """Compare translations of the same sources. Words are rare in `data`, which the first system was trained on; BLEU
-    is by this tokenizer."""
+) -> Comparison:
+    """Compare translations of the same sources.
+
+    Args:
+        systems: translations by name of the system.
+        data: training data of the first system, in which words are counted.
+        tokenizer: BLEU tokenizer.
+    """
     by_length = {name: bleu_by_length(sources, texts, references, tokenizer) for name, texts in systems.items()}
-    by_rarity, counts = {}, word_counts(data)
+    by_rarity = {}
+    counts = count_training_words(data)
     if counts is not None:
         by_rarity = {
             name: bleu_by_rarity(sources, texts, references, counts, tokenizer) for name, texts in systems.items()
         }
-    if len(sources) < FEW:
+    if len(sources) < MIN_RELIABLE_SENTENCES:
         log.warning(
-            f"{len(sources)} sentences are few: intervals and p-values of less than {FEW} are not to be trusted"
+            f"{len(sources)} sentences are too few for reliable intervals and p-values; use at least "
+            f"{MIN_RELIABLE_SENTENCES}"
         )
-    return Comparison(*paired_bootstrap(systems, references, tokenizer), by_length, by_rarity)
+    scores, signatures = paired_bootstrap(systems, references, tokenizer)
+    return Comparison(scores, signatures, by_length, by_rarity)
 
 
-def word_counts(data: DataConfig) -> Counter[str] | None:
-    """How often each source word is in the training text; None, with a warning, if that cannot be read here."""
-    without = "BLEU by rarity of words is left out"
+def count_training_words(data: DataConfig) -> Counter[str] | None:
+    """Count the source words of the training text. Returns None, with a warning, if it cannot be read."""
+    consequence = "BLEU by word rarity is left out"
     if data.streaming:
-        log.warning(f"{without}: the training text is a stream, whose end nobody has seen")
+        log.warning(f"{consequence}: the training text is streamed and may have no end")
         return None
     try:
         pairs = load_mixture(data)[0]
         log.info(f"counting the source words of {len(pairs):,} training pairs")
-        return Counter(word for text in column(pairs, "source") for word in words_and_marks(text))
-    except (UserError, OSError) as error:  # a model may have come without it
-        log.warning(f"{without}: {error}")
+        return Counter(word for text in iter_column(pairs, "source") for word in split_words_and_marks(text))
+    except (UserError, OSError) as error:  # the model may have been copied without its training text
+        log.warning(f"{consequence}: {error}")
         return None
 
 
-def show(found: Comparison) -> str:
-    """Tables of plain text."""
-    rows = [["", *map(NAMES.__getitem__, found.signatures)]]
-    for system, scores in found.scores.items():
-        rows.append([system, *map(in_words, scores.values())])
-    tables = [aligned(rows)]
-    for title, systems in (("source words", found.by_length), (RAREST, found.by_rarity)):
-        if systems:
-            rows = [["", "sentences", *systems]]
-            for ranges in zip(*systems.values(), strict=True):
-                name, sentences, _ = ranges[0]
-                bleu = ("-" if score is None else f"{score:.2f}" for _, _, score in ranges)
-                rows.append([name, f"{sentences:,}", *bleu])
-            tables.append(f"BLEU by {title}\n{aligned(rows)}")
+def format_comparison(comparison: Comparison) -> str:
+    """Return the comparison as plain-text tables."""
+    rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
+    for system, scores in comparison.scores.items():
+        rows.append([system, *(format_score(score) for score in scores.values())])
+    tables = [align_columns(rows)]
+    for label, systems in (("source words", comparison.by_length), (RARITY_LABEL, comparison.by_rarity)):
+        if not systems:
+            continue
+        rows = [["", "sentences", *systems]]
+        for ranges in zip(*systems.values(), strict=True):
+            name, sentences, _ = ranges[0]
+            bleu_scores = ["-" if score is None else f"{score:.2f}" for _, _, score in ranges]
+            rows.append([name, f"{sentences:,}", *bleu_scores])
+        tables.append(f"BLEU by {label}\n{align_columns(rows)}")
     return "\n\n".join(tables)
 
 
-def in_words(score: Compared) -> str:
-    shown = f"{score.score:.2f} ± {score.interval:.2f}"
-    if score.p_value is None:
-        return shown
-    return f"{shown} (p = {score.p_value:.3f})" + "*" * (score.p_value < ALPHA)
+def format_score(score: SystemScore) -> str:
+    text = f"{score.score:.2f} ± {score.interval:.2f}"
+    if score.p_value is not None:
+        text += f" (p = {score.p_value:.3f})"
+        if score.p_value < SIGNIFICANCE_LEVEL:
+            text += "*"
+    return text
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """Cells under each other, the first column to the left."""
+def align_columns(rows: list[list[str]]) -> str:
+    """Return rows as a table whose first column is left-aligned and whose other columns are right-aligned."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
-def write(found: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write `comparison.json`, with the settings that each system translated by, and where matplotlib is installed two
-    pictures. Returns the paths."""
-    scores = {name: {metric: score._asdict() for metric, score in own.items()} for name, own in found.scores.items()}
-    text = json.dumps(found._asdict() | {"scores": scores, "settings": settings}, indent=1, ensure_ascii=False)
+def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Write `comparison.json`, with the settings of each system, and two plots if matplotlib is installed.
+
+    Returns the paths of the files.
+    """
+    scores = {
+        system: {metric: score._asdict() for metric, score in scores_by_metric.items()}
+        for system, scores_by_metric in comparison.scores.items()
+    }
+    content = comparison._asdict() | {"scores": scores, "settings": settings}
     names = ["comparison.json"]
-    with replacing_files(folder, names[0], "comparison_by_*.png") as new:
-        write_atomically(new / names[0], [text, "\n"])
+    plots = (("length", "source words", comparison.by_length), ("rarity", RARITY_LABEL, comparison.by_rarity))
+    with replacing_files(folder, names[0], "comparison_by_*.png") as new_folder:
+        write_atomically(new_folder / names[0], [json.dumps(content, indent=1, ensure_ascii=False), "\n"])
         try:
-            for name, across, systems in (
-                ("length", "source words", found.by_length),
-                ("rarity", RAREST, found.by_rarity),
-            ):
+            for name, label, systems in plots:
                 if systems:
-                    curves(new / f"comparison_by_{name}.png", systems, across, "BLEU")
+                    draw_curves(new_folder / f"comparison_by_{name}.png", systems, label, "BLEU")
                     names.append(f"comparison_by_{name}.png")
-        except UserError as error:  # matplotlib is an extra; everything else is written
-            log.warning(f"no pictures: {error}")
+        except UserError as error:  # matplotlib is optional
+            log.warning(f"no plots were drawn: {error}")
     return [folder / name for name in names]

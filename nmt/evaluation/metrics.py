@@ -1,8 +1,10 @@
-"""How good translations are: BLEU, chrF and TER through sacreBLEU, so that numbers compare with published ones; and how
-good word links are: precision, recall and alignment error rate.
+"""Metrics of translations and of word alignments.
 
-Hypotheses and references are plain text, cased and not tokenized. Scores are 0-100 (TER may pass 100); None stands for
-one that is undefined. `tokenizer` is one of sacreBLEU's by name, or `auto`: the one for the script of the references.
+BLEU, chrF and TER are computed by sacreBLEU, so that numbers are comparable with published ones. Word alignments are
+measured by precision, recall and alignment error rate (AER).
+
+Hypotheses and references are plain text, cased and not tokenized. Scores are 0-100 (TER may exceed 100); None means
+undefined. `tokenizer` is the name of a BLEU tokenizer of sacreBLEU, or `auto`: chosen by the script of the references.
 """
 
 import logging
@@ -23,225 +25,256 @@ from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
 from nmt.data.word_links import GoldLinks, Link
-from nmt.data.words import script_of, segmenter, words_in
+from nmt.data.words import detect_script, segment_words, segmenter_name
 from nmt.errors import UserError
 
 log = logging.getLogger("nmt")
-NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # of these, for readers
-TOKENIZER = Tokenizer13a()
-LENGTHS = (5, 10, 15, 20, 25, 30, 40, 50)  # source words: the longest of each range of `bleu_by_length` but the last
-FREQUENCIES = (0, 1, 5, 20, 100, 1000)  # the same of `bleu_by_rarity`
-Ranges = list[tuple[str, int, float | None]]  # of each that has sentences: name, as in "6-10", sentences, their BLEU
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
+TOKENIZER_13A = Tokenizer13a()
+LENGTH_BOUNDS = (5, 10, 15, 20, 25, 30, 40, 50)  # `bleu_by_length`: inclusive upper bounds of ranges, in source words
+FREQUENCY_BOUNDS = (0, 1, 5, 20, 100, 1000)  # `bleu_by_rarity`: inclusive upper bounds of ranges, in occurrences
+BleuByRange = list[tuple[str, int, float | None]]  # name of the range as "6-10", number of sentences, BLEU
 
 
 # -------------------------------------------------------------------------------------------------------- tokenizers
-BY_SCRIPT = {None: "13a", "han": "zh", "kana": "ja-mecab", "other": "char"}  # BLEU's tokenizers by `script_of`
-MECAB = ("ja-mecab", "ko-mecab")
+TOKENIZER_BY_SCRIPT = {None: "13a", "han": "zh", "kana": "ja-mecab", "other": "char"}  # keys as from `detect_script`
+MECAB_TOKENIZERS = ("ja-mecab", "ko-mecab")
 
 
 @cache
-def missing(tokenizer: str) -> str | None:
-    """Why one of BLEU's tokenizers cannot be used here; None: it can."""
+def find_tokenizer_problem(tokenizer: str) -> str | None:
+    """Return why a BLEU tokenizer cannot be used here, or None if it can."""
     try:
         BLEU(tokenize=tokenizer)
-    except (Exception, SystemExit) as error:  # of a package, or of a download, of whatever kind
-        if tokenizer in MECAB:
+    except (Exception, SystemExit) as error:  # an import or a download can fail in many ways
+        if tokenizer in MECAB_TOKENIZERS:
             return "needs MeCab and a dictionary, which are not installed: pip install 'nmt[cjk]'"
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return f"needs a model that sacreBLEU downloads into {SACREBLEU_DIR}/models, which failed ({reason})"
+        return f"needs a model that sacreBLEU downloads to {SACREBLEU_DIR}/models, but the download failed ({reason})"
     return None
 
 
 def choose_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
-    """BLEU's tokenizer for these references: the given one, or for `auto` that of their script. It is 13a where words
-    have spaces between them; zh for Chinese; ja-mecab for Japanese, or char where the extra `cjk` is not installed;
-    char for Thai, Khmer and other scripts without spaces.
+    """Return the BLEU tokenizer to use; for `auto`, the one for the script of the references.
+
+    That is 13a for text with spaces between words; zh for Chinese; ja-mecab for Japanese, or char if the extra `cjk` is
+    not installed; char for Thai, Khmer and other scripts without spaces.
 
     Raises:
-        UserError: the given one cannot be used here.
+        UserError: the given tokenizer cannot be used here.
     """
     if tokenizer == "auto":
-        chosen = BY_SCRIPT[script_of(references)]
-        return "char" if missing(chosen) else chosen
-    if trouble := missing(tokenizer):
-        raise UserError(f"bleu_tokenizer={tokenizer} {trouble}; or write another one, as bleu_tokenizer=char")
+        chosen = TOKENIZER_BY_SCRIPT[detect_script(references)]
+        return "char" if find_tokenizer_problem(chosen) else chosen
+    if problem := find_tokenizer_problem(tokenizer):
+        raise UserError(f"bleu_tokenizer={tokenizer} {problem}; or choose another one, such as bleu_tokenizer=char")
     return tokenizer
 
 
 def resolve_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
-    """Choose BLEU's tokenizer and log it.
+    """Choose the BLEU tokenizer and log it.
 
     Raises:
-        UserError: the given one cannot be used here.
+        UserError: the given tokenizer cannot be used here.
     """
-    chosen, usual = choose_tokenizer(tokenizer, references), BY_SCRIPT[script_of(references)]
-    why = "by the script of the references" if tokenizer == "auto" else f"bleu_tokenizer={tokenizer}"
-    if tokenizer == "auto" and chosen != usual:
-        why += f"; {usual}, which is usual for it, {missing(usual)}"
-    log.info(f"BLEU by sacreBLEU's tokenizer {chosen} ({why})")
+    chosen = choose_tokenizer(tokenizer, references)
+    reason = f"bleu_tokenizer={tokenizer}"
+    if tokenizer == "auto":
+        reason = "by the script of the references"
+        usual = TOKENIZER_BY_SCRIPT[detect_script(references)]
+        if chosen != usual:
+            reason += f"; {usual}, the usual choice for it, {find_tokenizer_problem(usual)}"
+    log.info(f"BLEU by sacreBLEU's tokenizer {chosen} ({reason})")
     return chosen
 
 
 class WordTokenizer(TercomTokenizer):
-    """TER's tokenizer, for text without spaces between words."""
+    """The tokenizer of TER for text without spaces between words."""
 
-    def __call__(self, sent: str) -> str:  # type: ignore[override]  # of which the superclass has a cache
-        return str(super().__call__(" ".join(words_in(sent))))
+    def __call__(self, sent: str) -> str:  # type: ignore[override]  # the superclass wraps it in a cache
+        return str(super().__call__(" ".join(segment_words(sent))))
 
     def signature(self) -> str:
-        return f"{super().signature()}-{segmenter()}"
+        return f"{super().signature()}-{segmenter_name()}"
 
 
-def metrics_for(tokenizer: str, references: Sequence[str]) -> dict[str, Metric]:
-    """BLEU, chrF and TER. TER counts words; of text without spaces those of `words_in`, and its signature says so."""
+def build_metrics(tokenizer: str, references: Sequence[str]) -> dict[str, Metric]:
+    """Return BLEU, chrF and TER.
+
+    TER counts words. In text without spaces they are those of `segment_words`, which its signature states.
+    """
     ter = TER()
-    if script_of(references) is not None:
+    if detect_script(references) is not None:
         ter.tokenizer = WordTokenizer()
         ter.tokenizer_signature = ter.tokenizer.signature()
-    return {"bleu": bleu_metric(tokenizer, references), "chrf": CHRF(), "ter": ter}
+    return {"bleu": build_bleu_metric(tokenizer, references), "chrf": CHRF(), "ter": ter}
 
 
-def bleu_metric(tokenizer: str, references: Sequence[str]) -> BLEU:
-    return BLEU(force=True, tokenize=choose_tokenizer(tokenizer, references))  # `data.processed` is what warns, once
+def build_bleu_metric(tokenizer: str, references: Sequence[str]) -> BLEU:
+    # `force` silences sacreBLEU's warning about tokenized text; nmt/data/processed.py warns of it, once.
+    return BLEU(force=True, tokenize=choose_tokenizer(tokenizer, references))
 
 
-# ------------------------------------------------------------------------------------------------------------- scores
-def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
-    """The score of all sentences together, or None where there is nothing to score."""
+# ------------------------------------------------------------------------------------------------------------ scores
+def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
+    """Return the corpus score; None if there are no sentences or the score is undefined."""
     assert len(hypotheses) == len(references)
     if not hypotheses:
         return None
     score = float(metric.corpus_score(hypotheses, [references]).score)
-    forget()
+    clear_tokenizer_caches()
     return score if math.isfinite(score) else None
 
 
-def in_short(perplexity: float) -> str:
-    """As people read it, also of a model that has gone astray."""
+def format_perplexity(perplexity: float) -> str:
+    """Format a perplexity, in scientific notation if it is very large, as after divergence."""
     return f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}"
 
 
-def forget(kind: type[BaseTokenizer] = BaseTokenizer) -> None:
-    """Clear the tokenizers' caches, which keep 2^16 lines each for a metric that is gone."""
-    getattr(kind.__call__, "cache_clear", lambda: None)()
-    for special in kind.__subclasses__():
-        forget(special)
+def clear_tokenizer_caches(tokenizer_class: type[BaseTokenizer] = BaseTokenizer) -> None:
+    """Clear the caches of sacreBLEU's tokenizers, which would keep 2^16 lines each after the metric is gone."""
+    getattr(tokenizer_class.__call__, "cache_clear", lambda: None)()
+    for subclass in tokenizer_class.__subclasses__():
+        clear_tokenizer_caches(subclass)
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> float | None:
-    """Corpus BLEU alone, cased."""
-    return corpus_score(bleu_metric(tokenizer, references), hypotheses, references)
+    """Return cased corpus BLEU."""
+    return score_corpus(build_bleu_metric(tokenizer, references), hypotheses, references)
 
 
-def scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> dict[str, Any]:
-    """`{"bleu", "chrf", "ter", "signatures": {"bleu", "chrf", "ter"}}`; a signature says exactly what was computed.
+def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> dict[str, Any]:
+    """Return `{"bleu", "chrf", "ter", "signatures": {"bleu", "chrf", "ter"}}` with sacreBLEU's signatures.
 
-    With no sentences there is nothing to say: the scores are None and `signatures` is empty.
+    Without sentences the scores are None and `signatures` is empty.
     """
-    metrics = metrics_for(tokenizer, references)
-    values = {name: corpus_score(metric, hypotheses, references) for name, metric in metrics.items()}
+    metrics = build_metrics(tokenizer, references)
+    scores = {name: score_corpus(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
-    return {**values, "signatures": signatures}
+    return {**scores, "signatures": signatures}
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF of each sentence by itself, 0-100: for ranking sentences; their mean is not chrF of the corpus."""
+    """Return chrF of each sentence, 0-100, to rank sentences. The mean is not corpus chrF."""
     metric = CHRF()
-    return [metric.sentence_score(h, [r]).score for h, r in zip(hypotheses, references, strict=True)]
+    return [
+        metric.sentence_score(hypothesis, [reference]).score
+        for hypothesis, reference in zip(hypotheses, references, strict=True)
+    ]
 
 
 def bleu_by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto"
-) -> Ranges:
-    """BLEU of sentences of like source length in words, as in figure 2 of Bahdanau et al. 2014."""
-    return bleu_by([len(words_in(source)) for source in sources], LENGTHS, hypotheses, references, tokenizer)
+) -> BleuByRange:
+    """Return BLEU by source length in words, as in figure 2 of Bahdanau et al. 2014."""
+    lengths = [len(segment_words(source)) for source in sources]
+    return bleu_by_range(lengths, LENGTH_BOUNDS, hypotheses, references, tokenizer)
 
 
 def bleu_by_rarity(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], counts: Mapping[str, int],
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    counts: Mapping[str, int],
     tokenizer: str = "auto",
-) -> Ranges:  # fmt: skip
-    """BLEU of sentences by how often their rarest source word is in the training text, whose words `counts` has."""
-    rarest = [min((counts.get(word, 0) for word in words_and_marks(source)), default=0) for source in sources]
-    return bleu_by(rarest, FREQUENCIES, hypotheses, references, tokenizer)
+) -> BleuByRange:
+    """Return BLEU by the count of the rarest source word, where `counts` has the words of the training text."""
+    lowest_counts = [
+        min((counts.get(word, 0) for word in split_words_and_marks(source)), default=0) for source in sources
+    ]
+    return bleu_by_range(lowest_counts, FREQUENCY_BOUNDS, hypotheses, references, tokenizer)
 
 
-def words_and_marks(text: str) -> list[str]:
-    """Words and punctuation marks: what 13a makes of `words_in`."""
-    return TOKENIZER(" ".join(words_in(text))).split()
+def split_words_and_marks(text: str) -> list[str]:
+    """Split text into words and punctuation marks: `segment_words`, then 13a."""
+    return TOKENIZER_13A(" ".join(segment_words(text))).split()
 
 
-def bleu_by(
+def bleu_by_range(
     values: Sequence[int], bounds: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
-) -> Ranges:
-    """BLEU of the sentences of each range of a number that each has: up to the first bound, ..., over the last."""
-    tokenizer = choose_tokenizer(tokenizer, references)  # by all of them, so that all ranges have the same
-    names = [f"{low + 1}-{high}" if low + 1 < high else str(high) for low, high in pairwise(bounds)]
-    names = [f"up to {bounds[0]}" if bounds[0] else "0", *names, f"over {bounds[-1]}"]
-    rows_of: dict[str, list[int]] = {name: [] for name in names}
+) -> BleuByRange:
+    """Return BLEU of the sentences whose value is in each range; ranges without sentences are left out.
+
+    `bounds` are the inclusive upper bounds of the ranges. Above the last one is another range.
+    """
+    tokenizer = choose_tokenizer(tokenizer, references)  # by all references, so that ranges use the same one
+    names = [f"up to {bounds[0]}" if bounds[0] else "0"]
+    names += [f"{low + 1}-{high}" if low + 1 < high else str(high) for low, high in pairwise(bounds)]
+    names.append(f"over {bounds[-1]}")
+    rows_by_range: dict[str, list[int]] = {name: [] for name in names}
     for row, value in enumerate(values):
-        rows_of[names[bisect_left(bounds, value)]].append(row)
+        rows_by_range[names[bisect_left(bounds, value)]].append(row)
     return [
         (name, len(rows), bleu([hypotheses[row] for row in rows], [references[row] for row in rows], tokenizer))
-        for name, rows in rows_of.items()
+        for name, rows in rows_by_range.items()
         if rows
     ]
 
 
-class Compared(NamedTuple):
-    """A score of a system, beside that of the first one."""
+class SystemScore(NamedTuple):
+    """A system's score, and its comparison with the first system."""
 
     score: float
-    interval: float  # half of the 95% confidence interval
-    p_value: float | None  # of a difference in this direction as large as this by chance; None: it is the first system
+    interval: float  # half the width of the 95% confidence interval
+    p_value: float | None  # probability of a difference at least this large by chance; None for the first system
 
 
 def paired_bootstrap(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenizer: str = "auto"
-) -> tuple[dict[str, dict[str, Compared]], dict[str, str]]:
-    """Scores of several systems' translations of the same sentences, by system and by metric, and the metrics'
-    signatures. sacreBLEU's own test, with 1,000 samples (Koehn 2004)."""
-    metrics = metrics_for(tokenizer, references)
+) -> tuple[dict[str, dict[str, SystemScore]], dict[str, str]]:
+    """Compare systems by paired bootstrap resampling with 1,000 samples (Koehn 2004), as implemented by sacreBLEU.
+
+    Returns scores by system and metric, and the signatures by metric.
+    """
+    metrics = build_metrics(tokenizer, references)
     test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, [references], "bs")
     signatures, results = test()
-    columns: list[Any] = [*results.values()][1:]  # the first are the systems' names
-    found: dict[str, dict[str, Compared]] = {system: {} for system in systems}
-    for name, scored in zip(metrics, columns, strict=True):
-        for system, result in zip(systems, scored, strict=True):
+    results_of_metrics: list[Any] = [*results.values()][1:]  # the first entry holds the names of the systems
+    scores: dict[str, dict[str, SystemScore]] = {system: {} for system in systems}
+    for name, results_of_systems in zip(metrics, results_of_metrics, strict=True):
+        first = results_of_systems[0]
+        for system, result in zip(systems, results_of_systems, strict=True):
             p_value = None if result.p_value is None else float(result.p_value)
-            if p_value is not None and (result.score == scored[0].score or not result.ci and not scored[0].ci):
-                p_value = 1.0  # where samples do not differ, the test has its smallest value, whatever it was given
-            found[system][name] = Compared(float(result.score), float(result.ci), p_value)
-    forget()
-    return found, {name: str(signature) for name, signature in zip(metrics, signatures.values(), strict=True)}
+            # sacreBLEU reports its smallest p-value if samples do not vary, whatever the texts are.
+            if p_value is not None and (result.score == first.score or not result.ci and not first.ci):
+                p_value = 1.0
+            scores[system][name] = SystemScore(float(result.score), float(result.ci), p_value)
+    clear_tokenizer_caches()
+    return scores, {name: str(signature) for name, signature in zip(metrics, signatures.values(), strict=True)}
 
 
+# -------------------------------------------------------------------------------------------------------- alignments
 @dataclass(slots=True)
 class LinkCounts:
-    """What the alignment error rate is made of, added up over sentences: A are the links found, S the sure links of the
-    gold standard, P its possible ones with S among them."""
+    """Counts of links summed over sentences, from which the alignment error rate is computed.
 
-    found: int = 0  # |A|
+    A are the predicted links, S the sure gold links, and P the possible gold links, which include S.
+    """
+
+    predicted: int = 0  # |A|
     sure: int = 0  # |S|
-    found_sure: int = 0  # |A n S|
-    found_possible: int = 0  # |A n P|
+    predicted_sure: int = 0  # |A n S|
+    predicted_possible: int = 0  # |A n P|
 
     def add(self, links: Iterable[Link], gold: GoldLinks) -> None:
-        found = set(links)
-        self.found += len(found)
+        """Add the links of a sentence."""
+        predicted = set(links)
+        self.predicted += len(predicted)
         self.sure += len(gold.sure)
-        self.found_sure += len(found & gold.sure)
-        self.found_possible += len(found & gold.possible)
+        self.predicted_sure += len(predicted & gold.sure)
+        self.predicted_possible += len(predicted & gold.possible)
 
     def __add__(self, other: "LinkCounts") -> "LinkCounts":
         return LinkCounts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
     def scores(self) -> dict[str, float | None]:
-        """Och and Ney 2003, section 5: precision |A n P| / |A|, recall |A n S| / |S|, and
-        AER = 1 - (|A n S| + |A n P|) / (|A| + |S|), all 0-1; None where it would be 0 / 0."""
-        both = self.found + self.sure
+        """Return precision |A n P| / |A|, recall |A n S| / |S|, and AER = 1 - (|A n S| + |A n P|) / (|A| + |S|).
+
+        They are defined in Och and Ney 2003, section 5, and range from 0 to 1. None replaces 0 / 0.
+        """
+        total = self.predicted + self.sure
         return {
-            "precision": self.found_possible / self.found if self.found else None,
-            "recall": self.found_sure / self.sure if self.sure else None,
-            "aer": 1 - (self.found_sure + self.found_possible) / both if both else None,
+            "precision": self.predicted_possible / self.predicted if self.predicted else None,
+            "recall": self.predicted_sure / self.sure if self.sure else None,
+            "aer": 1 - (self.predicted_sure + self.predicted_possible) / total if total else None,
         }

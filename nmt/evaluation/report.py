@@ -1,8 +1,8 @@
-"""One page of HTML for an evaluation: its scores, BLEU by source length, and sentence pairs, the worst first.
+"""A self-contained HTML report of an evaluation: scores, BLEU by source length, and sentence pairs, worst first.
 
-The page asks nothing of the network. Its frame, style and script are `report.html` beside this file. Filled in are
-escaped text and a block of JSON, which the script turns into elements; a content security policy names that style and
-that script by their digests, so nothing that came with the data can run.
+The page loads nothing from the network. Its structure, style and script are in `report.html` in this folder, which is
+filled in with escaped text and with a block of JSON that the script renders. A content security policy allows only that
+style and that script, by their digests, so nothing in the data can be executed.
 """
 
 import base64
@@ -17,92 +17,103 @@ from typing import Any
 
 import numpy as np
 
-from nmt.decoding.alignment import as_written
+from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
-from nmt.evaluation.metrics import NAMES, bleu_by_length, sentence_chrf
+from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 
-PAIRS = 1000  # sentence pairs on a page
-CELLS = 10_000  # of a matrix; larger ones are left out
-SCORES = NAMES | {"aer": "AER"}  # in large type
-SLOT = re.compile(r"<!--([A-Z]+)-->")
+MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
+MAX_MATRIX_CELLS = 10_000  # larger matrices are left out
+REPORT_SCORE_NAMES = METRIC_NAMES | {"aer": "AER"}  # scores shown in large type
+PLACEHOLDER = re.compile(r"<!--([A-Z]+)-->")
 
 
-def page(
+def build_report(
     title: str,
     measures: dict[str, Any],
     sources: Sequence[str],
     references: Sequence[str],
     translations: Sequence[Translation],
 ) -> str:
-    """The page, whole.
+    """Return the HTML page.
 
     Args:
-        measures: numbers and words by name, as in `metrics.json`, `signatures` among them.
-        sources, references, translations: of the corpus, in its order. Of more than `PAIRS` the worst are shown.
+        measures: content of `metrics.json`, `signatures` included.
+        sources, references, translations: all of the corpus, in order. Of more than `MAX_REPORT_PAIRS` pairs, the worst
+            by chrF are shown.
     """
     texts = [translation.text for translation in translations]
     chrf = sentence_chrf(texts, references)
-    worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:PAIRS]
-    pairs = [pair(row + 1, sources[row], references[row], translations[row], chrf[row]) for row in worst]
-    scores = {SCORES[name]: measures[name] for name in SCORES if name in measures}
+    worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:MAX_REPORT_PAIRS]
+    pairs = [build_pair(row + 1, sources[row], references[row], translations[row], chrf[row]) for row in worst]
+    scores = {label: measures[name] for name, label in REPORT_SCORE_NAMES.items() if name in measures}
     if scores.get("AER", 0) is None:
-        del scores["AER"]  # there are no gold links
-    rest = {name.replace("_", " "): x for name, x in measures.items() if name not in SCORES and not isinstance(x, dict)}
+        del scores["AER"]  # the corpus has no gold links
+    other_measures = {
+        name.replace("_", " "): value
+        for name, value in measures.items()
+        if name not in REPORT_SCORE_NAMES and not isinstance(value, dict)
+    }
+    signatures = {REPORT_SCORE_NAMES.get(name, name): text for name, text in measures["signatures"].items()}
+    ranges = bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {
-        "POLICY": policy(template),
+        "POLICY": build_security_policy(template),
         "TITLE": escape(title),
-        "SCORES": definitions(scores),
-        "MEASURES": definitions(rest),
-        "SIGNATURES": definitions({SCORES.get(name, name): text for name, text in measures["signatures"].items()}),
-        "CHART": chart(bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))),
-        "NOTE": note(len(chrf), pairs),
-        "DATA": block(pairs),
+        "SCORES": format_definitions(scores),
+        "MEASURES": format_definitions(other_measures),
+        "SIGNATURES": format_definitions(signatures),
+        "CHART": draw_bleu_chart(ranges),
+        "NOTE": write_note(len(chrf), pairs),
+        "DATA": dump_script_json(pairs),
     }
-    return SLOT.sub(lambda slot: parts[slot[1]], template)  # in one pass: what is filled in is not searched
+    # In a single pass, so that placeholders in inserted text are not replaced.
+    return PLACEHOLDER.sub(lambda match: parts[match[1]], template)
 
 
-def pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
-    """What the script in `report.html` reads; it says there what `rows` are."""
+def build_pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
+    """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
-    words = as_written(source, record.source_words), as_written(translation.text, record.target_words)
-    found = {
+    source_words = restore_unknown_words(source, record.source_words)
+    target_words = restore_unknown_words(translation.text, record.target_words)
+    pair = {
         "line": line,
-        "source": words[0],
+        "source": source_words,
         "reference": reference,
-        "translation": words[1],
+        "translation": target_words,
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,
     }
-    glued = [glued_words(source, words[0]), glued_words(translation.text, words[1])]
+    glued = [find_glued_words(source, source_words), find_glued_words(translation.text, target_words)]
     if any(glued):
-        found["glued"] = glued
+        pair["glued"] = glued
     weights = record.word_weights()
-    if weights is not None and 0 < weights.size <= CELLS:
+    if weights is not None and 0 < weights.size <= MAX_MATRIX_CELLS:
         percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
-        found["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
-    return found
+        pair["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
+    return pair
 
 
-def glued_words(text: str, words: Sequence[str]) -> list[int]:
-    """Which words of a text follow the one before them without a space, as in Chinese."""
-    found, end = [], 0
-    for number, word in enumerate(words):
+def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
+    """Return the indices of words that follow the previous word without a space, as in Chinese."""
+    glued = []
+    end = 0
+    for index, word in enumerate(words):
         start = text.find(word, end)
         if start == end > 0:
-            found.append(number)
-        end = end if start < 0 else start + len(word)
-    return found
+            glued.append(index)
+        if start >= 0:
+            end = start + len(word)
+    return glued
 
 
-def block(value: Any) -> str:
-    """JSON that can stand in a script element: no end of it, no comment, no line that JavaScript would break."""
+def dump_script_json(value: Any) -> str:
+    """Return JSON that is safe in a script element: without `</script>`, comments, and JavaScript line terminators."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def policy(template: str) -> str:
-    """Nothing may load or run but the template's own style and script."""
+def build_security_policy(template: str) -> str:
+    """Return a content security policy that allows nothing but the style and the script of the template."""
 
     def digest(tag: str) -> str:
         [content] = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
@@ -114,13 +125,13 @@ def policy(template: str) -> str:
     )
 
 
-def definitions(values: dict[str, Any]) -> str:
-    """Names and values, as the inside of a `dl`."""
-    rows = (f"<dt>{escape(name)}</dt><dd>{escape(shown(value))}</dd>" for name, value in values.items())
-    return "".join(f"<div>{row}</div>" for row in rows)
+def format_definitions(values: dict[str, Any]) -> str:
+    """Return names and values as the content of a `dl` element."""
+    items = [f"<dt>{escape(name)}</dt><dd>{escape(format_measure(value))}</dd>" for name, value in values.items()]
+    return "".join(f"<div>{item}</div>" for item in items)
 
 
-def shown(value: Any) -> str:
+def format_measure(value: Any) -> str:
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, float):
@@ -128,42 +139,55 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def note(sentences: int, pairs: list[dict[str, Any]]) -> str:
-    """What the reader should know: how to read a matrix, and what is not on the page."""
+def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:
+    """Return a note on how to read a matrix, and on what is left out of the page."""
     parts = []
     if len(pairs) < sentences:
         parts.append(f"The {len(pairs):,} worst of {sentences:,} sentence pairs by chrF are shown.")
     if any("rows" in pair for pair in pairs):
         parts.append(
-            "A row of a matrix is a translated word, a column a source word: the stronger the cell, the more the model "
-            "attended there. Hover over a word or a cell, or walk through a matrix with Tab and the arrow keys. "
-            f"Weights are rounded, matrices of more than {CELLS:,} cells left out; alignments.jsonl has all."
+            "Rows of a matrix are translated words, columns are source words. The stronger the color of a cell, the "
+            "larger the attention weight. Hover over a word or a cell, or move through a matrix with Tab and the arrow "
+            f"keys. Weights are rounded, and matrices of more than {MAX_MATRIX_CELLS:,} cells are left out; "
+            "alignments.jsonl has all weights."
         )
     return " ".join(parts)
 
 
-# -------------------------------------------------------------------------------------------------------------- chart
-COLUMN, BAR, TALL = 60, 34, 110  # pixels
-LEFT, TOP, BELOW = 48, 20, 40
+# ------------------------------------------------------------------------------------------------------------- chart
+COLUMN_WIDTH = 60  # all in pixels
+BAR_WIDTH = 34
+BAR_AREA_HEIGHT = 110
+LEFT_MARGIN = 48
+TOP_MARGIN = 20
+BOTTOM_MARGIN = 40
 
 
-def chart(ranges: list[tuple[str, int, float | None]]) -> str:
-    """Bars of BLEU by source length, with their numbers."""
+def draw_bleu_chart(ranges: BleuByRange) -> str:
+    """Return an HTML figure with a bar chart of BLEU by source length."""
     full = max([1.0, *(score or 0 for _, _, score in ranges)])
-    base = TOP + TALL
-    marks = [f'<text class="soft" y="{base + 16}">words</text><text class="soft" y="{base + 32}">pairs</text>']
+    base = TOP_MARGIN + BAR_AREA_HEIGHT
+    elements = [
+        f'<text class="soft" y="{base + 16}">words</text>',
+        f'<text class="soft" y="{base + 32}">pairs</text>',
+    ]
     for column, (name, sentences, score) in enumerate(ranges):
-        middle, tall = LEFT + COLUMN * column + COLUMN / 2, TALL * (score or 0) / full
-        marks.append(
-            f'<rect class="bar" x="{middle - BAR / 2}" y="{base - tall:.1f}" width="{BAR}" height="{tall:.1f}" rx="2"/>'
-            f'<g text-anchor="middle"><text x="{middle}" y="{base - tall - 6:.1f}">{shown(score)}</text>'
-            f'<text x="{middle}" y="{base + 16}">{name}</text>'
-            f'<text class="soft" x="{middle}" y="{base + 32}">{sentences:,}</text></g>'
-        )
-    width, height = LEFT + COLUMN * len(ranges), base + BELOW
-    said = "; ".join(f"{name} words: BLEU {shown(score)} (pairs: {sentences:,})" for name, sentences, score in ranges)
+        center = LEFT_MARGIN + COLUMN_WIDTH * column + COLUMN_WIDTH / 2
+        height = BAR_AREA_HEIGHT * (score or 0) / full
+        elements += [
+            f'<rect class="bar" x="{center - BAR_WIDTH / 2}" y="{base - height:.1f}" width="{BAR_WIDTH}" ',
+            f'height="{height:.1f}" rx="2"/>',
+            f'<g text-anchor="middle"><text x="{center}" y="{base - height - 6:.1f}">{format_measure(score)}</text>',
+            f'<text x="{center}" y="{base + 16}">{name}</text>',
+            f'<text class="soft" x="{center}" y="{base + 32}">{sentences:,}</text></g>',
+        ]
+    chart_width = LEFT_MARGIN + COLUMN_WIDTH * len(ranges)
+    chart_height = base + BOTTOM_MARGIN
+    label = "; ".join(
+        f"{name} words: BLEU {format_measure(score)} (pairs: {sentences:,})" for name, sentences, score in ranges
+    )
     return (
-        f'<figure class="chart"><figcaption>BLEU by source length</figcaption><svg role="img" aria-label="{said}" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">{"".join(marks)}'
-        f'<line x1="{LEFT}" x2="{width}" y1="{base}" y2="{base}"/></svg></figure>'
+        f'<figure class="chart"><figcaption>BLEU by source length</figcaption><svg role="img" aria-label="{label}" '
+        f'width="{chart_width}" height="{chart_height}" viewBox="0 0 {chart_width} {chart_height}">{"".join(elements)}'
+        f'<line x1="{LEFT_MARGIN}" x2="{chart_width}" y1="{base}" y2="{base}"/></svg></figure>'
     )

@@ -1,12 +1,12 @@
-"""Attention = score x window x normalizer, parts that know nothing of each other.
+"""Attention as three independent parts: score, window and normalizer.
 
-A score compares queries with keys, a window says which source positions a query may look at and with what gain, a
+A score compares queries with keys, a window limits which source positions a query attends to and with what gain, and a
 normalizer turns scores into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
-D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys meet, W width of a
-window. H heads: behind an H, a size is a head's share of it. R rows: sets of W keys, and the queries that share them
-(see `windows.py`); N = B x Q queries.
+D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys are compared, W
+width of a window. H heads: in shapes that contain H, sizes are per head. R rows: sets of W keys, each with the queries
+that share them (see `windows.py`). N = B x Q queries.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.inference_weights import LinearFn, sum_of
-from nmt.model.kernels.linear import CACHED, Linear, accumulation_dtype, init_uniform_, step_dtype
-from nmt.model.normalizers import NORMALIZERS
-from nmt.model.windows import WINDOWS, Memory, memory_of
+from nmt.model.kernels.inference_weights import LinearFn, add_optional
+from nmt.model.kernels.linear import CACHE_NUMEL, Linear, accumulation_dtype, init_uniform_, step_dtype
+from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.windows import WINDOW_CLASSES, Memory, build_memory
 
 
-class Weights(NamedTuple):
-    """Attention weights as they travel: for each query W weights, from source position `first` on."""
+class AttentionWeights(NamedTuple):
+    """Attention weights, stored only inside each window: W weights per query, starting at source position `first`."""
 
     weights_BQW: Tensor
-    first_BQ: Tensor | None  # None: all windows begin at 0
+    first_BQ: Tensor | None  # None: every window starts at position 0
 
-    def reshape(self, rows: int, steps: int) -> "Weights":
-        """weights_NTW of N rows and T steps."""
+    def reshape(self, rows: int, steps: int) -> "AttentionWeights":
+        """Regroup the queries as weights_NTW with N rows of T steps."""
         first_NT = None if self.first_BQ is None else self.first_BQ.reshape(rows, steps)
-        return Weights(self.weights_BQW.reshape(rows, steps, -1), first_NT)
+        return AttentionWeights(self.weights_BQW.reshape(rows, steps, -1), first_NT)
 
     def dense(self, positions: int) -> Tensor:
-        """weights_BQS over all source positions, 0 outside the window."""
+        """Return weights_BQS over all source positions, 0 outside the window."""
         if self.first_BQ is None:
             return self.weights_BQW
         dense_BQS = self.weights_BQW.new_zeros(*self.weights_BQW.shape[:2], positions)
@@ -42,88 +42,98 @@ class Weights(NamedTuple):
         return dense_BQS.scatter(2, index_BQW, self.weights_BQW)
 
 
-Attend = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Weights | None]]
+AttendFn = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, AttentionWeights | None]]
 
 
-def bound(linear: nn.Module, dtype: torch.dtype) -> LinearFn:
-    """A linear map for use in a step loop; the identity as it is."""
-    return linear.prepare_steps(dtype) if isinstance(linear, Linear) else linear
+def prepare_projection(module: nn.Module, dtype: torch.dtype) -> LinearFn:
+    """Return a `Linear` prepared for a step loop, or the module itself if it is the identity."""
+    return module.prepare_steps(dtype) if isinstance(module, Linear) else module
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
 class Score(nn.Module):
-    """Compares queries with keys, each head on its share; sees no mask and does no softmax."""
+    """Base class of scores. Compares queries with keys per head; masking and softmax happen elsewhere."""
 
-    reach: int | None = None  # how many source positions it can tell apart; None: any number
-    query: nn.Module  # maps of query_ND and values_BSM, those of all heads side by side
-    key: nn.Module
-    compare: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores_RHQW without coverage, of what `forward` takes
+    reach: int | None = None  # number of source positions that it can score; None: unlimited
+    query: nn.Module  # projection of query_ND for all heads, concatenated
+    key: nn.Module  # projection of values_BSM for all heads, concatenated
+    score_keys: Callable[[Tensor, Tensor, Tensor], Tensor]  # (query, keys, position) -> scores_RHQW without coverage
 
-    def __init__(self, config: ModelConfig, covered: int = 1) -> None:
+    def __init__(self, config: ModelConfig, coverage_size: int = 1) -> None:
         super().__init__()
         self.heads = config.attention.heads
         self.size = config.attention.size or config.hidden
         if config.attention.coverage:
-            self.coverage = nn.Parameter(torch.zeros(self.heads, 1, covered))
+            self.coverage = nn.Parameter(torch.zeros(self.heads, 1, coverage_size))
 
     def forward(
         self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
     ) -> Tensor:
-        """scores_RHQW; `position_RW` (R may be 1) says where in the source the keys are, `coverage_RQW` how much
-        weight they have had (None where the model has no coverage)."""
+        """Return scores_RHQW.
+
+        `position_RW` (R may be 1) holds the source positions of the keys. `coverage_RQW` is the sum of the weights that
+        they received from earlier queries, or None if the model has no coverage.
+        """
         scores_RHQW = self.score_keys(query_RHQA, keys_RHWA, position_RW)
         if coverage_RQW is None:
             return scores_RHQW
         return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
 
 
-def weighted(inner_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
-    """v . inner, scores_RHQW."""
+def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
+    """Return hidden_RHQWA = tanh(q + k + extra) for each pair of query and key."""
+    return add_optional(query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2), extra_RHQWA).tanh_()
+
+
+def score_hidden(hidden_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
+    """Return scores_RHQW = v . hidden."""
     if len(v_HA) == 1:
-        return inner_RHQWA @ v_HA.squeeze(0)  # faster than the product below
-    return (inner_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
+        return hidden_RHQWA @ v_HA.squeeze(0)  # faster than the batched product below
+    return (hidden_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
 
 
-def inner(query_RHQA: Tensor, keys_RHWA: Tensor, plus_RHQWA: Tensor | None = None) -> Tensor:
-    """tanh(q + k + plus), inner_RHQWA."""
-    return sum_of(query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2), plus_RHQWA).tanh_()
+class _ChunkedAdditiveScore(torch.autograd.Function):
+    """v . tanh(q + k), computed for a few rows at a time so that hidden_RHQWA fits into the CPU caches.
 
-
-class _ByRows(torch.autograd.Function):
-    """v . tanh(q + k) of so many rows at a time that a processor's caches hold the sums. They are made again for the
-    gradient, not kept: of a whole target they are by far the largest tensor of a batch."""
+    The backward pass recomputes hidden_RHQWA. For a whole target sentence it is by far the largest tensor of a batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, at_once: int, query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor) -> Tensor:
+    def forward(ctx: Any, rows_per_chunk: int, query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor) -> Tensor:
         ctx.save_for_backward(query_RHQA, keys_RHWA, v_HA)
-        ctx.at_once = at_once
-        parts = zip(query_RHQA.split(at_once), keys_RHWA.split(at_once), strict=True)
-        return torch.cat([weighted(inner(*part), v_HA) for part in parts])
+        ctx.rows_per_chunk = rows_per_chunk
+        chunks = zip(query_RHQA.split(rows_per_chunk), keys_RHWA.split(rows_per_chunk), strict=True)
+        return torch.cat([score_hidden(compute_hidden(query, keys), v_HA) for query, keys in chunks])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         query_RHQA, keys_RHWA, v_HA = ctx.saved_tensors
-        dquery_RHQA, dkeys_RHWA = torch.empty_like(query_RHQA), torch.empty_like(keys_RHWA)
+        dquery_RHQA = torch.empty_like(query_RHQA)
+        dkeys_RHWA = torch.empty_like(keys_RHWA)
         dv_HA = torch.zeros_like(v_HA)
-        tensors = query_RHQA, keys_RHWA, gradients[0], dquery_RHQA, dkeys_RHWA
-        for query, keys, dscores_RHQW, dquery, dkeys in zip(*(t.split(ctx.at_once) for t in tensors), strict=True):
-            inner_RHQWA = inner(query, keys)
-            dv_HA += (dscores_RHQW.unsqueeze(3) @ inner_RHQWA).sum((0, 2, 3))
-            through = torch.ops.aten.tanh_backward.grad_input(  # without v, which comes last
-                dscores_RHQW.unsqueeze(4), inner_RHQWA, grad_input=inner_RHQWA
+        tensors = (query_RHQA, keys_RHWA, gradients[0], dquery_RHQA, dkeys_RHWA)
+        chunks = zip(*(tensor.split(ctx.rows_per_chunk) for tensor in tensors), strict=True)
+        for query, keys, dscores_RHQW, dquery, dkeys in chunks:
+            hidden_RHQWA = compute_hidden(query, keys)
+            dv_HA += (dscores_RHQW.unsqueeze(3) @ hidden_RHQWA).sum((0, 2, 3))
+            dsum_RHQWA = torch.ops.aten.tanh_backward.grad_input(  # still without the factor v, see the return value
+                dscores_RHQW.unsqueeze(4), hidden_RHQWA, grad_input=hidden_RHQWA
             )
-            dquery.copy_(through.sum(3))
-            dkeys.copy_(through.sum(2))
+            dquery.copy_(dsum_RHQWA.sum(3))
+            dkeys.copy_(dsum_RHQWA.sum(2))
         v_H1A = v_HA.unsqueeze(1)
         return None, dquery_RHQA.mul_(v_H1A), dkeys_RHWA.mul_(v_H1A), dv_HA
 
 
 class Additive(Score):
-    """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015. With coverage
-    v . tanh(W q + U k + w_c c + b), See et al. 2017, eq. 11."""
+    """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015.
+
+    With coverage: v . tanh(W q + U k + w_c c + b), See et al. 2017, eq. 11.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, covered=(config.attention.size or config.hidden) // config.attention.heads)
+        size_per_head = (config.attention.size or config.hidden) // config.attention.heads
+        super().__init__(config, coverage_size=size_per_head)
         self.query = Linear(config.hidden, self.size, bias=False)
         self.key = Linear(config.memory, self.size)
         self.v = nn.Parameter(torch.empty(self.size))
@@ -134,21 +144,23 @@ class Additive(Score):
     ) -> Tensor:
         v_HA = self.v.to(keys_RHWA.dtype).view(self.heads, -1)
         if coverage_RQW is None:
-            at_once = max(1, CACHED * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
-            kept = torch.is_grad_enabled() and query_RHQA.shape[2] == 1  # in a loop that takes less time
-            if kept or query_RHQA.device.type != "cpu" or len(query_RHQA) <= at_once:
-                return weighted(inner(query_RHQA, keys_RHWA), v_HA)
-            return _ByRows.apply(at_once, query_RHQA, keys_RHWA, v_HA)
+            rows_per_chunk = max(1, CACHE_NUMEL * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
+            # In a step loop (Q = 1) it is faster to keep the hidden values than to recompute them.
+            should_keep_hidden = torch.is_grad_enabled() and query_RHQA.shape[2] == 1
+            if should_keep_hidden or query_RHQA.device.type != "cpu" or len(query_RHQA) <= rows_per_chunk:
+                return score_hidden(compute_hidden(query_RHQA, keys_RHWA), v_HA)
+            return _ChunkedAdditiveScore.apply(rows_per_chunk, query_RHQA, keys_RHWA, v_HA)
         coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
-        return weighted(inner(query_RHQA, keys_RHWA, coverage_RHQWA), v_HA)
+        return score_hidden(compute_hidden(query_RHQA, keys_RHWA, coverage_RHQWA), v_HA)
 
 
 class Dot(Score):
-    """q . k, Luong et al. 2015, section 3.1; of the shares of W q and U k where there are several heads."""
+    """q . k, Luong et al. 2015, section 3.1. With several heads: (W q) . (U k) within each head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.query, self.key = nn.Identity(), nn.Identity()
+        self.query = nn.Identity()
+        self.key = nn.Identity()
         if self.heads > 1:
             self.query = Linear(config.hidden, self.size, bias=False)
             self.key = Linear(config.memory, self.size, bias=False)
@@ -158,7 +170,7 @@ class Dot(Score):
 
 
 class ScaledDot(Dot):
-    """q . k / sqrt(A), Vaswani et al. 2017, eq. 1; A is a head's share."""
+    """q . k / sqrt(A), Vaswani et al. 2017, eq. 1. A is the size per head."""
 
     def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
         return super().score_keys(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
@@ -167,9 +179,10 @@ class ScaledDot(Dot):
 class General(ScaledDot):
     """q . W k, Luong et al. 2015, section 3.1. W is applied to the keys, outside the step loop.
 
-    It is kept as sqrt(A) W: Adam moves every entry of a matrix by the learning rate, whatever its gradient, and in
-    unison they move a score by |q|_1 |k|_1 times as much. Unscaled, attention is all on one position, and mostly on the
-    wrong one, before it has learned anything. With several heads (W q) . (U k) is q . (W^T U) k already.
+    The parameter holds sqrt(A) W: Adam moves every entry of a matrix by about the learning rate, whatever its gradient,
+    and entries that move together change a score by |q|_1 |k|_1 times as much. Unscaled, attention collapses onto one
+    position, mostly a wrong one, before it has learned anything. With several heads, (W q) . (U k) = q . (W^T U) k is
+    already of this form.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -179,12 +192,14 @@ class General(ScaledDot):
 
 
 class NoKeys(nn.Module):
+    """Keys of size 0, for scores that do not look at the source."""
+
     def forward(self, values_BSM: Tensor) -> Tensor:
         return values_BSM[..., :0]
 
 
 class Location(Score):
-    """W q, a score for each source position whatever is there, Luong et al. 2015, eq. 8."""
+    """W q: a score for each source position, regardless of its content, Luong et al. 2015, eq. 8."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -199,100 +214,111 @@ class Location(Score):
 
 # --------------------------------------------------------------------------------------------------------- attention
 class Attention(nn.Module):
-    """Score, window and normalizer put together: queries and memory -> context and weights."""
+    """Attention with the configured score, window and normalizer: queries and memory -> contexts and weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.context_size, self.heads = config.memory, config.attention.heads
-        self.counts, self.covers = config.attention.window == "local_m", config.attention.coverage
-        self.score = SCORES[config.attention.score](config)
-        self.reach = self.score.reach  # how many positions of a source can have weight; None: all of them
-        self.window = WINDOWS[config.attention.window](config)
-        self.normalize = NORMALIZERS[config.attention.normalizer]
-        several = self.heads > 1
-        self.value = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
-        self.output = Linear(self.context_size, self.context_size, bias=False) if several else nn.Identity()
+        self.context_size = config.memory
+        self.heads = config.attention.heads
+        self.uses_position = config.attention.window == "local_m"
+        self.has_coverage = config.attention.coverage
+        self.score = SCORE_CLASSES[config.attention.score](config)
+        self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
+        self.window = WINDOW_CLASSES[config.attention.window](config)
+        self.normalize = NORMALIZER_FNS[config.attention.normalizer]
+        self.value = nn.Identity()
+        self.output = nn.Identity()
+        if self.heads > 1:
+            self.value = Linear(self.context_size, self.context_size, bias=False)
+            self.output = Linear(self.context_size, self.context_size, bias=False)
 
     def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        """Project keys and values of each sentence, once. What a step does with them, tanh and products with a single
-        query, a processor does faster in fp32 than in bf16."""
+        """Project the keys and values of each sentence, once for all steps.
+
+        They are kept in `step_dtype`: on a CPU, tanh and products with a single query are faster in fp32 than in bf16.
+        """
         dtype = step_dtype(values_BSM)
-        values_BHSM, keys_BHSA = (
-            self.split_heads(part.to(dtype)) for part in (self.value(values_BSM), self.score.key(values_BSM))
-        )
-        return memory_of(values_BHSM, keys_BHSA, length_B, self.reach)
+        values_BHSM = self.split_heads(self.value(values_BSM).to(dtype))
+        keys_BHSA = self.split_heads(self.score.key(values_BSM).to(dtype))
+        return build_memory(values_BHSM, keys_BHSA, length_B, self.reach)
 
     def split_heads(self, x_RQX: Tensor) -> Tensor:
-        """x_RHQX: to each head its share of the last dimension."""
+        """Split the last dimension into heads: x_RQX -> x_RHQX."""
         if self.heads == 1:
             return x_RQX.unsqueeze(1)
         rows, queries, size = x_RQX.shape
         return x_RQX.view(rows, queries, self.heads, size // self.heads).transpose(1, 2).contiguous()
 
-    def begin(self, memory: Memory) -> tuple[Tensor | None, Tensor | None]:
-        """position_B and coverage_BS before the first query, each None where it is not used."""
-        position_B = torch.zeros_like(memory.length_B) if self.counts else None
-        if not self.covers:
+    def init_state(self, memory: Memory) -> tuple[Tensor | None, Tensor | None]:
+        """Return position_B and coverage_BS before the first query, each None if it is not used."""
+        position_B = torch.zeros_like(memory.length_B) if self.uses_position else None
+        if not self.has_coverage:
             return position_B, None
         sentences, _, positions, _ = memory.values_BHSM.shape
-        return position_B, memory.values_BHSM.new_zeros(
-            sentences, positions, dtype=accumulation_dtype(memory.values_BHSM.dtype)
-        )
+        dtype = accumulation_dtype(memory.values_BHSM.dtype)
+        return position_B, memory.values_BHSM.new_zeros(sentences, positions, dtype=dtype)
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Attend:
-        """Returns attend(query_BQD, position_BQ, coverage_BQS) -> context_BQM, weights, for one step loop: all linear
-        maps are bound (see `maps.bind`).
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> AttendFn:
+        """Return attend(query_BQD, position_BQ, coverage_BQS) -> (context_BQM, weights) for one step loop.
 
         c = sum_s a_s v_s with a = normalize(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
-        after which weights are not normalized again (Luong et al. 2015, eq. 10). `position_BQ` is the place of the
-        piece to be written, from 0, and `coverage_BQS` the sum of the weights so far; both as in `begin`. Several
-        heads: Vaswani et al. 2017, section 3.2.2; the weights that are returned are their mean. Weights are at least
-        fp32 whatever the precision around them.
+        after which the weights are not normalized again (Luong et al. 2015, eq. 10). Several heads: Vaswani et al.
+        2017, section 3.2.2; the returned weights are the mean over heads. Weights are at least fp32 whatever `dtype`.
+
+        `position_BQ` is the target position that is predicted, from 0, and `coverage_BQS` the sum of the weights of
+        earlier queries; `init_state` says which of them are None. All linear maps are prepared for the loop, see
+        `linear_for_steps`.
         """
-        query_map, output_map = bound(self.score.query, dtype), bound(self.output, dtype)
-        look = self.window.prepare_steps(memory, dtype)
+        project_query = prepare_projection(self.score.query, dtype)
+        project_output = prepare_projection(self.output, dtype)
+        get_view = self.window.prepare_steps(memory, dtype)
 
         def attend(
             query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
-        ) -> tuple[Tensor, Weights]:
+        ) -> tuple[Tensor, AttentionWeights]:
             sentences, queries, _ = query_BQD.shape
             query_ND = query_BQD.flatten(0, 1)
-            view = look(query_ND, position_BQ)
-            shape = len(view.keys_RHWA), len(query_ND) // len(view.keys_RHWA), -1
+            view = get_view(query_ND, position_BQ)
+            rows = len(view.keys_RHWA)
+            shape = (rows, len(query_ND) // rows, -1)
             if coverage_BQS is not None and view.first_BQ is not None:
                 coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
-            query_RHQA = self.split_heads(query_map(query_ND).view(shape)).to(view.keys_RHWA.dtype)
+            query_RHQA = self.split_heads(project_query(query_ND).view(shape)).to(view.keys_RHWA.dtype)
             scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
-            weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # the bias is fp32, so the sum is, at least
+            weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # at least fp32, because the bias is fp32
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
-            context_RHQM = view.read(weights_RHQW.to(memory.values_BHSM.dtype))
+            context_RHQM = view.sum_values(weights_RHQW.to(memory.values_BHSM.dtype))
             joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
-            context_NM = output_map(joined_NM.to(dtype))
+            context_NM = project_output(joined_NM.to(dtype))
             mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
             weights_BQW = mean_RQW.view(sentences, queries, -1)
-            return context_NM.view(sentences, queries, -1), Weights(weights_BQW, view.first_BQ)
+            return context_NM.view(sentences, queries, -1), AttentionWeights(weights_BQW, view.first_BQ)
 
         return attend
 
 
 class NoAttention(nn.Module):
-    """The encoder-decoder that attention replaced (Sutskever et al. 2014): contexts of size 0, and no weights."""
+    """The encoder-decoder without attention (Sutskever et al. 2014): contexts of size 0, and no weights."""
 
-    context_size, reach = 0, None
+    context_size = 0
+    reach = None
 
     def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        return memory_of(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B, self.reach)
+        return build_memory(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B, self.reach)
 
-    def begin(self, memory: Memory) -> tuple[None, None]:
+    def init_state(self, memory: Memory) -> tuple[None, None]:
         return None, None
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Attend:
-        return lambda query_BQD, position_BQ, coverage_BQS: (query_BQD[..., :0], None)
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> AttendFn:
+        def attend(query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None) -> tuple[Tensor, None]:
+            return query_BQD[..., :0], None
+
+        return attend
 
 
-SCORES = {
+SCORE_CLASSES = {
     "additive": Additive,
     "concat": Additive,
     "dot": Dot,

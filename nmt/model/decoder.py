@@ -1,15 +1,15 @@
-"""The decoder: tokens in, features out; where attention sits is its style.
+"""The decoder: target tokens in, features out. Its style says where attention is placed.
 
-`bahdanau` attends with the previous state s_{t-1}, and the context feeds the cell (Bahdanau et al. 2014).
-`luong` attends with the present state h_t and makes the attentional vector h~_t = tanh(W_c [c_t; h_t]) (Luong et al.
+`bahdanau` attends with the previous state s_{t-1}, and the context is an input of the cell (Bahdanau et al. 2014).
+`luong` attends with the current state h_t and computes the attentional vector h~_t = tanh(W_c [c_t; h_t]) (Luong et al.
 2015, eq. 5), which with input feeding is part of the next step's input (section 3.3).
-`gnmt` attends with the bottom layer's present state, and the context is part of every upper layer's input (Wu et al.
-2016, section 3).
+`gnmt` attends with the current state of the bottom layer, and the context is part of every upper layer's input (Wu et
+al. 2016, section 3).
 
-Where attention feeds the recurrence, steps run in a loop; where it does not, the whole target runs as one call for each
-layer and one batched attention. Either serves T target positions (training) and one (search) alike.
+If attention feeds the recurrence, the decoder loops over target positions. If it does not, the whole target takes one
+call per layer and one batched attention. Both handle T target positions (training) and one (search).
 
-Shapes: B sentences, N rows (N = B x K: the K hypotheses of a sentence stand together; K = 1 in training), T target
+Shapes: B sentences, N rows (N = B x K, with the K hypotheses of a sentence adjacent; K = 1 in training), T target
 positions, Q = K x T queries of a sentence, E embedding size, D decoder size, G gates x D of a layer, M memory size, S
 source positions.
 """
@@ -21,61 +21,68 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Attention, NoAttention, Weights
+from nmt.model.attention import Attention, AttentionWeights, NoAttention
 from nmt.model.kernels.linear import Dropout, Linear, tanh
-from nmt.model.recurrence import RNN, State
+from nmt.model.recurrence import RNN, RNNState
 from nmt.model.windows import Memory
 
-QUERIES = 16  # target positions that attend at once where no gradient is wanted
+MAX_QUERIES_AT_ONCE = 16  # target positions of a row that attend in one call if no gradient is needed
 
 
 class DecoderState(NamedTuple):
-    """All that a hypothesis carries from one target position to the next; every tensor has N rows."""
+    """Everything that a hypothesis carries from one target position to the next. Every tensor has N rows."""
 
-    cells: tuple[State, ...]  # for each layer (h_ND, c_ND) or (h_ND,)
-    feed_ND: Tensor | None = None  # the last attentional vector, with input feeding
-    position_N: Tensor | None = None  # of the next target piece, from 0, with window local_m
-    coverage_NS: Tensor | None = None  # the attention weights so far, summed, with coverage
+    cells: tuple[RNNState, ...]  # for each layer (h_ND, c_ND) or (h_ND,)
+    feed_ND: Tensor | None = None  # previous attentional vector, with input feeding
+    position_N: Tensor | None = None  # position of the next target token, from 0, with window local_m
+    coverage_NS: Tensor | None = None  # sum of the attention weights of earlier steps, with coverage
 
     def select(self, rows_N: Tensor) -> "DecoderState":
-        """The states of these rows, in this order; rows may repeat."""
+        """Return the given rows in the given order. Rows may repeat."""
         cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
         return DecoderState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
 
-    def scatter_rows(self, rows_N: Tensor, others: "DecoderState") -> "DecoderState":
-        """The states of others in the place of these rows."""
+    def scatter_rows(self, rows_N: Tensor, new_rows: "DecoderState") -> "DecoderState":
+        """Return a copy in which `new_rows` replace the given rows."""
 
-        def joined(own: Any, its: Any) -> Any:
-            if isinstance(own, tuple):
-                return tuple(map(joined, own, its))
-            return None if own is None else own.index_copy(0, rows_N, its)
+        def scatter(target: Any, source: Any) -> Any:
+            if isinstance(target, tuple):
+                return tuple(map(scatter, target, source))
+            return None if target is None else target.index_copy(0, rows_N, source)
 
-        return DecoderState(*joined(tuple(self), tuple(others)))
+        return DecoderState(*scatter(tuple(self), tuple(new_rows)))
 
     def trim_source(self, positions: int) -> "DecoderState":
-        """With only the first source positions."""
+        """Keep the first `positions` source positions."""
         return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
 
 
 class AttentionContext:
-    """Attention through one call of the decoder: position and coverage go on from query to query, weights are kept."""
+    """Attention during one call of the decoder. Advances position and coverage, and collects the weights."""
 
     def __init__(
         self, attention: Attention | NoAttention, memory: Memory, state: DecoderState, dtype: torch.dtype
     ) -> None:
-        self.attend = attention.prepare_steps(memory, dtype)
+        self.attend_fn = attention.prepare_steps(memory, dtype)
         self.sentences, _, self.positions, _ = memory.values_BHSM.shape
-        self.position_N, self.coverage_NS = state.position_N, state.coverage_NS
-        self.kept: list[Weights] = []
+        self.position_N = state.position_N
+        self.coverage_NS = state.coverage_NS
+        self.weights: list[AttentionWeights] = []  # one entry per call of `attend_fn`
 
-    def __call__(self, query_NTD: Tensor) -> Tensor:
-        """context_NTM of the next T queries of each row: all at once, some at a time where no gradient is wanted (the
-        additive score takes memory for each pair of positions), one after the other if coverage tells each what those
-        before it looked at."""
+    def attend(self, query_NTD: Tensor) -> Tensor:
+        """Return context_NTM of the next T queries of each row.
+
+        All queries attend in one call, with two exceptions. Without gradients at most `MAX_QUERIES_AT_ONCE` do, since
+        the additive score needs memory for each pair of positions. With coverage they attend one by one, since each
+        depends on the weights of those before it.
+        """
         rows, steps, size = query_NTD.shape
-        at_once = 1 if self.coverage_NS is not None else steps if torch.is_grad_enabled() else QUERIES
-        if steps > at_once:
-            return torch.cat([self(part_NTD) for part_NTD in query_NTD.split(at_once, 1)], 1)
+        if self.coverage_NS is not None:
+            steps_per_call = 1
+        else:
+            steps_per_call = steps if torch.is_grad_enabled() else MAX_QUERIES_AT_ONCE
+        if steps > steps_per_call:
+            return torch.cat([self.attend(chunk_NTD) for chunk_NTD in query_NTD.split(steps_per_call, 1)], 1)
         position_BQ = coverage_BQS = None
         if self.position_N is not None:
             position_NT = self.position_N.unsqueeze(1) + torch.arange(steps, device=query_NTD.device)
@@ -84,139 +91,163 @@ class AttentionContext:
         if self.coverage_NS is not None:
             coverage_BQS = self.coverage_NS.view(self.sentences, -1, self.positions)
         query_BQD = query_NTD.reshape(self.sentences, -1, size)
-        context_BQM, weights = self.attend(query_BQD, position_BQ, coverage_BQS)
+        context_BQM, weights = self.attend_fn(query_BQD, position_BQ, coverage_BQS)
         if weights is not None:
-            self.kept.append(weights.reshape(rows, steps))
+            self.weights.append(weights.reshape(rows, steps))
             if self.coverage_NS is not None:
-                self.coverage_NS = self.coverage_NS + self.kept[-1].dense(self.positions).squeeze(1)
+                self.coverage_NS = self.coverage_NS + self.weights[-1].dense(self.positions).squeeze(1)
         return context_BQM.reshape(rows, steps, context_BQM.shape[2])
 
-    def weights(self) -> Weights | None:
-        """weights_NTW of all queries; None without attention."""
-        if not self.kept:
+    def concat_weights(self) -> AttentionWeights | None:
+        """Return weights_NTW of all queries, or None without attention."""
+        if not self.weights:
             return None
-        weights_NTW = torch.cat([weights.weights_BQW for weights in self.kept], 1)
-        firsts = [weights.first_BQ for weights in self.kept if weights.first_BQ is not None]
-        return Weights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
+        weights_NTW = torch.cat([weights.weights_BQW for weights in self.weights], 1)
+        firsts = [weights.first_BQ for weights in self.weights if weights.first_BQ is not None]
+        return AttentionWeights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
 
 
 class Bridge(nn.Module):
-    """The first decoder state from the encoder's last ones, h_BM of each of its layers.
+    """Computes the initial decoder state from the final encoder states, h_BM of each encoder layer.
 
     `bridge`: tanh(W h + b) of the top layer for each tensor of each decoder layer (Bahdanau et al. 2014, appendix
-    A.2.2, who take the backward half of h only); `last`: h of the encoder layer beside it, top with top; `mean`: the
-    mean of what attention sees of the source; `zero`. Except for `bridge`, an LSTM's c starts at 0.
+    A.2.2, who use only the backward half of h). `last`: h of the corresponding encoder layer, counted from the top.
+    `mean`: the mean of the encoder outputs. `zero`: zeros. Except for `bridge`, an LSTM's c starts at 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.kind, self.layers, self.hidden = config.bridge, config.decoder_layers, config.hidden
-        self.states = 2 if config.cell == "lstm" else 1
+        self.kind = config.bridge
+        self.layers = config.decoder_layers
+        self.hidden = config.hidden
+        self.num_states = 2 if config.cell == "lstm" else 1
         if self.kind == "bridge":
-            self.map = Linear(config.memory, self.layers * self.states * self.hidden)
+            self.map = Linear(config.memory, self.layers * self.num_states * self.hidden)
 
-    def forward(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[State, ...]:
+    def forward(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[RNNState, ...]:
+        """Return the initial state of each decoder layer. `lasts` holds last_BM of each encoder layer."""
         if self.kind == "bridge":
             parts = tanh(self.map(lasts[-1])).split(self.hidden, 1)
-            return tuple(parts[i : i + self.states] for i in range(0, len(parts), self.states))
+            return tuple(parts[i : i + self.num_states] for i in range(0, len(parts), self.num_states))
         zeros_BD = outputs_BSM.new_zeros(outputs_BSM.shape[0], self.hidden)
-        mean_BM = outputs_BSM.sum(1) / length_B.unsqueeze(1).to(outputs_BSM.dtype)
-        beside = [max(0, len(lasts) - self.layers + layer) for layer in range(self.layers)]
-        first = {"last": [lasts[i] for i in beside], "mean": [mean_BM] * self.layers, "zero": [zeros_BD] * self.layers}
-        return tuple((h, zeros_BD)[: self.states] for h in first[self.kind])
+        if self.kind == "last":
+            encoder_layers = [max(0, len(lasts) - self.layers + layer) for layer in range(self.layers)]
+            initial = [lasts[layer] for layer in encoder_layers]
+        elif self.kind == "mean":
+            initial = [outputs_BSM.sum(1) / length_B.unsqueeze(1).to(outputs_BSM.dtype)] * self.layers
+        else:
+            initial = [zeros_BD] * self.layers
+        return tuple((h_BD, zeros_BD)[: self.num_states] for h_BD in initial)
 
 
 class Decoder(nn.Module):
-    """embedded_NTE, state, memory -> features_NTD, weights, state."""
+    """Maps embedded_NTE, state and memory to features_NTD, weights and the new state."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.style, self.residual = config.style, config.residual
+        self.style = config.style
+        self.residual = config.residual
         self.attention: Attention | NoAttention
         self.attention = NoAttention() if config.attention.score == "none" else Attention(config)
         self.bridge = Bridge(config)
-        self.feeding = config.style == "luong" and config.input_feeding
-        self.looping = self.feeding or config.style == "bahdanau" and self.attention.context_size > 0
-        context, layers = self.attention.context_size, config.decoder_layers
-        self.attending = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
-        fed = {"bahdanau": context, "luong": config.hidden if self.feeding else 0, "gnmt": 0}[config.style]
+        context = self.attention.context_size
+        layers = config.decoder_layers
+        self.has_input_feeding = config.style == "luong" and config.input_feeding
+        # Whether attention feeds the recurrence, which needs a loop over target positions.
+        self.has_step_loop = self.has_input_feeding or config.style == "bahdanau" and context > 0
+        self.query_layer = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
+        feed = {"bahdanau": context, "luong": config.hidden if self.has_input_feeding else 0, "gnmt": 0}[config.style]
         upper = config.hidden + (context if config.style == "gnmt" else 0)
-        inputs = [(config.embed + fed, config.embed)] + [(upper, 0)] * (layers - 1)
-        self.layers = nn.ModuleList(RNN(config.cell, size, config.hidden, projected) for size, projected in inputs)
+        sizes = [(config.embed + feed, config.embed)] + [(upper, 0)] * (layers - 1)
+        self.layers = nn.ModuleList(
+            RNN(config.cell, inputs, config.hidden, num_projected) for inputs, num_projected in sizes
+        )
         if config.style != "gnmt":
-            seen = context + config.hidden + (config.embed if config.style == "bahdanau" else 0)
-            out = 2 * config.features if config.readout == "maxout" else config.features
-            self.readout = Linear(seen, out, bias=config.style == "bahdanau")
+            inputs = context + config.hidden + (config.embed if config.style == "bahdanau" else 0)
+            outputs = 2 * config.features if config.readout == "maxout" else config.features
+            self.readout = Linear(inputs, outputs, bias=config.style == "bahdanau")
         self.maxout = config.readout == "maxout"
         self.dropout = Dropout(config.dropout)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, DecoderState]:
-        """Memory and first state, one row a sentence, from what the encoder returned."""
+        """Return the memory and the initial state, one row per sentence, from the outputs of the encoder."""
         cells = self.bridge(outputs_BSM, lasts, length_B)
-        feed_BD = torch.zeros_like(cells[0][0]) if self.feeding else None
+        feed_BD = torch.zeros_like(cells[0][0]) if self.has_input_feeding else None
         memory = self.attention.project_memory(outputs_BSM, length_B)
-        return memory, DecoderState(cells, feed_BD, *self.attention.begin(memory))
+        return memory, DecoderState(cells, feed_BD, *self.attention.init_state(memory))
 
     def forward(
         self, embedded_NTE: Tensor, state: DecoderState, memory: Memory, inputs_NTG: Tensor | None = None
-    ) -> tuple[Tensor, Weights | None, DecoderState]:
-        """Returns features_NTD (of the token after each given one), weights_NTW and the state after the last. Where
-        attention feeds the recurrence, `inputs_NTG` is what the bottom layer's `project` returns, if that is known."""
-        gaze = AttentionContext(self.attention, memory, state, embedded_NTE.dtype)
-        if self.looping:
+    ) -> tuple[Tensor, AttentionWeights | None, DecoderState]:
+        """Return features_NTD (which predict the token after each input token), weights_NTW and the final state.
+
+        `inputs_NTG` is the result of the bottom layer's `project`, if it is already known. It is used only if
+        `has_step_loop`.
+        """
+        context = AttentionContext(self.attention, memory, state, embedded_NTE.dtype)
+        if self.has_step_loop:
             if inputs_NTG is None:
                 inputs_NTG = self.layers[0].project(embedded_NTE)
-            features_NTD, cells, feed_ND = self.steps(embedded_NTE, inputs_NTG, state, gaze)
+            features_NTD, cells, feed_ND = self.run_steps(embedded_NTE, inputs_NTG, state, context)
         else:
-            features_NTD, cells, feed_ND = self.whole(embedded_NTE, state, gaze)
-        return features_NTD, gaze.weights(), DecoderState(cells, feed_ND, gaze.position_N, gaze.coverage_NS)
+            features_NTD, cells, feed_ND = self.run_layers(embedded_NTE, state, context)
+        new_state = DecoderState(cells, feed_ND, context.position_N, context.coverage_NS)
+        return features_NTD, context.concat_weights(), new_state
 
-    def read(self, context_NTM: Tensor, state_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
-        """features_NTD, outside any loop: what the output layer sees.
+    def compute_features(self, context_NTM: Tensor, state_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
+        """Return features_NTD, the input of the output layer. Runs outside of any loop.
 
         `luong`: h~_t = tanh(W_c [c_t; h_t]), Luong et al. 2015, eq. 5. `bahdanau`: tanh(W_r [c_t; s_t; E y_{t-1}]), or
         t_t = max(t~_{2j-1}, t~_{2j}), t~_t = U_o s_{t-1} + V_o E y_{t-1} + C_o c_t, Bahdanau et al. 2014, A.2.2.
         """
-        seen = [context_NTM, state_NTD, *([embedded_NTE] if self.style == "bahdanau" else [])]
-        inner_NTD = self.readout(torch.cat(seen, 2))
-        return inner_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else tanh(inner_NTD)
+        inputs = [context_NTM, state_NTD]
+        if self.style == "bahdanau":
+            inputs.append(embedded_NTE)
+        readout_NTD = self.readout(torch.cat(inputs, 2))
+        return readout_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else tanh(readout_NTD)
 
-    def whole(
-        self, embedded_NTE: Tensor, state: DecoderState, gaze: AttentionContext
-    ) -> tuple[Tensor, tuple[State, ...], None]:
-        """Attention does not feed back: every layer in one call, all positions attend at once."""
-        x_NTD, cells = embedded_NTE, []
+    def run_layers(
+        self, embedded_NTE: Tensor, state: DecoderState, context: AttentionContext
+    ) -> tuple[Tensor, tuple[RNNState, ...], None]:
+        """Run one layer after the other over all positions, for styles in which attention does not feed back."""
+        x_NTD = embedded_NTE
+        cells: list[RNNState] = []
         contexts: list[Tensor] = []
         for depth, (rnn, cell) in enumerate(zip(self.layers, state.cells, strict=True)):
             below = self.dropout(x_NTD) if depth else x_NTD
             h_NTD, last = rnn(torch.cat([below, *contexts], 2) if contexts else below, cell)
-            summed = self.residual and depth > (self.style == "gnmt")  # gnmt: from the third layer on
-            x_NTD = h_NTD + below if summed else h_NTD
+            is_residual = self.residual and depth > (self.style == "gnmt")  # gnmt: from the third layer on
+            x_NTD = h_NTD + below if is_residual else h_NTD
             cells.append(last)
-            if depth == self.attending:
-                contexts.append(gaze(x_NTD))
+            if depth == self.query_layer:
+                contexts.append(context.attend(x_NTD))
         if self.maxout:
             x_NTD = torch.cat([state.cells[-1][0].unsqueeze(1), h_NTD[:, :-1]], 1)  # s_{t-1}
-        return x_NTD if self.style == "gnmt" else self.read(contexts[0], x_NTD, embedded_NTE), tuple(cells), None
+        if self.style != "gnmt":
+            x_NTD = self.compute_features(contexts[0], x_NTD, embedded_NTE)
+        return x_NTD, tuple(cells), None
 
-    def steps(
-        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, gaze: AttentionContext
-    ) -> tuple[Tensor, tuple[State, ...], Tensor | None]:
-        """Attention feeds the recurrence: a loop over target positions, with all that can leave it outside."""
+    def run_steps(
+        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, context: AttentionContext
+    ) -> tuple[Tensor, tuple[RNNState, ...], Tensor | None]:
+        """Loop over target positions, for styles in which attention feeds the recurrence.
+
+        Everything that does not depend on the previous step is computed outside of the loop.
+        """
         rows, length, _ = embedded_NTE.shape
         dtype = embedded_NTE.dtype
         bottom, *upper = [rnn.prepare_steps(dtype) for rnn in self.layers]
-        masks_TLND: Sequence[Any] = (None,) * length
+        masks_TLND: Sequence[Any] = (None,) * length  # dropout masks of the inputs of upper layers
         if upper:
             ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])
             masks_TLND = self.dropout(ones_TLND).unbind()
-        readout = self.readout.prepare_steps(dtype) if self.feeding else self.readout
+        readout = self.readout.prepare_steps(dtype) if self.has_input_feeding else self.readout
 
         def attend(query_ND: Tensor) -> Tensor:
-            return gaze(query_ND.unsqueeze(1)).squeeze(1)
+            return context.attend(query_ND.unsqueeze(1)).squeeze(1)
 
-        def climb(feed: Tensor, inputs_NG: Tensor, masks_LND: Any) -> Tensor:
-            """One step of every layer. Returns the top's output; the new states go to `cells`."""
+        def step_layers(feed: Tensor, inputs_NG: Tensor, masks_LND: Any) -> Tensor:
+            """Run one step of every layer. Return the output of the top layer and update `cells`."""
             cells[0] = bottom(feed, cells[0], inputs_NG)
             x_ND = cells[0][0]
             for depth, step in enumerate(upper, 1):
@@ -225,20 +256,21 @@ class Decoder(nn.Module):
                 x_ND = cells[depth][0] + x_ND if self.residual else cells[depth][0]
             return x_ND
 
-        cells, feed_ND = list(state.cells), state.feed_ND
+        cells = list(state.cells)
+        feed_ND = state.feed_ND
         contexts, states = [], []
         for inputs_NG, masks_LND in zip(inputs_NTG.unbind(1), masks_TLND, strict=True):
             if self.style == "bahdanau":
-                before_ND = cells[-1][0]
-                contexts.append(attend(before_ND))
-                after_ND = climb(contexts[-1], inputs_NG, masks_LND)
-                states.append(before_ND if self.maxout else after_ND)
+                previous_ND = cells[-1][0]
+                contexts.append(attend(previous_ND))
+                top_ND = step_layers(contexts[-1], inputs_NG, masks_LND)
+                states.append(previous_ND if self.maxout else top_ND)
             else:
                 assert feed_ND is not None
-                top_ND = climb(feed_ND, inputs_NG, masks_LND)
+                top_ND = step_layers(feed_ND, inputs_NG, masks_LND)
                 feed_ND = tanh(readout(torch.cat([attend(top_ND), top_ND], 1)))
                 states.append(feed_ND)
         features_NTD = torch.stack(states, 1)
         if self.style == "bahdanau":
-            features_NTD = self.read(torch.stack(contexts, 1), features_NTD, embedded_NTE)
+            features_NTD = self.compute_features(torch.stack(contexts, 1), features_NTD, embedded_NTE)
         return features_NTD, tuple(cells), feed_ND

@@ -1,46 +1,48 @@
-"""What search does with rows as long as the vocabulary: normalize them, find the best of them.
+"""Operations of search on rows of vocabulary size: normalize them and find their largest values.
 
-Shapes: B sentences, K hypotheses of each, N = B x K rows, V vocabulary.
+Shapes: B sentences, K hypotheses of each, N = B x K rows, V vocabulary, G blocks of the vocabulary, C blocks chosen.
 """
 
 import torch
 from torch import Tensor
 
 from nmt.config import BOS, PAD
-from nmt.model.kernels.linear import CACHED, accumulation_dtype
+from nmt.model.kernels.linear import CACHE_NUMEL, accumulation_dtype
 
-BLOCK = 64  # tokens that `top` looks at as one
+TOKENS_PER_BLOCK = 64  # `top_continuations` first compares the maxima of blocks of this many tokens
 
 
 def log_probabilities(logits_NV: Tensor) -> Tensor:
-    """logp_NV of the next tokens, fp32 at least. `<s>` and padding are struck out: never to be chosen."""
-    dtype, rows = accumulation_dtype(logits_NV.dtype), len(logits_NV)
+    """Return logp_NV of the next tokens, at least fp32. `<s>` and padding get -inf, so they are never chosen."""
+    dtype, rows_per_chunk = accumulation_dtype(logits_NV.dtype), len(logits_NV)
     if logits_NV.device.type == "cpu":
-        rows = max(1, CACHED // logits_NV.shape[1])  # so many, cast, stay in a processor's cache
-    if len(logits_NV) <= rows:
+        rows_per_chunk = max(1, CACHE_NUMEL // logits_NV.shape[1])  # so that a chunk in fp32 stays in the CPU caches
+    if len(logits_NV) <= rows_per_chunk:
         logp_NV = torch.log_softmax(logits_NV, 1, dtype=dtype)
     else:
         logp_NV = torch.empty_like(logits_NV, dtype=dtype)
-        for part_NV, own_NV in zip(logits_NV.split(rows), logp_NV.split(rows), strict=True):
-            torch.log_softmax(part_NV.to(dtype), 1, out=own_NV)
-    logp_NV[:, PAD : BOS + 1 : BOS - PAD] = float("-inf")  # these two columns, as one slice
+        chunks = zip(logits_NV.split(rows_per_chunk), logp_NV.split(rows_per_chunk), strict=True)
+        for logits_chunk, logp_chunk in chunks:
+            torch.log_softmax(logits_chunk.to(dtype), 1, out=logp_chunk)
+    logp_NV[:, PAD : BOS + 1 : BOS - PAD] = float("-inf")  # both columns with one strided slice
     return logp_NV
 
 
 def top_continuations(x_BKV: Tensor, k: int) -> Tensor:
-    """The places of the k largest of each row, the largest first.
+    """Return the indices of the k largest values of each row, in descending order of value.
 
-    They stand in the k blocks with the largest maxima, or in what is left after the last whole block: so they are found
-    in half the time of `topk` or less.
+    They are in the k blocks with the largest maxima, or in the remainder after the last whole block. Searching only
+    those takes half the time of `topk` or less.
     """
     size = x_BKV.shape[2]
-    blocks = size // BLOCK
+    blocks = size // TOKENS_PER_BLOCK
     if blocks < k:
         return x_BKV.topk(k).indices
-    largest_BKG = x_BKV[..., : blocks * BLOCK].unflatten(2, (blocks, BLOCK)).amax(3)
-    first_BKC = largest_BKG.topk(k).indices * BLOCK
-    index_BKV = (first_BKC.unsqueeze(3) + torch.arange(BLOCK, device=x_BKV.device)).flatten(2)
-    if size % BLOCK:
-        rest_BKV = torch.arange(size - size % BLOCK, size, device=x_BKV.device).expand(*x_BKV.shape[:2], -1)
+    largest_BKG = x_BKV[..., : blocks * TOKENS_PER_BLOCK].unflatten(2, (blocks, TOKENS_PER_BLOCK)).amax(3)
+    first_BKC = largest_BKG.topk(k).indices * TOKENS_PER_BLOCK
+    index_BKV = (first_BKC.unsqueeze(3) + torch.arange(TOKENS_PER_BLOCK, device=x_BKV.device)).flatten(2)
+    if size % TOKENS_PER_BLOCK:
+        start = size - size % TOKENS_PER_BLOCK
+        rest_BKV = torch.arange(start, size, device=x_BKV.device).expand(*x_BKV.shape[:2], -1)
         index_BKV = torch.cat([index_BKV, rest_BKV], 2)
     return index_BKV.gather(2, x_BKV.gather(2, index_BKV).topk(k).indices)

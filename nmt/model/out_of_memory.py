@@ -1,4 +1,4 @@
-"""What to do when memory is too small: free CUDA graphs first, then work on fewer sentences at a time."""
+"""Recovery from lack of memory: free CUDA graphs first, then process fewer sentences at a time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,32 +8,34 @@ from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import free_graphs
 from nmt.runtime.memory import is_out_of_memory
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
-def try_or_oom(work: Callable[[], T]) -> T | None:
-    """Return the result of `work`, or None if memory is too small for it. If it is with CUDA graphs, they are freed and
-    the work is tried once more without them."""
+def try_or_oom(function: Callable[[], ResultT]) -> ResultT | None:
+    """Return the result of `function`, or None if memory is too small.
+
+    If there are CUDA graphs, they are freed and the call is repeated once.
+    """
     for _ in range(2):
         try:
-            return work()
+            return function()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        # Here the exception is gone, and with it all tensors of the work that it kept.
+        # Only here, after the except block, are the exception and the tensors that its traceback refers to freed.
         if not free_graphs():
             break
     return None
 
 
-def halve_until_it_fits(work: Callable[[int], T], size: int, too_large: UserError) -> tuple[T, int]:
-    """Return the result of `work(size)`, and the size, which is halved while memory is too small.
+def halve_until_it_fits(function: Callable[[int], ResultT], size: int, too_large: UserError) -> tuple[ResultT, int]:
+    """Return the result of `function(size)` and the size, which is halved while memory is too small.
 
     Raises:
         UserError: `too_large`, if memory is too small for a size of 1.
     """
-    while (found := try_or_oom(partial(work, size))) is None:
+    while (result := try_or_oom(partial(function, size))) is None:
         if size == 1:
             raise too_large
         size //= 2
-    return found, size
+    return result, size

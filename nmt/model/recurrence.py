@@ -1,4 +1,4 @@
-"""Recurrent cells and layers: a whole sequence in one call, or a step of a loop.
+"""Recurrent cells and layers, for a whole sequence in one call or for one step of a loop.
 
 Shapes: B sentences, N rows, T steps, I input size, D state size, G gates x D (4 gates LSTM, 3 GRU).
 """
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.kernels.inference_weights import LinearFn, plain, prepare_linear, whole_lstm
-from nmt.model.kernels.linear import by_rows, cast, linear_for_steps, tanh
+from nmt.model.kernels.inference_weights import LinearFn, make_plain_linear, prepare_linear, prepare_lstm
+from nmt.model.kernels.linear import apply_to_rows, cast_linear_weights, linear_for_steps, tanh
 
-State = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
-FLAT = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
-FUSED_BIAS = ("cpu",)  # devices on which a product adds a bias at no cost
+RNNState = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
+FLAT_WEIGHT_DEVICES = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
+FUSED_BIAS_DEVICES = ("cpu",)  # devices on which a matrix product adds a bias at no cost
 
 
-def _lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
-    """h_t and c_t, and what their gradients are made of."""
+def compute_lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
+    """Return h_t and c_t, followed by what the backward pass needs: sigmoids_NG, g and tanh(c_t)."""
     size = c_ND.shape[1]
     sigmoids_NG = torch.sigmoid(gates_NG)
     i, f, _, o = sigmoids_NG.chunk(4, 1)
@@ -30,49 +30,51 @@ def _lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
 
 
 class _LSTMCell(torch.autograd.Function):
-    """The pointwise half of an LSTM step with its gradient written out: half the operations that autograd would run."""
+    """The elementwise part of an LSTM step with a handwritten gradient: half the operations that autograd would run."""
 
     @staticmethod
     def forward(ctx: Any, gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, Tensor]:
-        h_ND, new_c, sigmoids_NG, g, tanh_c = _lstm(gates_NG, c_ND)
+        h_ND, new_c, sigmoids_NG, g, tanh_c = compute_lstm(gates_NG, c_ND)
         ctx.save_for_backward(sigmoids_NG, g, c_ND, tanh_c)
         return h_ND, new_c
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
-        dh, dc_next = gradients
+        dh, dnew_c = gradients
         sigmoids_NG, g, c, tanh_c = ctx.saved_tensors
         size = c.shape[1]
         i, f, _, o = sigmoids_NG.split(size, 1)
         dgates_NG = torch.empty_like(sigmoids_NG)
         di_f, dg, do = dgates_NG.split([2 * size, size, size], 1)
         di, df = di_f.split(size, 1)
-        through_o = torch.mul(dh, o)
-        torch.mul(through_o, tanh_c, out=do)
-        dc = dc_next + torch.addcmul(through_o, do, tanh_c, value=-1)
-        torch.mul(dc, i, out=dg)
+        dtanh_c = torch.mul(dh, o)
+        torch.mul(dtanh_c, tanh_c, out=do)
+        dc_total = dnew_c + torch.addcmul(dtanh_c, do, tanh_c, value=-1)
+        torch.mul(dc_total, i, out=dg)
         torch.mul(dg, g, out=di)
-        before = dc * f
-        torch.mul(before, c, out=df)
-        # Each is now a gradient times an activation; what is left is 1 - activation, of g the square.
+        dc = dc_total * f
+        torch.mul(dc, c, out=df)
+        # di, df and do now hold gradient times activation; the derivative of a sigmoid adds the factor 1 - activation.
+        # dg holds the gradient alone; the derivative of tanh adds the factor 1 - g^2.
         dg.addcmul_(di, g, value=-1)
         di_f.addcmul_(di_f, sigmoids_NG[:, : 2 * size], value=-1)
         do.addcmul_(do, o, value=-1)
-        return dgates_NG, before
+        return dgates_NG, dc
 
 
-def lstm_cell(inputs_NG: Tensor | None, hidden: LinearFn, state: State) -> State:
-    """One LSTM step (Hochreiter and Schmidhuber 1997, with forget gates) from its pre-activations.
+def lstm_cell(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState) -> RNNState:
+    """Run one LSTM step (Hochreiter and Schmidhuber 1997, with forget gates).
 
-    i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o;
-    `hidden(h_{t-1}, inputs_NG)` is what comes from the input, if it is known, and the rest, biases included.
+    i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o. The
+    pre-activations are `hidden_fn(h_{t-1}, inputs_NG)`, which adds `inputs_NG`, if there are any, to its own product
+    and biases.
     """
-    gates_NG = hidden(state[0], inputs_NG)
-    return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else _lstm(gates_NG, state[1])[:2]
+    gates_NG = hidden_fn(state[0], inputs_NG)
+    return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else compute_lstm(gates_NG, state[1])[:2]
 
 
-def _gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> tuple[Tensor, ...]:
-    """h_t, and what its gradient is made of."""
+def compute_gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> tuple[Tensor, ...]:
+    """Return h_t, followed by what the backward pass needs: sigmoids_NG (r and z) and n."""
     size = h_ND.shape[1]
     sigmoids_NG = torch.sigmoid(inputs_NG[:, : 2 * size] + hidden_NG[:, : 2 * size])
     r, z = sigmoids_NG.split(size, 1)
@@ -81,50 +83,52 @@ def _gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> tuple[Tensor, ..
 
 
 class _GRUCell(torch.autograd.Function):
-    """As `_LSTMCell`, of a GRU step."""
+    """The elementwise part of a GRU step with a handwritten gradient, see `_LSTMCell`."""
 
     @staticmethod
     def forward(ctx: Any, inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> Tensor:
-        new_h, sigmoids_NG, n = _gru(inputs_NG, hidden_NG, h_ND)
+        new_h, sigmoids_NG, n = compute_gru(inputs_NG, hidden_NG, h_ND)
         ctx.save_for_backward(sigmoids_NG, n, hidden_NG, h_ND)
         return new_h
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor]:
         sigmoids_NG, n, hidden_NG, h_ND = ctx.saved_tensors
-        (dnew,), size = gradients, h_ND.shape[1]
+        [dnew_h] = gradients
+        size = h_ND.shape[1]
         r, z = sigmoids_NG.split(size, 1)
         dinputs_NG = torch.empty_like(hidden_NG)
         dr_z, dn = dinputs_NG.split([2 * size, size], 1)
         dr, dz = dr_z.split(size, 1)
-        dh = dnew * z
-        torch.sub(dnew, dh, out=dn)
+        dh = dnew_h * z
+        torch.sub(dnew_h, dh, out=dn)
         dn.addcmul_(dn * n, n, value=-1)
         torch.mul(dn, hidden_NG[:, 2 * size :], out=dr)
-        torch.mul(dnew, h_ND - n, out=dz)
+        torch.mul(dnew_h, h_ND - n, out=dz)
         dr_z.mul_(sigmoids_NG).addcmul_(dr_z, sigmoids_NG, value=-1)
         dhidden_NG = dinputs_NG.clone()
         dhidden_NG[:, 2 * size :].mul_(r)
         return dinputs_NG, dhidden_NG, dh
 
 
-def gru_cell(inputs_NG: Tensor, hidden: LinearFn, state: State) -> State:
-    """One GRU step (Cho et al. 2014) with the reset gate after the product, as in cuDNN, from its pre-activations.
+def gru_cell(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNState:
+    """Run one GRU step (Cho et al. 2014), with the reset gate applied after the product, as in cuDNN.
 
-    r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n.
+    r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n. `inputs_NG` are
+    the pre-activations from the input, `hidden_fn(h_{t-1})` those from the state.
     """
-    gates = inputs_NG, hidden(state[0]), state[0]
-    return (_GRUCell.apply(*gates),) if torch.is_grad_enabled() else _gru(*gates)[:1]
+    gates = inputs_NG, hidden_fn(state[0]), state[0]
+    return (_GRUCell.apply(*gates),) if torch.is_grad_enabled() else compute_gru(*gates)[:1]
 
 
-CELLS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step, gates, tensors of state
+CELL_SPECS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step function, number of gates, tensors per state
 
 
-class _Flatten(torch.autograd.Function):
-    """Copies of weights in `dtype`, side by side in one buffer, as views of it.
+class _FlattenWeights(torch.autograd.Function):
+    """Copies weights in `dtype` into one contiguous buffer and returns views of it.
 
-    cuDNN wants the weights of a layer as w_ih, w_hh, b_ih, b_hh in one buffer. Given separate tensors it warns and
-    copies all of them in every call.
+    cuDNN wants the weights of a layer as w_ih, w_hh, b_ih, b_hh in one buffer. For separate tensors it warns and copies
+    all of them in every call.
     """
 
     @staticmethod
@@ -142,18 +146,22 @@ class _Flatten(torch.autograd.Function):
 
 
 class RNN(nn.Module):
-    """One unidirectional recurrent layer: a whole sequence in one call, or a map for each step of a loop, outside which
-    the first `projected` inputs go through `project`."""
+    """One unidirectional recurrent layer, for a whole sequence in one call (`forward`) or for a step loop.
 
-    def __init__(self, cell: str, inputs: int, hidden: int, projected: int = 0) -> None:
+    For a step loop, the first `num_projected` inputs go through `project`, outside of the loop. The others and the
+    state are inputs of the step that `prepare_steps` returns.
+    """
+
+    def __init__(self, cell: str, inputs: int, hidden: int, num_projected: int = 0) -> None:
         super().__init__()
-        self.cell: Callable[..., State]
-        self.cell, gates, self.states = CELLS[cell]
-        self.hidden, self.projected = hidden, projected
-        # Once weights no longer change: the maps of `project` and `prepare_steps`, or the layer of `forward`.
+        self.cell: Callable[..., RNNState]
+        self.cell, gates, self.num_states = CELL_SPECS[cell]
+        self.hidden = hidden
+        self.num_projected = num_projected
+        # Set once the weights no longer change: the maps of `project` and `prepare_steps`, or the layer of `forward`.
         self.inference_fns: dict[str, LinearFn] = {}
         self.inference_layer: Callable[..., tuple[Tensor, ...]] | None = None
-        self.whole: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
+        self.torch_fn: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
         self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
         self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
         self.bias_ih = nn.Parameter(torch.zeros(gates * hidden))
@@ -163,89 +171,107 @@ class RNN(nn.Module):
         for block in self.weight_hh.detach().split(hidden):
             nn.init.orthogonal_(block)
         if cell == "lstm":
-            nn.init.ones_(self.bias_ih.detach()[hidden : 2 * hidden])  # remember at first (Jozefowicz et al. 2015)
+            nn.init.ones_(self.bias_ih.detach()[hidden : 2 * hidden])  # forget gate bias 1 (Jozefowicz et al. 2015)
 
-    def zeros(self, like_BTI: Tensor) -> State:
-        """The state before the first step, for a batch like `like_BTI`."""
-        return (like_BTI.new_zeros(like_BTI.shape[0], self.hidden),) * self.states
+    def init_state(self, like_BTI: Tensor) -> RNNState:
+        """Return the zero state before the first step, with the batch size, dtype and device of `like_BTI`."""
+        return (like_BTI.new_zeros(like_BTI.shape[0], self.hidden),) * self.num_states
 
-    def forward(self, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
-        """All T steps at once. Returns the outputs h_BTD and the state after the last step."""
+    def forward(self, x_BTI: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
+        """Run all T steps in one call. Return the outputs h_BTD and the state after the last step."""
         run = self.inference_layer or partial(self.torch_layer, self.cast_weights(x_BTI.dtype))
         h_BTD, *final = run(x_BTI, *state)
         return h_BTD, tuple(s.squeeze(0) for s in final)
 
     def torch_layer(self, weights: tuple[Tensor, ...], x_BTI: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """The layer as torch has it: h_BTD and the last h_1BD (and c_1BD)."""
-        start = tuple(s.unsqueeze(0).contiguous() for s in state)
-        initial = start if self.states == 2 else start[0]
-        return self.whole(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
+        """Run PyTorch's layer. Return h_BTD and the final h_1BD (and c_1BD)."""
+        batched_state = tuple(s.unsqueeze(0).contiguous() for s in state)
+        initial = batched_state if self.num_states == 2 else batched_state[0]
+        return self.torch_fn(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
 
     def cast_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The four weights in `dtype`, on a GPU in one buffer."""
+        """Return the four weights in `dtype`, on a GPU in one buffer."""
         weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
-        if self.weight_ih.device.type in FLAT:
-            return _Flatten.apply(dtype, *weights)
+        if self.weight_ih.device.type in FLAT_WEIGHT_DEVICES:
+            return _FlattenWeights.apply(dtype, *weights)
         return tuple(weight.to(dtype) for weight in weights)
 
     def prepare_layer_for_inference(self) -> None:
-        """Fix the weights of `forward`."""
-        if self.weight_ih.device.type in FLAT:
+        """Lay out the weights of `forward` once. Later changes of the parameters may be ignored."""
+        if self.weight_ih.device.type in FLAT_WEIGHT_DEVICES:
             with torch.no_grad():
                 flat = self.cast_weights(self.weight_ih.dtype)
             for parameter, view in zip(self.parameters(), flat, strict=True):
-                parameter.data = view  # so that memory holds them once
+                parameter.data = view  # so that memory does not hold the weights twice
             self.inference_layer = partial(self.torch_layer, flat)
         elif self.cell is lstm_cell:
-            self.inference_layer = whole_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+            self.inference_layer = prepare_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def prepare_for_inference(self, int8: bool) -> None:
-        """Fix the weights of `project` and `linear_for_steps`."""
-        self.inference_fns = {name: prepare_linear(*parts, int8) for name, parts in self.parts(joined=True).items()}
-        if self.projected:
-            self.inference_fns["project"] = prepare_linear(self.weight_ih[:, : self.projected], self.biases()[0], int8)
+        """Lay out the weights of `project` and `prepare_steps` once, in int8 if asked."""
+        step_weights = self.get_step_weights(is_joint=True)
+        self.inference_fns = {name: prepare_linear(*weights, int8) for name, weights in step_weights.items()}
+        if self.num_projected:
+            weight_GI = self.weight_ih[:, : self.num_projected]
+            self.inference_fns["project"] = prepare_linear(weight_GI, self.get_biases()[0], int8)
 
-    def biases(self) -> tuple[Tensor | None, ...]:
-        """The biases of `project`, of a step's product with its input, and of that with the state. The gates of an LSTM
-        are sums, so where a bias costs a step something, `project` adds both."""
-        if not self.projected:
+    def get_biases(self) -> tuple[Tensor | None, ...]:
+        """Return the biases of `project`, of a step's product with its input, and of its product with the state.
+
+        The pre-activations of an LSTM are sums, so where adding a bias costs a step something, `project` adds both.
+        """
+        if not self.num_projected:
             return None, self.bias_ih, self.bias_hh
-        if self.cell is lstm_cell and self.bias_ih.device.type not in FUSED_BIAS:
+        if self.cell is lstm_cell and self.bias_ih.device.type not in FUSED_BIAS_DEVICES:
             return self.bias_ih + self.bias_hh, None, None
         return self.bias_ih, None, self.bias_hh
 
-    def parts(self, joined: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Weights and biases of a step's products. The gates of an LSTM are sums: one product can make both halves."""
-        weight_GI, (_, bias_G, hidden_bias_G) = self.weight_ih[:, self.projected :], self.biases()
-        if not joined or self.cell is not lstm_cell:
+    def get_step_weights(self, is_joint: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Return weight and bias of each product of a step.
+
+        The pre-activations of an LSTM are sums, so with `is_joint` one product takes input and state, concatenated.
+        """
+        weight_GI = self.weight_ih[:, self.num_projected :]
+        _, bias_G, hidden_bias_G = self.get_biases()
+        if not is_joint or self.cell is not lstm_cell:
             return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, hidden_bias_G)}
-        both_G = hidden_bias_G if bias_G is None else self.bias_hh + bias_G
-        return {"both": (torch.cat([weight_GI, self.weight_hh], 1), both_G)}
+        joint_bias_G = hidden_bias_G if bias_G is None else self.bias_hh + bias_G
+        return {"joint": (torch.cat([weight_GI, self.weight_hh], 1), joint_bias_G)}
 
     def project(self, x: Tensor) -> Tensor:
-        """(..., projected) -> (..., G): what these inputs add to the pre-activations, biases included, for all T steps
-        at once."""
-        weight_GI = self.weight_ih[:, : self.projected]
-        return by_rows(self.inference_fns.get("project") or plain(*cast(weight_GI, self.biases()[0], x.dtype)), x)
+        """Map (..., num_projected) to (..., G): the part of the pre-activations that is known before the loop.
 
-    def prepare_steps(self, dtype: torch.dtype) -> "RecurrentStep":
-        """The layer as a step of a loop.
-
-        Returns step(x_NI, state, inputs_NG) -> state, where x are the inputs that are not projected and `inputs_NG` is
-        a step of what `project` returned, None where none are.
+        Includes the biases that `get_biases` assigns to it. Takes all T steps in one product.
         """
-        joined = torch.is_grad_enabled()  # greedy search binds anew at each step: to join weights would take longer
-        maps = self.inference_fns or {
-            name: linear_for_steps(*parts, dtype) for name, parts in self.parts(joined).items()
-        }
-        both = maps.get("both")
+        weight_GI = self.weight_ih[:, : self.num_projected]
+        project_fn = self.inference_fns.get("project") or make_plain_linear(
+            *cast_linear_weights(weight_GI, self.get_biases()[0], x.dtype)
+        )
+        return apply_to_rows(project_fn, x)
 
-        def step(x_NI: Tensor, state: State, inputs_NG: Tensor | None = None) -> State:
-            if both is None:
-                return self.cell(maps["input"](x_NI, inputs_NG), maps["hidden"], state)
-            return self.cell(inputs_NG, lambda h_ND, plus: both(torch.cat([x_NI, h_ND], 1), plus), state)
+    def prepare_steps(self, dtype: torch.dtype) -> "RNNStepFn":
+        """Return step(x_NI, state, inputs_NG) -> state for one step loop.
+
+        x_NI are the inputs that are not projected. `inputs_NG` is one step of the result of `project`, or None if no
+        inputs are projected.
+        """
+        # Greedy search prepares anew at each step, where joining the weights would cost more than it saves.
+        is_joint = torch.is_grad_enabled()
+        fns = self.inference_fns or {
+            name: linear_for_steps(*weights, dtype) for name, weights in self.get_step_weights(is_joint).items()
+        }
+        joint_fn = fns.get("joint")
+
+        def step(x_NI: Tensor, state: RNNState, inputs_NG: Tensor | None = None) -> RNNState:
+            if joint_fn is None:
+                return self.cell(fns["input"](x_NI, inputs_NG), fns["hidden"], state)
+
+            def apply_joint(h_ND: Tensor, addend: Tensor | None) -> Tensor:
+                return joint_fn(torch.cat([x_NI, h_ND], 1), addend)
+
+            return self.cell(inputs_NG, apply_joint, state)
 
         return step
 
 
-RecurrentStep = Callable[..., State]
+RNNStepFn = Callable[..., RNNState]

@@ -1,10 +1,11 @@
-"""Which source positions a query may look at, and with what gain.
+"""Windows: which source positions a query attends to, and with what gain.
 
 Shapes: B sentences, Q queries of a sentence, S source positions (`</s>` included), D query (decoder) size, M memory
-(encoder output) size, A size of the space in which queries and keys meet, W width of a window. H heads: behind an H, a
-size is a head's share of it. R rows: sets of W keys, and the queries that share them. Mostly a row is a sentence with
-all its queries (R = B, W = S); in a local window of a long source every query has keys of its own and is a row
-(R = B x Q, with one query each). N = B x Q queries, w half the width of a local window (D in Luong et al. 2015).
+(encoder output) size, A size of the space in which queries and keys are compared, W width of a window. H heads: in
+shapes that contain H, sizes are per head. R rows: sets of W keys, each with the queries that share them. Usually a row
+is a sentence with all its queries (R = B, W = S). With a local window in a long source every query has keys of its own
+and is a row (R = B x Q, one query each). N = B x Q queries, w half the width of a local window (D in Luong et al.
+2015).
 """
 
 from collections.abc import Callable
@@ -17,136 +18,150 @@ from torch import Tensor, nn
 from nmt.config.model import ModelConfig
 from nmt.model.kernels.linear import Linear, accumulation_dtype, init_uniform_, rows_for_steps, tanh, values_for_steps
 
-WHOLE = 1.5  # sources up to so many local windows long are looked at whole
-MASKED = -1e30  # the bias of what must not be seen; finite, so that no NaN arises where that is everything
+MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
+MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
 
 
 class Memory(NamedTuple):
-    """What a decoder may look at. One row a sentence, however many hypotheses it has; passed, never stored."""
+    """The encoded source. One row per sentence, however many hypotheses it has. Passed as an argument, never stored."""
 
     values_BHSM: Tensor
-    keys_BHSA: Tensor  # the values as the score wants them, projected once a sentence
-    length_B: Tensor
-    visible_B: Tensor  # the length, as far as attention reaches
-    bias_BS: Tensor  # fp32, added to scores: 0, and `MASKED` from `visible_B` on
+    keys_BHSA: Tensor  # the values as the score needs them, projected once per sentence
+    length_B: Tensor  # source length, `</s>` included
+    visible_B: Tensor  # number of positions that attention can reach, at most the length
+    bias_BS: Tensor  # fp32, added to scores: 0, and `MASK_BIAS` from `visible_B` on
 
     def select(self, rows_B: Tensor) -> "Memory":
+        """Return the given rows in the given order."""
         return Memory(*(part.index_select(0, rows_B) for part in self))
 
-    def scatter_rows(self, rows_B: Tensor, others: "Memory") -> "Memory":
-        """Others in the place of these rows. What it held of them is overwritten."""
-        return Memory(*(own.index_copy_(0, rows_B, its) for own, its in zip(self, others, strict=True)))
+    def scatter_rows(self, rows_B: Tensor, new_rows: "Memory") -> "Memory":
+        """Overwrite the given rows in place with `new_rows`."""
+        return Memory(*(target.index_copy_(0, rows_B, source) for target, source in zip(self, new_rows, strict=True)))
 
     def trim_source(self, positions: int) -> "Memory":
-        """With only the first source positions, where no sentence has more."""
+        """Keep the first `positions` source positions. No sentence may be longer."""
         values_BHSM, keys_BHSA = (part[..., :positions, :].contiguous() for part in self[:2])
         return Memory(values_BHSM, keys_BHSA, self.length_B, self.visible_B, self.bias_BS[:, :positions])
 
 
-class View(NamedTuple):
-    """What queries may look at."""
+class WindowView(NamedTuple):
+    """The part of the memory that a batch of queries attends to."""
 
     keys_RHWA: Tensor
-    read: Callable[[Tensor], Tensor]  # weights_RHQW -> context_RHQM, weighted sums of the values
-    position_RW: Tensor  # of the keys in the source; R may be 1
-    bias_RHQW: Tensor  # fp32, added to scores: 0, or `MASKED` where nothing may be seen; H is 1
-    gain_RHQW: Tensor | None = None  # weights are multiplied by it; H is 1
-    first_BQ: Tensor | None = None  # where windows begin; None: at 0
+    sum_values: Callable[[Tensor], Tensor]  # weights_RHQW -> context_RHQM, the weighted sums of the values
+    position_RW: Tensor  # source positions of the keys; R may be 1
+    bias_RHQW: Tensor  # fp32, added to scores: 0, or `MASK_BIAS` at hidden positions; H is 1
+    gain_RHQW: Tensor | None = None  # factor of the weights; H is 1
+    first_BQ: Tensor | None = None  # first source position of each window; None: always 0
 
 
-Look = Callable[[Tensor, Tensor | None], View]
+ViewFn = Callable[[Tensor, Tensor | None], WindowView]
 
 
-def memory_of(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
+def build_memory(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
+    """Return the memory, with positions from `reach` on (None: no limit) and padding masked."""
     visible_B = length_B if reach is None else length_B.clamp(max=reach)
     position_S = torch.arange(values_BHSM.shape[2], device=length_B.device)
-    bias_BS = (position_S >= visible_B.unsqueeze(1)) * MASKED
+    bias_BS = (position_S >= visible_B.unsqueeze(1)) * MASK_BIAS
     return Memory(values_BHSM, keys_BHSA, length_B, visible_B, bias_BS)
 
 
-class Global(nn.Module):
+class GlobalWindow(nn.Module):
     """The whole sentence."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """Returns look(query_ND, position_BQ) -> View, for one step loop."""
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> ViewFn:
+        """Return get_view(query_ND, position_BQ) -> WindowView for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
-        view = View(memory.keys_BHSA, values_for_steps(memory.values_BHSM), position_RW, bias_RHQW)
+        view = WindowView(memory.keys_BHSA, values_for_steps(memory.values_BHSM), position_RW, bias_RHQW)
         return lambda query_ND, position_BQ: view
 
 
-class LocalM(nn.Module):
-    """{s : |s - c| <= w}, c = min(t, S - 1): the t-th target piece looks around the t-th source piece (t from 0; Luong
-    et al. 2015, section 3.2, local-m). Cut at the ends of the sentence, not shifted."""
+class LocalMWindow(nn.Module):
+    """{s : |s - c| <= w}, c = min(t, S - 1): the t-th target token attends around the t-th source position.
+
+    t counts from 0 (Luong et al. 2015, section 3.2, local-m). The window is cut at the ends of the sentence, not
+    shifted.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.half_width = config.attention.half_width
 
-    def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Returns point(query_ND, position_BQ) -> the point_BQ around which to look."""
+    def prepare_alignment(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+        """Return align(query_ND, position_BQ) -> aligned_BQ, the source position around which each query attends."""
         return lambda query_ND, position_BQ: position_BQ
 
-    def gain(self, distance_BQW: Tensor) -> Tensor | float:
+    def compute_gain(self, distance_BQW: Tensor) -> Tensor | float:
+        """Return the factor of the weights at this distance from the aligned position."""
         return 1.0
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> Look:
-        """As `Global.bind`. From a long source it takes W = 2 w + 1 keys and values for each query, from
-        clamp(c - w, 0, S - W) on: what a step costs does not depend on S. In a source of at most `WHOLE` W positions
-        it costs less to hide what is outside the window: all queries of a sentence share its keys."""
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> ViewFn:
+        """Return get_view(query_ND, position_BQ) -> WindowView for one step loop.
+
+        From a long source it gathers W = 2 w + 1 keys and values for each query, starting at clamp(c - w, 0, S - W), so
+        the cost of a step does not depend on S. In a source of at most `MAX_WINDOWS_TO_MASK` W positions it is cheaper
+        to mask the positions outside the window: all queries of a sentence then share its keys.
+        """
         sentences, heads, positions, _ = memory.values_BHSM.shape
         device = memory.length_B.device
         width = 2 * self.half_width + 1
         length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
-        point = self.aim(length_B1, dtype)
+        align = self.prepare_alignment(length_B1, dtype)
 
-        def center(point_BQ: Tensor) -> Tensor:
-            return torch.minimum(point_BQ.detach().floor().long(), length_B1 - 1)
+        def compute_center(aligned_BQ: Tensor) -> Tensor:
+            return torch.minimum(aligned_BQ.detach().floor().long(), length_B1 - 1)
 
-        def limits(point_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
-            """bias_BQW and gain_BQW."""
+        def compute_bias_and_gain(aligned_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
             near_BQW = (position_BQW - center_BQ.unsqueeze(2)).abs() <= self.half_width
             seen_BQW = near_BQW & (position_BQW < visible_B11)
-            return ~seen_BQW * MASKED, seen_BQW * self.gain(position_BQW - point_BQ.unsqueeze(2))
+            gain_BQW = seen_BQW * self.compute_gain(position_BQW - aligned_BQ.unsqueeze(2))
+            return ~seen_BQW * MASK_BIAS, gain_BQW
 
-        if positions <= WHOLE * width:
+        if positions <= MAX_WINDOWS_TO_MASK * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
-            read = values_for_steps(memory.values_BHSM)
+            sum_values = values_for_steps(memory.values_BHSM)
 
-            def look_whole(query_ND: Tensor, position_BQ: Tensor | None) -> View:
-                point_BQ = point(query_ND, position_BQ)
-                bias_BQS, gain_BQS = limits(point_BQ, center(point_BQ), position_1S.unsqueeze(0))
+            def get_masked_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
+                aligned_BQ = align(query_ND, position_BQ)
+                center_BQ = compute_center(aligned_BQ)
+                bias_BQS, gain_BQS = compute_bias_and_gain(aligned_BQ, center_BQ, position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
-                return View(memory.keys_BHSA, read, position_1S, bias_RHQW, gain_RHQW)
+                return WindowView(memory.keys_BHSA, sum_values, position_1S, bias_RHQW, gain_RHQW)
 
-            return look_whole
+            return get_masked_view
 
         offset_W = torch.arange(width, device=device)
         head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
-        keys, values = rows_for_steps(memory.keys_BHSA.flatten(0, 2)), rows_for_steps(memory.values_BHSM.flatten(0, 2))
+        gather_keys = rows_for_steps(memory.keys_BHSA.flatten(0, 2))
+        gather_values = rows_for_steps(memory.values_BHSM.flatten(0, 2))
 
-        def look(query_ND: Tensor, position_BQ: Tensor | None) -> View:
-            point_BQ = point(query_ND, position_BQ)
-            center_BQ = center(point_BQ)
+        def get_gathered_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
+            aligned_BQ = align(query_ND, position_BQ)
+            center_BQ = compute_center(aligned_BQ)
             first_BQ = (center_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
             index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
-            bias_RW, gain_RW = (part.flatten(0, 1) for part in limits(point_BQ, center_BQ, position_BQW))
-            bias_RHQW, gain_RHQW = bias_RW[:, None, None], gain_RW[:, None, None]
+            bias_BQW, gain_BQW = compute_bias_and_gain(aligned_BQ, center_BQ, position_BQW)
+            bias_RHQW = bias_BQW.flatten(0, 1)[:, None, None]
+            gain_RHQW = gain_BQW.flatten(0, 1)[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
-            read = partial(torch.matmul, other=values(index_RHW))
-            return View(keys(index_RHW), read, position_RW, bias_RHQW, gain_RHQW, first_BQ)
+            sum_values = partial(torch.matmul, other=gather_values(index_RHW))
+            return WindowView(gather_keys(index_RHW), sum_values, position_RW, bias_RHQW, gain_RHQW, first_BQ)
 
-        return look
+        return get_gathered_view
 
 
-class LocalP(LocalM):
-    """The same around floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)), sigma = w / 2
-    (Luong et al. 2015, eq. 9 and 10, local-p). p is learned by way of the gain; heads share it. v is kept as sqrt(D) v,
-    for the reason that `General` gives: the sigmoid would soon be at its end."""
+class LocalPWindow(LocalMWindow):
+    """A local window around c = floor(p), p = S sigmoid(v . tanh(W q)), with gain exp(-(s - p)^2 / (2 sigma^2)).
+
+    sigma = w / 2 (Luong et al. 2015, eq. 9 and 10, local-p). p is learned through the gain and shared by all heads. The
+    parameter holds sqrt(D) v, for the reason given at `General`: otherwise the sigmoid soon saturates.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -154,18 +169,18 @@ class LocalP(LocalM):
         self.v = nn.Parameter(torch.empty(config.hidden))
         init_uniform_(self.v.detach(), config.hidden)
 
-    def aim(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+    def prepare_alignment(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.prepare_steps(dtype)
 
-        def point(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
-            inner_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))
-            logit_N = inner_ND @ self.v.to(accumulation_dtype(dtype)) * self.v.numel() ** -0.5
+        def align(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
+            hidden_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))
+            logit_N = hidden_ND @ self.v.to(accumulation_dtype(dtype)) * self.v.numel() ** -0.5
             return length_B1 * torch.sigmoid(logit_N.view(len(length_B1), -1))
 
-        return point
+        return align
 
-    def gain(self, distance_BQW: Tensor) -> Tensor:
+    def compute_gain(self, distance_BQW: Tensor) -> Tensor:
         return torch.exp(distance_BQW.square() * (-2 / self.half_width**2))
 
 
-WINDOWS = {"global": Global, "local_m": LocalM, "local_p": LocalP}
+WINDOW_CLASSES = {"global": GlobalWindow, "local_m": LocalMWindow, "local_p": LocalPWindow}

@@ -1,8 +1,7 @@
-"""From a command line to checked dataclasses, by way of Hydra; whatever a user can mend is answered in one line."""
+"""Command-line programs: Hydra composes the settings, checked dataclasses hold them, and errors take one line each."""
 
 import contextlib
 import dataclasses
-import inspect
 import io
 import logging
 import os
@@ -23,63 +22,72 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from nmt.config import COMMANDS
-from nmt.errors import UserError, exit_silently, printable
+from nmt.errors import UserError, escape_controls, exit_silently
 from nmt.runtime.command_line import (
-    CONFIGS,
+    CONFIG_DIR,
     check_command_line,
-    config_groups,
     describe_os_error,
-    explain,
-    schema_keys,
+    explain_hydra_error,
+    list_config_groups,
+    list_key_types,
     to_dataclasses,
 )
-from nmt.runtime.settings_file import apply_file_settings, with_file
+from nmt.runtime.settings_file import apply_file_settings, extract_config_file
 from nmt.runtime.streams import use_utf8
-from nmt.runtime.sweep_names import name_by_varying_keys
+from nmt.runtime.sweep_names import exclude_constant_keys
 
-failures: list[str] = []  # messages of this command's jobs, in whatever process they ran
-given_keys: set[str] = set()  # dotted keys that the present job has been given, on the command line or in a file
+failures: list[str] = []  # error messages of the jobs of this command, including those of other processes
+given_keys: set[str] = set()  # dotted keys of the current job that were set on the command line or in config=FILE
 
 
-def meanings(schema: type, prefix: str = "") -> dict[str, str]:
-    """The comment beside each key of a schema, by dotted name."""
-    lines = re.findall(r"^ {4}(\w+): .*?  # (.*)", inspect.getsource(schema), re.MULTILINE)
-    comments = {prefix + name: comment for name, comment in lines}
+def collect_help_texts(schema: type, prefix: str = "") -> dict[str, str]:
+    """Return the help text of each key of a schema by dotted name."""
+    texts: dict[str, str] = {}
     for item in dataclasses.fields(schema):
         if dataclasses.is_dataclass(item.type):
-            comments |= meanings(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
-    return comments
+            texts |= collect_help_texts(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        elif "help" in item.metadata:
+            texts[prefix + item.name] = item.metadata["help"]
+    return texts
 
 
 @contextlib.contextmanager
-def explained(schema: type) -> Iterator[None]:
-    """Add to each key on the help page, which Hydra prints as YAML, what it means."""
+def annotated_help_page(schema: type) -> Iterator[None]:
+    """Add help texts to the keys of the help page, which Hydra prints as YAML."""
     page = io.StringIO()
     try:
         with contextlib.redirect_stdout(page):
             yield
-    finally:  # Hydra leaves by SystemExit
-        comments, path = meanings(schema), [""]
+    finally:  # Hydra raises SystemExit after printing the page
+        texts, path = collect_help_texts(schema), [""]
         for line in page.getvalue().splitlines():
             key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
             path = [*path[: len(key[1]) // 2], key[2]] if key else path
-            comment = comments.get(".".join(path)) if key else None
-            print(printable(f"{line:<31} # {comment}" if comment else line))
+            text = texts.get(".".join(path)) if key else None
+            print(escape_controls(f"{line:<31} # {text}" if text else line))
 
 
 def report_failure(message: str, any_rank: bool = False) -> None:
-    """Report a failure. Of the processes of a job the first does so, but for what is another one's `any_rank`."""
-    number = int(os.environ.get("RANK", "0"))
-    if number and not any_rank:
+    """Print an error message on standard error and record it.
+
+    Other ranks than 0 exit silently, since rank 0 reports the same error, unless the error is of this rank only
+    (`any_rank`).
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    if rank and not any_rank:
         exit_silently()
     failures.append(message)
-    with contextlib.suppress(OSError):  # nobody reads
-        print(f"error: {f'process {number}: ' if number else ''}{printable(message)}", file=sys.stderr, flush=True)
+    prefix = f"process {rank}: " if rank else ""
+    with contextlib.suppress(OSError):  # standard error is closed
+        print(f"error: {prefix}{escape_controls(message)}", file=sys.stderr, flush=True)
 
 
 class Failure:
-    """What a failed job returns: no number, by which a search knows it (over NaN Optuna's plug-in stumbles). One from
-    another process is reported by the first process when it comes there, which is when it is unpickled."""
+    """The result of a failed job.
+
+    It is not a number, by which a search recognizes it (Optuna's plug-in fails on NaN). A failure in another process is
+    reported by the main process, when it unpickles the result.
+    """
 
     def __init__(self, message: str, report: bool = True, any_rank: bool = False) -> None:
         self.message = message
@@ -91,36 +99,39 @@ class Failure:
 
 
 def show_sweeper_log() -> None:
-    """Show what Optuna's plug-in says, its results above all; failed jobs, of which it warns, are reported already."""
+    """Show the log of Optuna's plug-in, except warnings about failed jobs, which are reported already."""
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: record.levelno < logging.WARNING)
     log = logging.getLogger("hydra_plugins.hydra_optuna_sweeper")
-    log.handlers, log.propagate = [handler], False
+    log.handlers = [handler]
+    log.propagate = False
     log.setLevel(logging.INFO)
 
 
 def resend_signal(number: int) -> None:
-    """Send this process a signal a little later, which came when it could not end it."""
-    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
+    """Send this process a signal again after a short delay, because it arrived when it could not end the process."""
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
 
 
 def open_streams() -> None:
-    """Open the null device for standard streams that were closed when Python started, as by `2>&-`. Otherwise the next
-    file would get such a number, and what libraries report would be written into it."""
+    """Open the null device for standard streams that were closed when Python started, as by `2>&-`.
+
+    Otherwise the next file would get such a descriptor, and messages of libraries would be written into it.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open until the process ends
 
 
 def flush_streams(code: Any) -> Any:
-    """Write out what was printed. Returns the exit code, 1 where that cannot be done."""
+    """Flush standard output and error. Returns the exit code, which is 1 if standard output cannot be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python complains once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python prints another error at exit
             if stream is sys.stdout:
                 code = code or 1
                 if not isinstance(error, BrokenPipeError):
@@ -128,125 +139,159 @@ def flush_streams(code: Any) -> Any:
     return code
 
 
-def remove_empty(folder: Path) -> None:
-    """Take back the run's folder, which Hydra makes before the checks, unless there is something in it."""
-    with contextlib.suppress(OSError):  # not empty, or another rank was here first
+def remove_empty_folders(folder: Path) -> None:
+    """Remove the run folder, which Hydra creates before the checks, and its parents, if they are empty."""
+    with contextlib.suppress(OSError):  # not empty, or already removed by another rank
         while folder.is_relative_to(Path.cwd()) and folder != Path.cwd():
             folder.rmdir()
             folder = folder.parent
 
 
-def program(command: str, schema: type) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
-    """Turn a function of checked dataclasses into a command-line program, configured by `configs/<command>.yaml`.
+@contextlib.contextmanager
+def exit_on_sigterm(exit_signals: list[int]) -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that unfinished files are removed, and note the signal in `exit_signals`.
 
-    Whatever the user can mend ends the program with its message alone and exit code 1. In a sweep (`-m`) a failing job
-    is reported so, wherever it runs, the others still run, and the exit code is 1 at the end.
+    Afterwards SIGTERM is ignored: nothing is left to clean up.
     """
 
+    def handle_sigterm(number: int, _: object) -> None:
+        if isinstance(sys.exception(), UserError):  # report the error first
+            resend_signal(number)
+            return
+        exit_signals.append(number)
+        sys.exit(128 + number)
+
+    def handle_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+        # Python drops exceptions that are raised in a destructor.
+        if isinstance(unraisable.exc_value, SystemExit) and exit_signals:
+            resend_signal(exit_signals.pop())
+        elif isinstance(unraisable.exc_value, KeyboardInterrupt):
+            resend_signal(signal.SIGINT)
+        else:
+            sys.__unraisablehook__(unraisable)
+
+    signal.signal(signal.SIGTERM, handle_sigterm)
+    sys.unraisablehook = handle_unraisable
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
+def is_expected(error: Exception) -> bool:
+    """Return whether a job may fail with this error without a bug in nmt."""
+    is_cluster_timeout = type(error).__module__.startswith("submitit.")
+    return is_cluster_timeout or isinstance(error, UserError | OSError | MemoryError)
+
+
+def describe_failure(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return describe_os_error(error)
+    if isinstance(error, MemoryError):
+        return f"out of memory; process less text at a time ({str(error) or 'no details'})"
+    return str(error)
+
+
+@dataclasses.dataclass
+class ProgramState:
+    """State shared by the parts of a program. A launcher may run jobs in other processes, with a copy of it."""
+
+    main_pid: int = 0  # process ID of the command
+    in_job: bool = False  # in a job an unexpected exception is a bug; outside, it is about the command line
+    file_settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # of config=FILE, by dotted key
+    exit_signals: list[int] = dataclasses.field(default_factory=list)  # signals that are ending the process
+
+
+def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
+    """Turn a function of the settings of a command into a command-line program, as in `@main("train")`.
+
+    The program is configured by `configs/<command>.yaml`. Errors that the user can fix end it with a one-line message
+    and exit code 1. In a sweep (`-m`) a failed job is reported that way, wherever it runs; the other jobs still run,
+    and the exit code is 1 at the end.
+    """
+    schema = COMMANDS[command]
+
     def decorate(function: Callable[[Any], float | None]) -> Callable[[], None]:
-        ended: list[int] = []  # signals
-        inside = False  # the job, where an unforeseen exception is a bug of ours; outside it is about the command line
-        first = 0  # process, of the command; a launcher may run a job in another one, with copies of all this
-        settings: dict[str, Any] = {}  # of config=FILE
+        state = ProgramState()
 
-        def end(number: int, _: object) -> None:
-            if isinstance(sys.exception(), UserError):
-                resend_signal(number)
-                return  # the message first
-            ended.append(number)
-            sys.exit(128 + number)  # on the way out what is half done is cleared away
-
-        def lost(what: "sys.UnraisableHookArgs") -> None:
-            if isinstance(what.exc_value, SystemExit) and ended:
-                resend_signal(ended.pop())  # Python drops what is raised in a destructor
-            elif isinstance(what.exc_value, KeyboardInterrupt):
-                resend_signal(signal.SIGINT)
-            else:
-                sys.__unraisablehook__(what)
-
+        # Launchers pickle this function by value together with `function`, so that both see the same `given_keys`. A
+        # method or module-level function would be pickled by reference and see another one.
         def job(config: DictConfig) -> float | Failure | None:
-            nonlocal inside
-            inside = True
+            state.in_job = True
             overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-            written = {argument.lstrip("+~").partition("=")[0] for argument in overrides}
-            apply_file_settings(settings, config, written - set(config_groups(command)))
+            command_line_keys = {argument.lstrip("+~").partition("=")[0] for argument in overrides}
+            apply_file_settings(state.file_settings, config, command_line_keys - set(list_config_groups(command)))
             given_keys.clear()
-            given_keys.update(written, settings)
+            given_keys.update(command_line_keys, state.file_settings)
             try:
-                score: float | Failure | None = function(to_dataclasses(config))
+                result: float | Failure | None = function(to_dataclasses(config))
             except Exception as error:
-                late = type(error).__module__.startswith("submitit.")  # the cluster's time for the job is up
-                if not late and not isinstance(error, UserError | OSError | MemoryError):
-                    if os.getpid() != first:  # from where an exception comes without its traceback
+                is_main_process = os.getpid() == state.main_pid
+                if not is_expected(error):
+                    if not is_main_process:  # exceptions lose their traceback on the way to the main process
                         error.add_note(traceback.format_exc())
                     raise
-                if ended:  # a library has made another error of the exit
-                    sys.exit(128 + ended[0])
-                message = describe_os_error(error) if isinstance(error, OSError) else str(error)
-                if isinstance(error, MemoryError):
-                    message = f"out of memory; give less text at a time ({message or 'no details'})"
-                remove_empty(Path(HydraConfig.get().runtime.output_dir))
-                score = Failure(message, report=os.getpid() == first, any_rank=getattr(error, "any_rank", False))
-            inside = False
-            return score
+                if state.exit_signals:  # a library replaced SystemExit by another exception
+                    sys.exit(128 + state.exit_signals[0])
+                remove_empty_folders(Path(HydraConfig.get().runtime.output_dir))
+                any_rank = getattr(error, "any_rank", False)
+                result = Failure(describe_failure(error), report=is_main_process, any_rank=any_rank)
+            state.in_job = False
+            return result
+
+        def run_hydra() -> None:
+            key_types = list_key_types(schema) | {"config": str}
+            groups = list_config_groups(command)
+            check_command_line(sys.argv[1:], key_types, groups)
+            arguments, state.file_settings = extract_config_file(sys.argv[1:], schema, groups)
+            check_command_line(arguments, key_types, groups)
+            sys.argv[1:] = exclude_constant_keys(arguments)
+            shows_help = bool({"-h", "--help"} & set(sys.argv))
+            with annotated_help_page(schema) if shows_help else contextlib.nullcontext():
+                hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
+
+        def run_and_report() -> None:
+            use_utf8()
+            state.main_pid = os.getpid()
+            failures.clear()
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise errors instead of printing them
+            warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
+            ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+            show_sweeper_log()
+            with exit_on_sigterm(state.exit_signals):
+                try:
+                    run_hydra()
+                except KeyboardInterrupt:
+                    report_failure("interrupted")
+                    sys.exit(130)
+                except Exception as error:
+                    if state.exit_signals:
+                        sys.exit(128 + state.exit_signals[0])
+                    if state.in_job or hasattr(error, "__notes__"):
+                        raise
+                    if isinstance(error, OSError) and not isinstance(error, HydraException):
+                        error.filename = error.filename or "standard output"
+                        report_failure(describe_os_error(error))
+                    else:
+                        report_failure(str(error) if isinstance(error, UserError) else explain_hydra_error(error))
+            if failures:
+                sys.exit(1)
 
         def run() -> None:
             open_streams()
+            code: Any = 0
             try:
-                work()
-                code: Any = 0
+                run_and_report()
             except SystemExit as error:
                 code = error.code
             code = flush_streams(code)
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                # Where processes were joined, threads of gloo now and then abort one that ends as usual, with all done.
+                # All work is done, and threads of gloo sometimes abort a process that ends in the usual way.
                 os._exit(code or 0)
             if code:
                 sys.exit(code)
 
-        def work() -> None:
-            nonlocal first, settings
-            use_utf8()
-            first = os.getpid()
-            failures.clear()  # of an earlier call
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing in its own way
-            warnings.filterwarnings("ignore", category=UserWarning, module="hydra")
-            ConfigStore.instance().store(name=f"{command}_schema", node=schema)
-            show_sweeper_log()
-            signal.signal(signal.SIGTERM, end)
-            sys.unraisablehook = lost
-            try:
-                known, choices = schema_keys(schema) | {"config": str}, config_groups(command)
-                check_command_line(sys.argv[1:], known, choices)
-                arguments, settings = with_file(sys.argv[1:], schema, choices)
-                check_command_line(arguments, known, choices)
-                sys.argv[1:] = name_by_varying_keys(arguments)
-                with explained(schema) if {"-h", "--help"} & set(sys.argv) else contextlib.nullcontext():
-                    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=command)(job)()
-            except KeyboardInterrupt:
-                report_failure("interrupted")
-                sys.exit(130)
-            except Exception as error:
-                if ended:
-                    sys.exit(128 + ended[0])
-                if inside or hasattr(error, "__notes__"):
-                    raise
-                if isinstance(error, OSError) and not isinstance(error, HydraException):
-                    error.filename = error.filename or "standard output"
-                    report_failure(describe_os_error(error))
-                else:
-                    report_failure(str(error) if isinstance(error, UserError) else explain(error))
-            finally:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing is left to be cleared away
-                sys.unraisablehook = sys.__unraisablehook__
-            if failures:
-                sys.exit(1)
-
         return run
 
     return decorate
-
-
-def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
-    """Turn a function of a command's checked dataclasses into a program: `@main("train")`."""
-    return program(command, COMMANDS[command])

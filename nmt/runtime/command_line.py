@@ -1,4 +1,4 @@
-"""Check a command line before Hydra sees it, and explain in one line what Hydra complains of."""
+"""Check a command line before Hydra parses it, and explain errors of Hydra in one line."""
 
 import contextlib
 import dataclasses
@@ -14,18 +14,36 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from nmt.errors import UserError, suggest
-from nmt.runtime.quoting import literal, quote_setting, shell_quoted
+from nmt.runtime.quoting import escape_interpolations, quote_for_shell, quote_setting
 
-HERE = Path(__file__).resolve().parent.parent
-CONFIGS = HERE / "configs" if (HERE / "configs").is_dir() else HERE.parent / "configs"  # a wheel carries them inside
-FLAGS = (
-    *("-h", "--help", "--hydra-help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package"),
-    *("-i", "--info", "-cd", "--config-dir", "-sc", "--shell-completion"),
+PACKAGE_DIR = Path(__file__).resolve().parent.parent
+CONFIG_DIR = PACKAGE_DIR / "configs"  # in a wheel
+if not CONFIG_DIR.is_dir():
+    CONFIG_DIR = PACKAGE_DIR.parent / "configs"  # in a checkout
+HYDRA_FLAGS = (
+    "-h",
+    "--help",
+    "--hydra-help",
+    "--version",
+    "-m",
+    "--multirun",
+    "-c",
+    "--cfg",
+    "-p",
+    "--package",
+    "-i",
+    "--info",
+    "-cd",
+    "--config-dir",
+    "-sc",
+    "--shell-completion",
 )
-UNNAMED = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")  # left out of a sweep's names
-PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # choices that the extra `sweep` brings
-TEXTS = (str, str | None, Any)  # types of keys whose values may be texts that look like numbers
-MEANT_BY = {  # keys, the first that the command has is meant, and what other toolkits call them
+# Keys that are left out of the run names of a sweep.
+KEYS_NOT_IN_RUN_NAMES = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")
+SWEEP_PLUGINS = ("joblib", "submitit_local", "submitit_slurm", "optuna")  # installed by the extra `sweep`
+STRING_KEY_TYPES = (str, str | None, Any)  # types of keys whose values may be strings that look like numbers
+# Keys, and the names that other toolkits use for them. Of several keys the first that a command has is meant.
+KEY_SYNONYMS = {
     "optim.lr": "learning_rate base_lr init_lr",
     "optim.name": "optimizer optimiser optim_name",
     "optim.schedule": "lr_scheduler lr_schedule scheduler decay_method",
@@ -70,239 +88,243 @@ MEANT_BY = {  # keys, the first that the command has is meant, and what other to
     "precision": "fp16 bf16 amp half mixed_precision dtype",
     "seed": "random_seed rng_seed manual_seed",
 }
-SYNONYMS = {name: keys.split() for keys, names in MEANT_BY.items() for name in names.split()}
-EXAMPLES = {  # of keys whose values are lists or tables
+KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() for name in names.split()}
+# Example values of keys that take lists or tables.
+SETTING_EXAMPLES = {
     "data.corpora": "'data.corpora=[{path:FOLDER}]'",
     "compare": "'compare=[runs/A,runs/B]'",
     "by_pairs": "'by_pairs={optim.lr: {0: 0.001, 60000: 0.002}}'",
 }
-SHAPES = (  # what OmegaConf says of a value of the wrong shape, and what is needed
-    (r"is not a ListConfig", "a list is needed here"),
-    (r"Cannot merge \w+ with \w+", "keys with values are given where a list is needed, or a list where keys are"),
-    (r"is not a subclass of CorpusConfig", "a corpus is needed here, with its path"),
-    (
-        r"is not a subclass of \w+Config|Cannot merge ListConfig with DictConfig",
-        "keys with their values are needed here",
-    ),
-    (
-        r"Cannot assign \w+ to Dict|is incompatible with",
-        "keys are needed here, each with its values by numbers of pairs",
-    ),
-    (r"Cannot convert '(?:list|ListConfig)' to string", "one value is needed here, not a list"),
-    (r"Cannot convert '(?:dict|DictConfig)' to string", "one value is needed here, not several by name"),
+# Patterns of OmegaConf's errors about a value of the wrong shape, and what is expected instead.
+SHAPE_ERRORS = (
+    (r"is not a ListConfig", "expected a list"),
+    (r"Cannot merge \w+ with \w+", "got keys with values where a list is expected, or a list where keys are expected"),
+    (r"is not a subclass of CorpusConfig", "expected a corpus with its path"),
+    (r"is not a subclass of \w+Config|Cannot merge ListConfig with DictConfig", "expected keys with values"),
+    (r"Cannot assign \w+ to Dict|is incompatible with", "expected keys, each with its values by number of pairs"),
+    (r"Cannot convert '(?:list|ListConfig)' to string", "expected one value, not a list"),
+    (r"Cannot convert '(?:dict|DictConfig)' to string", "expected one value, not keys with values"),
 )
-FOLDER_KEYS = ("name", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")  # what Hydra makes a run's folder of
-COMMAND_ONLY = ("resume", "overwrite")  # of a command, and not of the settings that a file has
+RUN_FOLDER_KEYS = ("name", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")  # parts of the run folder's path
+COMMAND_ONLY_KEYS = ("resume", "overwrite")  # not taken from config=FILE
 
 
 def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[str]) -> None:
-    """Answer the usual slips (`--key value`, `+key=value`, an unknown key) better than Hydra would.
+    """Report common mistakes (`--key value`, `+key=value`, an unknown key) with better messages than Hydra's.
 
     Args:
         arguments: the command line.
-        keys: the types of all keys by dotted name, sections among them.
-        groups: names that take one of several files, as model=luong.
+        keys: the types of all keys by dotted name, including sections.
+        groups: names of the config groups, such as `model` in model=luong.
 
     Raises:
         UserError: naming the argument and what to write instead.
     """
-    known = [*keys, *groups]
-    settings = ["=" in argument and not argument.startswith("-") for argument in arguments]
+    known_names = [*keys, *groups]
+    is_setting = ["=" in argument and not argument.startswith("-") for argument in arguments]
     if "${" in os.getcwd():
-        raise UserError(f"{os.getcwd()} is taken for an interpolation because of its ${{: run this in another folder")
-    for place, argument in enumerate(arguments):
-        if not encodable(argument):
-            raise UserError(f"{argument!a} is not UTF-8: rename what it names, or make a link to it")
+        raise UserError(f"{os.getcwd()} contains ${{, which is read as an interpolation; use another working directory")
+    for index, argument in enumerate(arguments):
+        if not is_encodable(argument):
+            raise UserError(f"{argument!a} is not UTF-8; rename the file or create a link to it")
         name, equals, value = argument.partition("=")
         key = name.lstrip("-+~")
         if argument.startswith("-"):
-            if name in FLAGS:
-                if any(settings[:place]) and any(settings[place + 1 :]):  # its parser takes settings in one row only
-                    raise UserError(f"{argument} stands between settings; write it before them")
+            if name in HYDRA_FLAGS:
+                if any(is_setting[:index]) and any(is_setting[index + 1 :]):  # Hydra needs all settings in one row
+                    raise UserError(f"{argument} is between settings; move it to the front")
                 continue
-            if key in known:
-                word = "VALUE"
-                raise UserError(
-                    f"{argument}: settings are written without dashes: {shell_quoted(f'{key}={value or word}')}"
-                )
-            raise UserError(f"there is no option {name}; write key=value{did_you_mean(key, known)}")
-        if equals and key in FOLDER_KEYS and "\\${" in value:
-            raise UserError(f"{argument}: the name of a run's folder holds no ${{; give another one")
-        if (
-            equals
-            and (key in FOLDER_KEYS or keys.get(key) in TEXTS or keys.get(key) == list[str])
-            and key not in COMMAND_ONLY
-        ):
-            check_read_as_written(argument, key)
+            if key in known_names:
+                setting = quote_for_shell(f"{key}={value or 'VALUE'}")
+                raise UserError(f"{argument}: settings are written without dashes: {setting}")
+            raise UserError(f"there is no option {name}; write key=value{suggest_key(key, known_names)}")
+        if equals and key in RUN_FOLDER_KEYS and "\\${" in value:
+            raise UserError(f"{argument}: the name of a run folder cannot contain ${{; choose another name")
+        takes_strings = key in RUN_FOLDER_KEYS or keys.get(key) in STRING_KEY_TYPES or keys.get(key) == list[str]
+        if equals and takes_strings and key not in COMMAND_ONLY_KEYS:
+            check_parsed_as_written(argument, key)
         if not equals or key.startswith(("hydra.", "hydra/")):
             continue
-        if key not in known:
-            raise UserError(f"there is no key '{key}'{did_you_mean(key, known)}; --help lists them all")
+        if key not in known_names:
+            raise UserError(f"there is no key '{key}'{suggest_key(key, known_names)}; --help lists all keys")
         if argument.startswith("+"):
+            raise UserError(f"{argument}: all keys exist, so no + is needed: {quote_for_shell(f'{key}={value}')}")
+        if {"-m", "--multirun"} & set(arguments) and key in KEYS_NOT_IN_RUN_NAMES and is_swept(argument):
             raise UserError(
-                f"{argument}: every key exists already, so no + is needed: {shell_quoted(f'{key}={value}')}"
+                f"{argument}: {key} is not part of run names; use one command per value, each with its own name="
             )
-        if {"-m", "--multirun"} & set(arguments) and key in UNNAMED and is_swept(argument):
-            raise UserError(f"{argument}: runs of a sweep have no names by {key}; give a command and a name= to each")
         if key in groups and "null" in value.split(","):
-            raise UserError(f"{argument}: write {key}=CHOICE, or leave {key} out; --help lists the choices")
+            raise UserError(f"{argument}: write {key}=CHOICE or leave {key} out; --help lists the choices")
         if key not in groups and any(other.startswith(f"{key}.") for other in keys):
-            raise UserError(f"{argument}: {key} is a section; set the keys in it, as {key}.KEY=VALUE")
-        if not value and key not in groups:  # an unset variable of the shell
-            raise UserError(f"{argument}: a value is needed; leave {key} out, or write {key}=VALUE")
+            raise UserError(f"{argument}: {key} is a section; set its keys, as in {key}.KEY=VALUE")
+        if not value and key not in groups:  # often an unset shell variable
+            raise UserError(f"{argument}: the value is missing; leave {key} out or write {key}=VALUE")
 
 
-def did_you_mean(key: str, known: list[str]) -> str:
-    """`"; did you mean 'x'?"` for what another toolkit calls so, or for the key that is spelled most like it."""
+def suggest_key(key: str, known: list[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the key that has this name in other toolkits or the closest spelling."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
-    names = SYNONYMS.get(leaf, [])
-    if not names or any(name.rpartition(".")[2] == leaf for name in known):
+    meanings = KEYS_BY_SYNONYM.get(leaf, [])
+    if not meanings or any(name.rpartition(".")[2] == leaf for name in known):
         return suggest(key, known)
-    there = [name for name in names if name in known]
-    return f"; did you mean '{there[0]}'?" if there else f"; other commands have '{names[0]}'"
+    known_meanings = [name for name in meanings if name in known]
+    return f"; did you mean '{known_meanings[0]}'?" if known_meanings else f"; other commands have '{meanings[0]}'"
 
 
-def encodable(text: str) -> bool:
-    """Whether it can be written as UTF-8; bytes of a command line that cannot be read so are halves of surrogates."""
+def is_encodable(text: str) -> bool:
+    """Return whether a text is valid UTF-8; Python decodes invalid bytes of arguments as lone surrogates."""
     try:
         return bool(text.encode()) or not text
     except UnicodeEncodeError:
         return False
 
 
-def check_read_as_written(argument: str, key: str) -> None:
-    """Refuse a text of which Hydra would make another one because it is not quoted: of 2024_11_24 the number 20241124,
-    of `a ` and `a\\,b` what is without the space and the backslash.
+def check_parsed_as_written(argument: str, key: str) -> None:
+    """Check that Hydra reads an unquoted string as it is written.
+
+    It reads 2024_11_24 as the number 20241124, `a ` without the space, and `a\\,b` without the backslash.
 
     Raises:
-        UserError: it has to be quoted.
+        UserError: the string has to be quoted.
     """
-    written = argument.partition("=")[2]
-    found = parse_override(argument)
-    if found is None or found.is_sweep_override() or written[:1] in ("'", '"'):
+    text = argument.partition("=")[2]
+    override = parse_override(argument)
+    if override is None or override.is_sweep_override() or text[:1] in ("'", '"'):
         return
-    value = found.value()
-    if isinstance(value, list) and not re.search("['\"{]", written):
-        taken, texts = [*map(str, value)], [item.strip() for item in written.strip()[1:-1].split(",")]
-        if taken != texts and any(texts):
+    value = override.value()
+    if isinstance(value, list) and not re.search("['\"{]", text):
+        parsed_items = [*map(str, value)]
+        items = [item.strip() for item in text.strip()[1:-1].split(",")]
+        if parsed_items != items and any(items):
             raise UserError(
-                f"{argument} would be taken for [{', '.join(taken)}]; quote it: {quote_setting(key, texts)}"
+                f"{argument} would be read as [{', '.join(parsed_items)}]; quote it: {quote_setting(key, items)}"
             )
-    elif isinstance(value, str | bool | int | float) and str(value) != written:
-        raise UserError(f"{argument} would be taken for {value}; quote it: {quote_setting(key, written)}")
+    elif isinstance(value, str | bool | int | float) and str(value) != text:
+        raise UserError(f"{argument} would be read as {value}; quote it: {quote_setting(key, text)}")
 
 
 def is_swept(argument: str) -> bool:
-    """Whether a setting of a sweep has more than one value."""
-    return (found := parse_override(argument)) is not None and found.is_sweep_override()
+    """Return whether a setting of a sweep has more than one value."""
+    override = parse_override(argument)
+    return override is not None and override.is_sweep_override()
 
 
 def parse_override(argument: str) -> Override | None:
-    """As Hydra reads it; None of what cannot be read, of which Hydra complains."""
+    """Parse an argument with Hydra's grammar; None if it is invalid, which Hydra reports later."""
     with contextlib.suppress(HydraException):
         return OverridesParser.create().parse_override(argument)
     return None
 
 
-def explain(error: Exception) -> str:
-    """A complaint of Hydra or OmegaConf in one line, beginning with the argument or key that it is about."""
+def explain_hydra_error(error: Exception) -> str:
+    """Return an error of Hydra or OmegaConf as one line that begins with the argument or key it is about."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        if choice in PLUGINS:
-            return f"{group}={choice} is a plug-in that is not installed: in the checkout, pip install '.[sweep]'"
+        if choice in SWEEP_PLUGINS:
+            return f"{group}={choice} needs a missing plug-in; run pip install '.[sweep]' in the checkout"
         return f"{group}={choice} is not one of {', '.join(error.options)}{suggest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
-        key, equals, value = error.override.partition("=")
-        if (path := re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)) != value:
-            plain = re.fullmatch(r"[\w./$,\[\]-]+", path, re.ASCII)
-            written = f"{key}={path}" if plain else quote_setting(key, os.path.expanduser(value))
-            return f"{error.override} cannot be read: the shell left ~ as it is; write {written}"
-        remedy = f"quote a value that has signs in it: {quote_setting(key, value)}" if equals else "write key=value"
-        if value.startswith("[") and value.endswith(","):  # the shell has divided it
-            remedy = f"a list has no spaces, or is quoted as a whole: '{key}=[A, B]'"
-        elif value.startswith("[") and value.endswith("]"):
-            remedy = f"""quote each item that has signs in it: '{key}=["ITEM","ITEM"]'"""
-        return f"{error.override} cannot be read; {remedy}"
+        return explain_parse_error(error.override)
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
-    complaint = "a value is needed here" if "is not Optional" in lines[0] else lines[0]
-    if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", complaint):
+    reason = "expected a value" if "is not Optional" in lines[0] else lines[0]
+    if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", reason):
         key, value = ambiguous.groups()
         return (
-            f"{key}={value} has a comma: one value with a comma in it is written {quote_setting(key, value)}, a list "
-            f"{key}=[A,B], and a run for each value wants -m"
+            f"{key}={value} contains a comma; write {quote_setting(key, value)} for one value with a comma, "
+            f"{key}=[A,B] for a list, or add -m for one run per value"
         )
-    needed = next((needed for pattern, needed in SHAPES if re.search(pattern, complaint)), None)
-    complaint = needed or complaint
-    if (unknown := re.match(r"Key '(.*)' not in '\w+'", complaint)) and dataclasses.is_dataclass(
-        kind := getattr(cause, "object_type", None)
-    ):
-        names = [item.name for item in dataclasses.fields(kind)]
-        complaint = f"there is no key '{unknown[1]}' but {', '.join(names)}{did_you_mean(unknown[1], names)}"
-    if "INTERVAL_SWEEP" in complaint:
-        return "interval() is for a search: write hydra/sweeper=optuna too, or list the values"
+    expected = next((expected for pattern, expected in SHAPE_ERRORS if re.search(pattern, reason)), None)
+    reason = expected or reason
+    unknown = re.match(r"Key '(.*)' not in '\w+'", reason)
+    schema = getattr(cause, "object_type", None)
+    if unknown and dataclasses.is_dataclass(schema):
+        names = [item.name for item in dataclasses.fields(schema)]
+        reason = f"there is no key '{unknown[1]}', only {', '.join(names)}{suggest_key(unknown[1], names)}"
+    if "INTERVAL_SWEEP" in reason:
+        return "interval() needs hydra/sweeper=optuna; add it or list the values"
     if isinstance(cause, InterpolationResolutionError | GrammarParseError):
-        complaint += """; where ${ is meant as it is, write \\${ and quote the value: 'KEY="VALUE"'"""
+        reason += """; for a literal ${ write \\${ and quote the value: 'KEY="VALUE"'"""
     override = str(error).partition("Error merging override ")[2]
-    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
-    name = re.split(r"[=\[]", override or key)[0]
-    if needed and (example := next((EXAMPLES[key] for key in EXAMPLES if f"{name}.".startswith(f"{key}.")), "")):
-        complaint += f"; write it as {example}"
-    return f"{override or key}: {complaint}" if override or key else complaint
+    full_key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    name = re.split(r"[=\[]", override or full_key)[0]
+    if expected:
+        examples = [example for key, example in SETTING_EXAMPLES.items() if f"{name}.".startswith(f"{key}.")]
+        reason += f"; write it as {examples[0]}" if examples else ""
+    return f"{override or full_key}: {reason}" if override or full_key else reason
 
 
-def schema_keys(schema: type, prefix: str = "") -> dict[str, Any]:
-    """The types of all keys of a schema, by dotted name, sections included."""
+def explain_parse_error(override: str) -> str:
+    """Return one line about an argument that does not follow Hydra's grammar, and how to write it instead."""
+    key, equals, value = override.partition("=")
+    path = re.sub(r"(^|[\[,])~/", r"\1$HOME/", value)
+    if path != value:
+        needs_no_quotes = re.fullmatch(r"[\w./$,\[\]-]+", path, re.ASCII)
+        setting = f"{key}={path}" if needs_no_quotes else quote_setting(key, os.path.expanduser(value))
+        return f"{override} cannot be read because the shell did not expand ~; write {setting}"
+    if value.startswith("[") and value.endswith(","):  # the shell split it at a space
+        remedy = f"write a list without spaces or quote it as a whole: '{key}=[A, B]'"
+    elif value.startswith("[") and value.endswith("]"):
+        remedy = f"""quote items with special characters: '{key}=["ITEM","ITEM"]'"""
+    elif equals:
+        remedy = f"quote values with special characters: {quote_setting(key, value)}"
+    else:
+        remedy = "write key=value"
+    return f"{override} cannot be read; {remedy}"
+
+
+def list_key_types(schema: type, prefix: str = "") -> dict[str, Any]:
+    """Return the types of all keys of a schema by dotted name, including sections."""
     types = {}
     for item in dataclasses.fields(schema):
         types[prefix + item.name] = item.type
         if dataclasses.is_dataclass(item.type):
-            types |= schema_keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+            types |= list_key_types(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
     return types
 
 
-def config_groups(command: str) -> list[str]:
-    """The groups that the command's file lists among its defaults, as `data` and `model`."""
-    defaults = OmegaConf.load(CONFIGS / f"{command}.yaml").defaults
+def list_config_groups(command: str) -> list[str]:
+    """Return the config groups in the defaults list of a command, such as `data` and `model`."""
+    defaults = OmegaConf.load(CONFIG_DIR / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
     return [name for name in names if not name.startswith("override ")]
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system could not do, as `runs/mine/train.log: No space left on device`."""
+    """Return a message such as `runs/mine/train.log: No space left on device`."""
     return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 def to_dataclasses(config: DictConfig) -> Any:
-    """The checked dataclasses of a composed configuration.
+    """Convert a composed configuration to checked dataclasses.
 
     Raises:
-        UserError: naming the key, its value, and what it may be.
+        UserError: naming the key, its value and the allowed values.
     """
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise UserError(explain(error)) from error
+        raise UserError(explain_hydra_error(error)) from error
 
 
-def build_settings(schema: type, given: dict[str, Any]) -> Any:
-    """The checked dataclasses of a command with these settings, which need not come from a command line.
+def build_settings(schema: type, values: dict[str, Any]) -> Any:
+    """Build the checked dataclasses of a command from a dict of settings instead of a command line.
 
     Raises:
         UserError: as `to_dataclasses`.
     """
-    return to_dataclasses(build_config(schema, given))
+    return to_dataclasses(build_config(schema, values))
 
 
-def build_config(schema: type, given: dict[str, Any]) -> DictConfig:
-    """The same as a configuration of OmegaConf, in which texts are as they are given, whatever is in them.
+def build_config(schema: type, values: dict[str, Any]) -> DictConfig:
+    """Build an OmegaConf configuration from a dict of settings, whose strings are literal, even with `${` in them.
 
     Raises:
-        UserError: there is no such key, or its value is of another type.
+        UserError: a key does not exist, or its value has the wrong type.
     """
     config = OmegaConf.structured(schema)
     try:
-        config.merge_with(literal(given))
+        config.merge_with(escape_interpolations(values))
     except OmegaConfBaseException as error:
-        raise UserError(explain(error)) from error
+        raise UserError(explain_hydra_error(error)) from error
     return config

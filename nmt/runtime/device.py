@@ -1,4 +1,4 @@
-"""The device and the precision that a command computes in."""
+"""Device and precision of a command."""
 
 import os
 
@@ -6,115 +6,130 @@ import torch
 from torch import nn
 
 from nmt.errors import UserError
-from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.launch import LAUNCH_ENV
 from nmt.runtime.memory import configure_malloc
 
-DTYPES = {
-    **{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64},
-    "tf32": torch.float32,  # but for products
-    "int8": torch.float32,  # but for the weights
+PRECISION_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+    "tf32": torch.float32,  # except matrix products
+    "int8": torch.float32,  # except weights
 }
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one; of several processes on a machine each takes its own.
+    """Return the device of this rank. `auto` is a GPU if there is one; each local rank gets its own GPU.
 
     Raises:
-        UserError: it is not there.
+        UserError: the machine does not have this device.
     """
-    local, here = LAUNCHED["LOCAL_RANK"], LAUNCHED["LOCAL_WORLD_SIZE"]
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    device = torch.device(chosen)
-    if here > 1 and device == torch.device("cuda"):
-        device = torch.device("cuda", local)
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    count = there.get(device.type, 0)
+    local_rank, local_world_size = LAUNCH_ENV["LOCAL_RANK"], LAUNCH_ENV["LOCAL_WORLD_SIZE"]
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if local_world_size > 1 and device == torch.device("cuda"):
+        device = torch.device("cuda", local_rank)
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = available.get(device.type, 0)
     if (device.index or 0) >= count:
-        found = ", ".join(f"{kind} ({n})" for kind, n in there.items() if n)
-        remedy = f"torchrun --nproc-per-node={count} fits it" if here > 1 and count else "device=auto picks one"
-        raise UserError(f"device={device} is not there; this machine has {found}; {remedy}", any_rank=chosen == "cuda")
+        devices = ", ".join(f"{kind} ({number})" for kind, number in available.items() if number)
+        remedy = "write device=auto"
+        if local_world_size > 1 and count:
+            remedy = f"start as many processes: torchrun --nproc-per-node={count}"
+        raise UserError(
+            f"device={device} does not exist; this machine has {devices}; {remedy}", any_rank=name == "cuda"
+        )
     return device
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """`auto` by capability alone: bf16 where its products are faster, fp32 else.
+    """Return the precision for a device. `auto` is bf16 if its matrix products are faster, else fp32.
 
     Raises:
-        UserError: the device cannot do it.
+        UserError: the device does not support the precision.
     """
     if name == "fp64" and device.type == "mps":
-        raise UserError("precision=fp64 is not there on device=mps; write precision=fp32")
+        raise UserError("device=mps does not support precision=fp64; write precision=fp32")
     if name == "int8" and device.type != "cpu":
-        raise UserError(f"precision=int8 is not for device={device}; write device=cpu too, or another precision")
+        raise UserError(
+            f"device={device} does not support precision=int8; write device=cpu as well or choose another precision"
+        )
     if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         raise UserError(
-            f"precision=tf32 is for NVIDIA GPUs from Ampere on, not for device={device}; write precision=fp32"
+            f"precision=tf32 needs an NVIDIA GPU, Ampere or later, not device={device}; write precision=fp32"
         )
     if name != "auto":
         return name
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if device.type == "cpu" and bf16_is_faster() else "fp32"
+    return "bf16" if device.type == "cpu" and is_bf16_faster() else "fp32"
 
 
-def bf16_is_faster() -> bool:
-    """Whether products of bf16 are faster here than those of fp32: by AMX, or by AVX-512 BF16 on processors of AMD. On
-    one of Intel without AMX, which a virtual machine may hide, training took 1.6 times as long (docs/benchmarks.md)."""
+def is_bf16_faster() -> bool:
+    """Return whether matrix products are faster in bf16 than in fp32 on this CPU.
+
+    They are with AMX, and with AVX-512 BF16 on AMD. On Intel CPUs without AMX, which a virtual machine may hide,
+    training took 1.6 times as long in bf16 (docs/benchmarks.md).
+    """
     capabilities = torch.cpu.get_capabilities()
-    by_avx = capabilities.get("avx512_bf16") and "Intel" not in capabilities.get("cpu_name", "")
-    return bool(capabilities.get("amx_bf16") or by_avx)
+    has_fast_avx = capabilities.get("avx512_bf16") and "Intel" not in capabilities.get("cpu_name", "")
+    return bool(capabilities.get("amx_bf16") or has_fast_avx)
 
 
-def multiplies_int8() -> bool:
-    """Whether products of int8 are exact here: without VNNI sums of 16 bits in between may overflow."""
+def has_exact_int8_matmul() -> bool:
+    """Return whether int8 matrix products are exact on this CPU; without VNNI 16-bit partial sums may overflow."""
     x_NI = torch.full((4, 256), 127, dtype=torch.int8)
     return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 
 
 def move_model(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
-    """Move a model to where it computes and tell it in what. In training parameters stay fp32 (or become fp64); else
-    they are cast once, instead of at every step. On a GPU products of fp32 numbers are exact to fp32, or with tf32
-    rounded to its 10 bits, from here on in the whole process.
+    """Move a model to a device and set its compute precision.
+
+    For training, parameters stay fp32 (or become fp64). For inference they are cast once, instead of at every step.
+    On a GPU this also sets for the whole process whether fp32 matrix products use tf32 (10 mantissa bits) or full fp32.
 
     Raises:
-        UserError: this processor has no exact products of int8.
+        UserError: the CPU has no exact int8 matrix products.
     """
-    # The first call of one of MKL's functions sets up how exactly it computes. Two threads that make it together can
-    # leave one of them with fewer digits, so that the same command gives other numbers: let one thread make it.
+    # The first call of an MKL function sets its accuracy. If two threads make it at the same time, one of them may get
+    # a lower accuracy, and results are not reproducible. Make the first calls in a single thread.
     for function in (torch.exp, torch.log, torch.tanh):
-        for dtype in (torch.float32, torch.float64):
-            function(torch.ones(1, dtype=dtype))
-    # oneDNN keeps the kernels of so many shapes, some hundred kilobytes each; PyTorch as many again of its own; by
-    # default 1,024. What is repeated fits into fewer, and an epoch has more shapes than any cache would hold. Read at
-    # the first product.
-    for kernels in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(kernels, "512" if training else "256")
-    if precision == "int8" and not multiplies_int8():
-        raise UserError("precision=int8 needs a processor with 8-bit products (VNNI), and this has none; write fp32")
-    if device.type == "cuda":  # PyTorch's defaults differ between the two
-        # Not by `fp32_precision`: after that has been set, a program that reads `allow_tf32` gets an error.
+        function(torch.ones(1, dtype=torch.float32))
+        function(torch.ones(1, dtype=torch.float64))
+    # Number of shapes whose kernels oneDNN and PyTorch cache, each a few hundred kilobytes; 1,024 by default. Shapes
+    # that repeat fit into fewer, and an epoch has more shapes than any cache would hold. Read at the first product.
+    for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(variable, "512" if training else "256")
+    if precision == "int8" and not has_exact_int8_matmul():
+        raise UserError("precision=int8 needs a CPU with 8-bit products (VNNI); write precision=fp32")
+    if device.type == "cuda":  # PyTorch's defaults for cuBLAS and cuDNN differ
+        # Not by `fp32_precision`: setting it makes `allow_tf32` raise an error for other code that reads it.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    model.to(device, torch.promote_types(DTYPES[precision], torch.float32) if training else DTYPES[precision])
-    model.dtype = DTYPES[precision]  # type: ignore[assignment]
+    dtype = PRECISION_DTYPES[precision]
+    model.to(device, torch.promote_types(dtype, torch.float32) if training else dtype)
+    model.dtype = dtype  # type: ignore[assignment]
     if training:
         configure_malloc()
     else:
         model.prepare_for_inference(precision == "int8")  # type: ignore[operator]
 
 
-def contention_advice(device: torch.device, speed: float, best: float) -> str | None:
-    """What to do where the threads of this process seem to wait for cores that others have: by the load of the machine,
-    or because the speed (tokens/s) has fallen to less than half of the best so far. None of a single thread, which
-    waits for nobody."""
+def describe_contention(device: torch.device, speed: float, best: float) -> str | None:
+    """Return advice if the threads of this process seem to compete with other processes for cores, else None.
+
+    The signs are the load of the machine, and a speed (tokens/s) below half of the best one. None for a single thread.
+    """
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     if device.type != "cpu" or threads == 1:
         return None
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load <= cores + 0.5 and speed >= best / 2:
         return None
-    seen = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
+    speeds = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
     return (
-        f"{seen}, with a load of {load:.1f} on {cores} cores: other processes seem to have a part of them, and "
-        f"{threads} threads wait for each other; OMP_NUM_THREADS={threads - 1} before the command may make it faster "
-        "(with another number of threads numbers are rounded in another order)"
+        f"{speeds}, with a load of {load:.1f} on {cores} cores: other processes seem to use some of them, so that "
+        f"{threads} threads wait for each other; OMP_NUM_THREADS={threads - 1} before the command may be faster (the "
+        "number of threads affects rounding)"
     )

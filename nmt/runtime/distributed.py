@@ -1,7 +1,7 @@
-"""The processes of a job, and what they do together.
+"""Process group of a torchrun job and collective operations.
 
-`torchrun` starts the processes of a job and gives each a number, its rank. All do the same; what only one may do, like
-writing, the first one does (rank 0).
+`torchrun` starts the processes of a job and numbers them by rank. All run the same code; rank 0 does what only one may
+do, such as writing files.
 """
 
 import contextlib
@@ -17,44 +17,50 @@ import torch.distributed as dist
 
 from nmt.errors import UserError, exit_silently
 from nmt.runtime.device import choose_device
-from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.launch import LAUNCH_ENV
 from nmt.runtime.logging import log
 
 T = TypeVar("T")
-OTHER_MODEL = (
-    "the processes of this job have different models; see that the checkpoints (and search.dictionary) are the same on "
-    "all machines"
+MODEL_MISMATCH = (
+    "the processes of this job have different models; make sure that the checkpoints (and search.dictionary) are the "
+    "same on all machines"
 )
-OTHER_TEXT = "the processes of this job have different text; see that files have the same content on all machines"
-TIMEOUT = timedelta(days=1)  # for what another process prepares; that one has died is noticed at once
-_times = 0  # that this process has joined others: once for each run of a sweep
-_store: Any = None  # torchrun's, which outlives the processes that it starts anew
-_joined = False  # the other processes of this job; torch.distributed may also be in use by somebody who imports nmt
+TEXT_MISMATCH = (
+    "the processes of this job have different text; make sure that the files have the same content on all machines"
+)
+GROUP_TIMEOUT = timedelta(days=1)  # to wait for another rank's preparations; a dead rank is noticed immediately
+_group_count = 0  # process groups that this process has joined, one per run of a sweep
+_store: Any = None  # torchrun's store, which survives restarts of the processes
+_joined = (
+    False  # whether nmt initialized the process group; a program that imports nmt may use torch.distributed itself
+)
 
 
 @contextlib.contextmanager
 def process_group(name: str) -> Iterator[torch.device]:
-    """The device of that name, for a process that works together with the others that torchrun started, if there are.
+    """Join the process group, if torchrun started several processes, and yield the device of this rank.
 
     Raises:
-        UserError: there is no such device, or it is not for several processes; or the others cannot be reached.
+        UserError: the device does not exist or cannot be used by several processes, or other ranks are unreachable.
     """
     global _joined
     device = choose_device(name)
-    if LAUNCHED["WORLD_SIZE"] == 1:
+    if LAUNCH_ENV["WORLD_SIZE"] == 1:
         yield device
         return
     if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={name} is for one process; with several write device=auto, cuda or cpu")
+        raise UserError(f"device={name} supports one process only; for several write device=auto, cuda or cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    log.info(f"joining {LAUNCHED['WORLD_SIZE']} processes")
+    log.info(f"joining {LAUNCH_ENV['WORLD_SIZE']} processes")
     try:
         init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except (RuntimeError, ValueError) as error:
-        remedy = "see that all were started, and that their machines' ports are open to each other"
-        missed = f"the other processes of this job cannot be reached ({gloo_reason(error)}); {remedy}"
-        raise UserError(missed, any_rank=True) from None
+        raise UserError(
+            f"the other processes of this job cannot be reached ({summarize_gloo_error(error)}); make sure that all "
+            "were started and that their machines can connect to each other",
+            any_rank=True,
+        ) from None
     _joined = True
     try:
         yield device
@@ -64,56 +70,59 @@ def process_group(name: str) -> Iterator[torch.device]:
 
 
 def init_process_group(backend: str) -> None:
-    """Meet the other processes. After a restart by torchrun the addresses of those that died are still in its store, in
-    a sweep those of the run before: each time has names of its own there."""
-    global _store, _times
-    _times += 1
+    """Initialize the process group with a store prefix of its own.
+
+    The store of torchrun still has the addresses of dead processes after a restart, and those of the previous run in a
+    sweep.
+    """
+    global _store, _group_count
+    _group_count += 1
     _store, number, count = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt {LAUNCHED['TORCHELASTIC_RESTART_COUNT']}.{_times}", _store)
-    dist.init_process_group(backend, timeout=TIMEOUT, world_size=count, rank=number, store=store)
+    store = dist.PrefixStore(f"attempt {LAUNCH_ENV['TORCHELASTIC_RESTART_COUNT']}.{_group_count}", _store)
+    dist.init_process_group(backend, timeout=GROUP_TIMEOUT, world_size=count, rank=number, store=store)
 
 
 def mark_started(run: Path) -> None:
-    """Note that this job has taken a run's folder, for processes that torchrun starts in place of these."""
+    """Record that this job has started a run, for the processes of a restart by torchrun."""
     if _joined:
         _store.set(f"begun {run}", "")
 
 
 def was_started(run: Path) -> bool:
-    """Whether processes that were here before have noted that."""
+    """Return whether this job started the run before a restart."""
     return _joined and bool(_store.check([f"begun {run}"]))
 
 
 def rank() -> int:
-    """The number of this process in its job, from 0."""
-    return LAUNCHED["RANK"] if _joined else 0
+    """Return the rank of this process, from 0."""
+    return LAUNCH_ENV["RANK"] if _joined else 0
 
 
 def world_size() -> int:
-    """Processes of this job."""
-    return LAUNCHED["WORLD_SIZE"] if _joined else 1
+    """Return the number of processes of this job."""
+    return LAUNCH_ENV["WORLD_SIZE"] if _joined else 1
 
 
-def gloo_reason(error: Exception) -> str:
-    """What gloo complains of, in short; it has no class of its own for it."""
+def summarize_gloo_error(error: Exception) -> str:
+    """Return the first sentence of an error of gloo without its source location."""
     return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
 
 
 def run_collective(call: Callable[..., Any], *arguments: Any) -> None:
-    """What all processes have to call.
+    """Call a collective operation.
 
     Raises:
-        UserError: one is gone, so that this one cannot go on.
+        UserError: another rank has ended.
     """
     try:
         call(*arguments)
     except RuntimeError as error:
-        gone = f"another process of this job has ended, so this one cannot go on ({gloo_reason(error)})"
-        raise UserError(gone, any_rank=True) from None
+        message = f"another process of this job has ended, so this one cannot continue ({summarize_gloo_error(error)})"
+        raise UserError(message, any_rank=True) from None
 
 
 def all_reduce_sum(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All-reduce: the sums over all processes of tensors on one device, in one message."""
+    """Sum tensors on one device over all ranks, in one message."""
     if world_size() == 1:
         return tensors
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -123,7 +132,7 @@ def all_reduce_sum(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of the numbers that the processes give."""
+    """Return the maximum of a number over all ranks."""
     if world_size() == 1:
         return number
     largest = torch.tensor(number)
@@ -132,7 +141,7 @@ def all_reduce_max(number: int) -> int:
 
 
 def all_gather(part: T) -> list[T]:
-    """All-gather: what each process gives, in the order of their numbers."""
+    """Gather an object from each rank, in rank order."""
     if world_size() == 1:
         return [part]
     parts: list[Any] = [None] * world_size()
@@ -141,57 +150,62 @@ def all_gather(part: T) -> list[T]:
 
 
 def broadcast(tensors: list[torch.Tensor]) -> None:
-    """Broadcast: fill these tensors with those of the first process."""
+    """Overwrite these tensors with those of rank 0."""
     if world_size() > 1:
         for tensor in tensors:
             run_collective(dist.broadcast, tensor, 0)
 
 
 def rank0_path(path: str) -> str:
-    """Where the first process writes; the others write nowhere."""
+    """Return the path on rank 0 and the null device on other ranks."""
     return os.devnull if rank() else path
 
 
 def shard(rows: Sequence[T]) -> Sequence[T]:
-    """The part of this process of what all have, dealt out like cards."""
+    """Return the rows of this rank, every `world_size()`-th one."""
     return rows[rank() :: world_size()]
 
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:
-    """Broadcast of an object: what the first process finds, in all of them. Its UserError ends them all."""
-    return all_gather(run_where(work, rank() == 0))[0]  # type: ignore[return-value]
+    """Run `work` on rank 0 and return its result on all ranks. An error ends all ranks."""
+    return all_gather(run_on_some_ranks(work, rank() == 0))[0]  # type: ignore[return-value]
 
 
 def local_rank0_first(work: Callable[[], T]) -> T:
-    """What each process finds; the first of each machine before the others, which come upon what it has prepared. A
-    UserError of one ends them all."""
-    first = LAUNCHED["LOCAL_RANK"] == 0
-    found, after = run_where(work, first), run_where(work, not first)
-    return found if first else after  # type: ignore[return-value]
+    """Run `work` on local rank 0 of each machine, then on the others, which find the files that it prepared.
+
+    Returns the result of this rank. An error ends all ranks.
+    """
+    is_first = LAUNCH_ENV["LOCAL_RANK"] == 0
+    result_if_first = run_on_some_ranks(work, is_first)
+    result_otherwise = run_on_some_ranks(work, not is_first)
+    return result_if_first if is_first else result_otherwise  # type: ignore[return-value]
 
 
-def check_same_on_all_ranks(what: Callable[[], object], complaint: str) -> None:
-    """Compare what each process has.
+def check_same_on_all_ranks(compute_value: Callable[[], object], message: str) -> None:
+    """Check that a hashable value is the same on all ranks.
 
     Raises:
-        UserError: the complaint, where they have different things.
+        UserError: with the message, if it is not.
     """
-    if world_size() > 1 and len(set(all_gather(what()))) > 1:
-        raise UserError(complaint)
+    if world_size() > 1 and len(set(all_gather(compute_value()))) > 1:
+        raise UserError(message)
 
 
-def run_where(work: Callable[[], T], mine: bool) -> T | None:
-    """What `work` returns, where it is for this process to do. If it fails in some, the first of them says why, and the
-    others end without a word."""
-    found = error = None
+def run_on_some_ranks(work: Callable[[], T], runs_here: bool) -> T | None:
+    """Run `work` on the ranks with `runs_here` and return its result there, None elsewhere.
+
+    If it fails on some ranks, the first of them raises the error, and all others exit silently.
+    """
+    result = error = None
     try:
-        found = work() if mine else None
+        result = work() if runs_here else None
     except (UserError, OSError) as caught:
         error = caught
-    failed = all_gather(error is not None)
-    if error and failed.index(True) == rank():
+    has_failed = all_gather(error is not None)
+    if error and has_failed.index(True) == rank():
         error.any_rank = True  # type: ignore[union-attr]
         raise error
-    if any(failed):
+    if any(has_failed):
         exit_silently()
-    return found
+    return result

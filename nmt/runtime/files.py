@@ -1,4 +1,4 @@
-"""Files and folders that are written as a whole or not at all, and safe reading of a run's own files."""
+"""Atomic writing of files and folders, and safe opening of files of a run."""
 
 import errno
 import fcntl
@@ -22,39 +22,46 @@ from safetensors import SafetensorError
 from nmt.errors import UserError, with_filename
 
 log = logging.getLogger("nmt")
-PLAIN = 2**20  # bytes of a JSON or YAML file of ours at most
-UNFINISHED = re.compile(r"\..*\.[0-9a-f]+\.new")  # names of what is not whole yet
-NAME = 50  # characters of a file's name in them: a name may have 255 bytes at most
-UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
+MAX_SMALL_FILE_BYTES = 2**20  # maximum size of a JSON or YAML file of a run
+UNFINISHED_NAME = re.compile(r"\..*\.[0-9a-f]+\.new")  # temporary names of unfinished files and folders
+MAX_STEM_LENGTH = 50  # characters of the final name in the temporary name; file systems allow 255 bytes in all
+# Errors of file systems without locks or fsync.
+UNSUPPORTED_ERRNOS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
 
 def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | None = None) -> None:
-    """Replace a file in one step by these texts or bytes, one after the other. The file is written next to `beside`
-    first, by default next to itself."""
+    """Replace a file atomically by the concatenation of `parts`.
+
+    The temporary file is a sibling of `beside`, by default of the file itself.
+    """
     with with_filename(path), temporary_sibling(beside or path) as new:
         with open(new, "wb") as file:
             file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
-        sync(new)
+        fsync_path(new)
         new.replace(path)
 
 
 @contextmanager
 def temporary_sibling(path: Path, folder: bool = False) -> Iterator[Path]:
-    """A new file or folder next to `path` to fill and rename; whatever still has that name at the end is removed. What
-    killed processes left there for the same path is removed first."""
-    stem = f".{path.name[:NAME]}."
+    """Yield a new file or folder next to `path` to fill and rename. If it is not renamed, it is removed at the end.
+
+    Temporary files that killed processes left for the same path are removed first.
+    """
+    stem = f".{path.name[:MAX_STEM_LENGTH]}."
     remove_abandoned(path.parent, f"{glob.escape(stem)}*")
-    with locked(lambda: path.with_name(f"{stem}{secrets.token_hex(8)}.new"), folder) as new:
+    with locked_path(lambda: path.with_name(f"{stem}{secrets.token_hex(8)}.new"), folder) as new:
         yield new
 
 
 @contextmanager
-def locked(name: Callable[[], Path], folder: bool) -> Iterator[Path]:
-    """A new file or folder under a name that `name` draws, removed at the end if it still has that name. It is locked
-    while this process lives: by that others know that it is in use, see `remove_abandoned`."""
+def locked_path(draw_path: Callable[[], Path], folder: bool) -> Iterator[Path]:
+    """Yield a new file or folder at a path from `draw_path`. If it is not renamed, it is removed at the end.
+
+    This process locks it as long as it lives, so that other processes know that it is in use (`remove_abandoned`).
+    """
     handle = None
-    while handle is None:  # another process may take it for abandoned before it is locked
-        path = name()
+    while handle is None:  # another process may remove it as abandoned before it is locked
+        path = draw_path()
         path.mkdir() if folder else path.touch(exist_ok=False)
         with suppress(FileNotFoundError):
             handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
@@ -65,63 +72,65 @@ def locked(name: Callable[[], Path], folder: bool) -> Iterator[Path]:
         yield path
     finally:
         with suppress(OSError):
-            remove(path)
+            remove_path(path)
         os.close(handle)
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file or folder, unless another process has. A file system without locks lets everybody in."""
+    """Lock an open file or folder. Returns False if another process has locked it, True without support for locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_ERRNOS:
             raise
     return True
 
 
-def remove_abandoned(folder: Path, pattern: str = "*", names: re.Pattern[str] = UNFINISHED) -> None:
-    """Remove unfinished files and folders whose processes are dead: the system has released their locks. Where a file
-    system has no locks nobody can tell, so nothing is removed."""
+def remove_abandoned(folder: Path, pattern: str = "*", names: re.Pattern[str] = UNFINISHED_NAME) -> None:
+    """Remove unfinished files and folders of dead processes, whose locks the system has released.
+
+    Nothing is removed on a file system without locks.
+    """
     for path in folder.glob(pattern):
         if not names.fullmatch(path.name):
             continue
-        with suppress(OSError):  # in use, gone by now, or a file system without locks
+        with suppress(OSError):  # in use, already removed, or no support for locks
             access = os.O_RDONLY if path.is_dir() else os.O_RDWR
             handle = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(path)
+                remove_path(path)
             finally:
                 os.close(handle)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a symbolic link, but not what it leads to."""
+def remove_path(path: Path) -> None:
+    """Remove a file, a folder with its contents, or a symbolic link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def sha256_of(path: Path) -> str:
+def hash_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk; some network file systems refuse that."""
+def fsync_path(path: Path) -> None:
+    """Force a file or folder to the disk, with a warning if the file system does not support it."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_ERRNOS:
             error.filename = str(path)
             raise
         warn_once(
             f"this file system does not force files to the disk (fsync: {error.strerror}): if the machine fails, the "
-            "last checkpoint may be damaged; the one before it then serves"
+            "last checkpoint may be damaged, and the one before it is used"
         )
     finally:
         os.close(handle)
@@ -134,11 +143,10 @@ def warn_once(message: str) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which becomes `folder` when it is whole, in the place of an earlier one; if that cannot be,
-    nothing has changed.
+    """Yield a new folder to fill, which then replaces `folder`. On failure `folder` is unchanged.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the folder cannot be written.
     """
     old = folder.with_name(f".{folder.name}.old")
     try:
@@ -146,25 +154,25 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         with temporary_sibling(folder, folder=True) as new:
             yield new
             if os.path.lexists(folder):
-                remove(old)
-                folder.rename(old)  # a process that dies here leaves it to be found under this name
+                remove_path(old)
+                folder.rename(old)  # if the process dies here, readers find it under this name
             new.rename(folder)
-            sync(folder.parent)
+            fsync_path(folder.parent)
     except (OSError, SafetensorError) as error:
         if os.path.lexists(old) and not os.path.lexists(folder):
             old.rename(folder)
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{folder} cannot be written: {reason}") from None
     with suppress(OSError):
-        remove(old)
+        remove_path(old)
 
 
 @contextmanager
 def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
-    """A new folder to fill, whose files then take the place of those in `folder` that match `patterns`.
+    """Yield a new folder to fill, whose files then replace the files in `folder` that match `patterns`.
 
-    These are several steps. The file `mark` is removed in the first and comes back in the last: where it is, all files
-    belong together. Other processes that replace files of this folder wait.
+    This takes several steps. The file `mark` is removed first and replaced last, so that all files belong together if
+    it exists. Other processes that replace files of this folder wait.
     """
     with temporary_sibling(folder, folder=True) as new:
         try:
@@ -175,10 +183,11 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
             raise
         handle = os.open(folder, os.O_RDONLY)
         try:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # no support for locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            for path in (folder / mark, *(old for pattern in patterns for old in folder.glob(pattern))):
-                remove(path)
+            remove_path(folder / mark)
+            for old in [path for pattern in patterns for path in folder.glob(pattern)]:
+                remove_path(old)
             for path in sorted(new.iterdir(), key=lambda path: (path.name == mark, path.name)):
                 path.replace(folder / path.name)
         finally:
@@ -186,20 +195,25 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """Open a file of a run (the `opener` of `open`). A pipe, on which reading would wait, is refused, and so is writing
-    through a symbolic link: a run may be somebody else's.
+    """Open a file of a run; to be used as the `opener` of `open`.
+
+    The run may come from someone else, so pipes, on which reading would block, are refused, and so is writing through
+    symbolic links.
 
     Raises:
-        OSError: it is no regular file.
+        OSError: the path is not a regular file.
     """
-    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    is_writing = flags & (os.O_WRONLY | os.O_RDWR)
     try:
-        handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
+        handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if is_writing else 0), 0o666)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
+        if error.errno == errno.ELOOP:
+            reason = "it is a symbolic link, which cannot be written through; remove it"
+        elif error.errno == errno.ENXIO:
+            reason = "it is a pipe; remove it"
+        else:
             raise
-        what = "is a symbolic link, through which nothing is written" if error.errno == errno.ELOOP else "is a pipe"
-        raise OSError(error.errno, f"it {what}; remove it", str(path)) from None
+        raise OSError(error.errno, reason, str(path)) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -207,28 +221,28 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 
 def read_small(path: Path) -> str:
-    """The text of a JSON or YAML file.
+    """Return the text of a JSON or YAML file of a run.
 
     Raises:
-        ValueError: it is not UTF-8, or larger than any of ours.
-        OSError: it cannot be read.
+        ValueError: the file is not UTF-8 or is too large.
+        OSError: the file cannot be read.
     """
     with open(path, "rb", opener=open_regular) as file:
-        content = file.read(PLAIN + 1)
-    if len(content) > PLAIN:
-        raise ValueError(f"it has more than {PLAIN:,} bytes")
+        content = file.read(MAX_SMALL_FILE_BYTES + 1)
+    if len(content) > MAX_SMALL_FILE_BYTES:
+        raise ValueError(f"it has more than {MAX_SMALL_FILE_BYTES:,} bytes")
     return content.decode()
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which takes the place of `path` when it is whole. It has the permissions of the old one.
+    """Yield a new file to fill, which then replaces `path` and has the same permissions.
 
-    Where only the content can be replaced it is copied into the old file at the end: one with several hard links, which
-    would part otherwise, one of another owner, one that is mounted, or one in a folder that cannot be written.
+    If only the content can be replaced, it is copied into the old file at the end: if that has several hard links or
+    another owner, is a mount point, or its folder is not writable.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     try:
         old = path.stat()
@@ -242,10 +256,10 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
                 new = Path(stack.enter_context(tempfile.TemporaryDirectory()), "new")
             else:
                 new = stack.enter_context(temporary_sibling(path))
-            file = open(new, "wb")  # noqa: SIM115  errors in writing have the name of the file already
+            file = open(new, "wb")  # noqa: SIM115  closed below; write errors already have a file name
         with file:
             if old:
-                with suppress(OSError):  # of another owner
+                with suppress(OSError):  # another owner
                     os.chown(new, old.st_uid, old.st_gid)
                 shutil.copymode(path, new)
             yield file
@@ -254,13 +268,13 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_or_copy(new: Path, path: Path, old: os.stat_result | None) -> None:
-    """Replace `path`, which has the status `old` if it exists, or its content."""
+    """Replace `path` or its content by the file `new`. `old` is the status of `path`, None if it does not exist."""
     if old is None:
         new.replace(path)
         return
-    made = new.stat()
-    if old.st_nlink == 1 and (made.st_uid, made.st_gid) == (old.st_uid, old.st_gid):
-        with suppress(OSError):  # it is a mount point, say, or its folder cannot be written
+    status = new.stat()
+    if old.st_nlink == 1 and (status.st_uid, status.st_gid) == (old.st_uid, old.st_gid):
+        with suppress(OSError):  # a mount point, for example, or the folder is not writable
             new.replace(path)
             return
     shutil.copyfile(new, path)

@@ -1,5 +1,7 @@
-"""Lines of text: they end at `\\n` alone; a `\\r` before it is dropped, and so is a byte order mark at the start of a
-file."""
+"""Lines of text.
+
+Only `\\n` ends a line. A `\\r` before it is dropped, and so is a byte order mark at the start of a file.
+"""
 
 import codecs
 import io
@@ -17,158 +19,162 @@ from typing import cast
 import pyarrow as pa
 
 from nmt.errors import UserError
-from nmt.runtime.streams import open_descriptor, own_descriptor
+from nmt.runtime.streams import find_own_descriptor, open_descriptor
 
 log = logging.getLogger("nmt")
-BOM = b"\xef\xbb\xbf"
-NOT_TEXT = "not UTF-8"
-PACKED = {".gz": "gzip", ".zst": "zstd"}  # endings of files that are unpacked while they are read
-FIRST = 5  # lines in a message
-HEAD = 8_192  # bytes of a file by which its line ends are judged
-LONGEST_LINE = 2**24  # bytes; a file of more without a line feed is no text, and would fill memory
-BLOCK = 2**16  # bytes that are read at a time, as many as a pipe holds
-PAUSE = 0.02  # seconds in which a line counts as following the one before it at once
-COLLECT = 0.5  # seconds in which lines that follow each other are collected, at least
+UTF8_BOM = b"\xef\xbb\xbf"
+NOT_UTF8 = "not UTF-8"
+COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd"}  # files that are decompressed while they are read
+MAX_LISTED_LINES = 5  # line numbers in a message
+LINE_END_PROBE_BYTES = 8_192  # start of a file that is checked for line ends
+MAX_LINE_BYTES = 2**24  # a file with a longer line is not text and would fill memory
+READ_BLOCK_BYTES = 2**16  # read at a time; the capacity of a pipe
+LINE_GAP_SECONDS = 0.02  # maximum wait for another line that follows immediately
+COLLECT_SECONDS = 0.5  # after this time lines are no longer waited for
 
 
 def split_on_spaces(line: str) -> list[str]:
-    """The words of a line: what stands between spaces (U+0020 alone; several count as one)."""
+    """Split a line at spaces (U+0020 only) and drop empty words."""
     return [word for word in line.split(" ") if word]
 
 
 @contextmanager
-def open_unpacked(path: Path) -> Iterator[io.BufferedReader]:
-    """A file in binary, unpacked if its name says that it is packed.
+def open_decompressed(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file for reading bytes, decompressed according to its suffix.
 
     Raises:
-        UserError: it is damaged, packed in another way, or UTF-16.
+        UserError: the file is damaged, has another compression, or is UTF-16.
     """
-    if path.suffix not in PACKED:
-        number = own_descriptor(str(path))
+    if path.suffix not in COMPRESSION_BY_SUFFIX:
+        number = find_own_descriptor(str(path))
         with open(path, "rb") if number is None else open_descriptor(str(path), number, "rb") as file:
             reader = cast(io.BufferedReader, file)
             check_encoding(reader, path)
             yield reader
         return
     try:
-        with open(path, "rb") as packed, pa.input_stream(packed, PACKED[path.suffix]) as stream:
+        with open(path, "rb") as compressed, pa.input_stream(compressed, COMPRESSION_BY_SUFFIX[path.suffix]) as stream:
             file = io.BufferedReader(stream)
             check_encoding(file, path)
             yield file
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise make_read_error(path, error) from error
 
 
-def unreadable(name: object, error: OSError) -> UserError:
+def make_read_error(name: object, error: OSError) -> UserError:
     return UserError(f"{name} cannot be read: {str(error).rstrip('.')}")
 
 
 def check_encoding(file: io.BufferedReader, path: Path) -> None:
-    """Refuse what would pass for UTF-8, each character with a NUL beside it, but for its first line."""
+    """Refuse UTF-16, which might be valid UTF-8 with NUL characters after the first line."""
     if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise UserError(f"{path} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8")
+        raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
 
 
 def check_line_ends(file: io.BufferedReader, path: Path) -> None:
-    """Refuse a file whose lines end as those of old Macs, in a carriage return alone: it would be one line.
+    """Refuse a file whose lines end in a carriage return only, as on old Macs, because it would be a single line.
 
-    Its beginning decides. A single carriage return in a line may be meant.
+    Only the start of the file is checked. A single carriage return in a line may be intended.
     """
-    begin = file.peek(HEAD)[:HEAD].removesuffix(b"\n").removesuffix(b"\r")
-    if b"\n" not in begin and begin.count(b"\r") > 1:
+    start = file.peek(LINE_END_PROBE_BYTES)[:LINE_END_PROBE_BYTES].removesuffix(b"\n").removesuffix(b"\r")
+    if b"\n" not in start and start.count(b"\r") > 1:
         raise UserError(
-            f"{path}: lines end in a carriage return (CR, \\r) alone, so this is one line; make line ends of them: "
+            f"{path}: lines end in a carriage return (CR, \\r) only, so the file would be a single line; convert it: "
             "tr '\\r' '\\n' < FILE"
         )
 
 
-def check_length(length: int, name: object, number: int) -> None:
-    if length > LONGEST_LINE:
+def check_line_length(length: int, name: object, number: int) -> None:
+    if length > MAX_LINE_BYTES:
         raise UserError(
-            f"{name}:{number}: the line has more than {LONGEST_LINE:,} bytes; write one sentence a line, each ending "
-            "in a line feed"
+            f"{name}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; write one sentence per line, each "
+            "ending in a line feed"
         )
 
 
 class LineReader(Iterator[bytes]):
-    """The lines of a file opened in binary, without their ends.
+    """Iterator over the lines of a binary file, without line ends.
 
     Raises:
-        UserError: name:line, for a line of more than `LONGEST_LINE` bytes; or the file cannot be read.
+        UserError: a line has more than `MAX_LINE_BYTES` bytes (name:line), or the file cannot be read.
     """
 
     def __init__(self, file: io.BufferedReader, name: object) -> None:
-        self.file, self.name = file, name
-        self.waits = may_block(file)
+        self.file = file
+        self.name = name
+        self.may_block = may_block(file)
         self.lines: deque[bytes] = deque()  # read, but not yet returned
-        self.rest = bytearray()  # the beginning of the next line
-        self.number = 0  # complete lines that were read
-        self.ended = False
+        self.partial_line = bytearray()  # start of the next line
+        self.complete_lines = 0  # number of complete lines read
+        self.at_end = False
 
     @property
     def count(self) -> int:
-        """The number of lines that were read, including one that has no end yet."""
-        return self.number + bool(self.rest)
+        """Number of lines read, including a partial one."""
+        return self.complete_lines + bool(self.partial_line)
 
     def __next__(self) -> bytes:
         while not self.lines:
-            if self.ended:
+            if self.at_end:
                 raise StopIteration
             self.read()
         return self.lines.popleft()
 
-    def more(self, since: float) -> bool:
-        """Whether another line is there, or follows at once. `since` is when the caller began to collect lines: after
-        `COLLECT` seconds nothing is waited for any more."""
-        while not self.lines and not self.ended:
-            pause = PAUSE if time.monotonic() < since + COLLECT else 0
-            if self.waits and not select.select([self.file], [], [], pause)[0]:
+    def has_more(self, since: float) -> bool:
+        """Return whether another line is available or follows immediately.
+
+        Lines are waited for until `COLLECT_SECONDS` after `since`, the time when the caller began to collect lines.
+        """
+        while not self.lines and not self.at_end:
+            timeout = LINE_GAP_SECONDS if time.monotonic() < since + COLLECT_SECONDS else 0
+            if self.may_block and not select.select([self.file], [], [], timeout)[0]:
                 return False
             self.read()
         return bool(self.lines)
 
     def read(self) -> None:
-        """Read what is there; where there is nothing, wait for it."""
+        """Read a block of available bytes, or wait for the next ones."""
         try:
-            block = self.file.read1(BLOCK)
+            block = self.file.read1(READ_BLOCK_BYTES)
         except OSError as error:
-            raise unreadable(self.name, error) from error
-        *lines, begun = block.split(b"\n")
+            raise make_read_error(self.name, error) from error
+        *lines, remainder = block.split(b"\n")
         if lines:
-            lines[0] = bytes(self.rest) + lines[0]
-            check_length(len(lines[0]), self.name, self.number + 1)
+            lines[0] = bytes(self.partial_line) + lines[0]
+            check_line_length(len(lines[0]), self.name, self.complete_lines + 1)
             lines = [line.removesuffix(b"\r") for line in lines]
-            self.rest = bytearray(begun)
+            self.partial_line = bytearray(remainder)
         elif block:
-            self.rest += begun
-            check_length(len(self.rest), self.name, self.number + 1)
+            self.partial_line += remainder
+            check_line_length(len(self.partial_line), self.name, self.complete_lines + 1)
         else:
-            self.ended = True
-            if self.rest and (self.number or self.rest != BOM):
-                lines = [bytes(self.rest)]
-            self.rest.clear()
-        if lines and not self.number:
-            lines[0] = lines[0].removeprefix(BOM)
+            self.at_end = True
+            if self.partial_line and (self.complete_lines or self.partial_line != UTF8_BOM):
+                lines = [bytes(self.partial_line)]
+            self.partial_line.clear()
+        if lines and not self.complete_lines:
+            lines[0] = lines[0].removeprefix(UTF8_BOM)
         self.lines.extend(lines)
-        self.number += len(lines)
+        self.complete_lines += len(lines)
 
 
 def may_block(file: io.BufferedReader) -> bool:
-    """Whether reading waits for whoever writes: of a pipe, a socket or a terminal."""
+    """Return whether reading may wait for data: from a pipe, a socket or a terminal."""
     try:
         return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except io.UnsupportedOperation:  # it is unpacked, or in memory
+    except io.UnsupportedOperation:  # decompressed or in memory
         return False
 
 
 def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:
-    """The lines of a file as text.
+    """Decode lines as UTF-8.
 
-    invalid: what to do with a line that is not UTF-8: "refuse" it, or "replace" its bad bytes by U+FFFD and warn of
-        such lines after the last one.
+    Args:
+        lines: the lines of a file.
+        invalid: "refuse" lines with invalid bytes, or "replace" these bytes by U+FFFD and log a warning at the end.
 
     Raises:
-        UserError: name:line, for a line that is refused.
+        UserError: a line is refused (name:line).
     """
     replaced = []
     for number, line in enumerate(lines, 1):
@@ -181,18 +187,18 @@ def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:
             yield line.decode(errors="replace")
     if replaced:
         log.warning(
-            f"{lines.name}: {len(replaced):,} lines are {NOT_TEXT} ({first_few(replaced)}); U+FFFD stands for the bad "
-            "bytes"
+            f"{lines.name}: {len(replaced):,} lines are {NOT_UTF8} ({format_first_lines(replaced)}); invalid bytes are "
+            "replaced by U+FFFD"
         )
 
 
 def describe_decode_error(error: UnicodeDecodeError) -> str:
-    return f"{NOT_TEXT} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
+    return f"{NOT_UTF8} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
 
 
-def first_few(numbers: Sequence[int]) -> str:
-    return f"first: {', '.join(map(str, numbers[:FIRST]))}"
+def format_first_lines(numbers: Sequence[int]) -> str:
+    return f"first: {', '.join(map(str, numbers[:MAX_LISTED_LINES]))}"
 
 
-def count_of(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def pluralize(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,4 +1,4 @@
-"""Memory of the host and of GPUs: how much was in use at most, and how it is kept for the next step."""
+"""Peak memory of the host and of GPUs, out-of-memory errors, and the settings of malloc."""
 
 import contextlib
 import ctypes
@@ -11,54 +11,60 @@ from typing import Any
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers for them
+# Parameters of glibc's mallopt.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 OUT_OF_MEMORY = re.compile(
     "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
-    "|StreamCaptureInvalidated|previous error during capture"  # what follows in the capture of a CUDA graph
+    "|StreamCaptureInvalidated|previous error during capture"  # later errors of a CUDA graph capture
 )
-PEAKS: dict[int, int] = {}  # bytes reserved on each GPU at most, until its counters were last reset
+PEAK_RESERVED_BYTES: dict[int, int] = {}  # by GPU index: peak of reserved memory before the last counter reset
 
 
 def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes. On Linux ru_maxrss includes that of the process that
-    started it, hence VmHWM."""
+    """Return the peak resident memory of this process in bytes.
+
+    On Linux this is VmHWM, because ru_maxrss includes the memory of the parent process.
+    """
     status = Path("/proc/self/status")
-    if found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
-        return 1024 * int(found[1])
+    if match := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
+        return 1024 * int(match[1])
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def peak_device_memory(device: torch.device) -> int | None:
-    """Bytes of GPU memory that PyTorch has reserved at most, CUDA graphs included; None where there is no GPU."""
+    """Return the peak of GPU memory reserved by PyTorch in bytes, including CUDA graphs; None for other devices."""
     if device.type != "cuda":
         return None
-    return max(PEAKS.get(index_of(device), 0), torch.cuda.max_memory_reserved(device))
+    return max(PEAK_RESERVED_BYTES.get(get_device_index(device), 0), torch.cuda.max_memory_reserved(device))
 
 
-def index_of(device: torch.device) -> int:
-    """The number of a GPU."""
+def get_device_index(device: torch.device) -> int:
+    """Return the index of a GPU."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def allocated_by(work: Callable[[], Any], device: torch.device) -> int:
-    """Run `work` and return the peak of the GPU memory that it allocated, in bytes."""
-    PEAKS[index_of(device)] = peak_device_memory(device) or 0
+def measure_peak_allocation(work: Callable[[], Any], device: torch.device) -> int:
+    """Run `work` and return the peak of GPU memory that it allocates, in bytes."""
+    PEAK_RESERVED_BYTES[get_device_index(device)] = peak_device_memory(device) or 0
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work()
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def free_device_memory(device: torch.device) -> int:
-    """Bytes of GPU memory that are free, after PyTorch has given back what it does not use."""
+def get_free_device_memory(device: torch.device) -> int:
+    """Release cached GPU memory and return the number of free bytes."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether the error means out of memory; not every allocator has an exception class for it. Where a capture
-    fails, its end raises another error: the first one decides."""
+    """Return whether an error means out of memory; not every allocator has an exception class for it.
+
+    When a CUDA graph capture fails, ending it raises a second error, so that the first one counts.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -69,18 +75,20 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def configure_malloc() -> None:
-    """Let freed memory be used again instead of handing large blocks back to the system at once, which is what glibc
-    does: a training step would spend a tenth of its time on 20,000 page faults."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    """Let glibc reuse freed memory instead of returning large blocks to the system immediately.
+
+    Otherwise a training step would spend a tenth of its time on 20,000 page faults.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # more is refused
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest allowed value
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def release_memory() -> None:
-    """Hand memory that was freed back to the system.
+    """Return freed memory to the system.
 
-    Batches of many shapes leave gaps in glibc's heap, which would grow to twice what is in use.
+    Batches of many shapes fragment glibc's heap, which would grow to twice the memory in use.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Settings as text that reads back as exactly what it was: on a command line, in OmegaConf, in a YAML file."""
+"""Quoting of settings for command lines, OmegaConf and YAML, such that they read back unchanged."""
 
 import re
 import shlex
@@ -10,53 +10,67 @@ from omegaconf._utils import OmegaConfDumper, get_yaml_loader
 
 from nmt.errors import UserError
 
-DEEP, EVENTS, LONG = 9, 20_000, 4_096  # levels, parts of YAML, and characters of a value that settings have at most
-PLAIN = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII)  # what neither Hydra nor a shell reads otherwise
-WORDS = ("true", "false", "null", "nan", "inf")  # no texts to Hydra
+MAX_YAML_DEPTH = 9  # nesting levels of settings
+MAX_YAML_EVENTS = 20_000  # parser events of a settings file
+MAX_VALUE_LENGTH = 4_096  # characters
+UNQUOTED_TEXT = re.compile(
+    r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII
+)  # strings that need no quotes in Hydra and shells
+HYDRA_KEYWORDS = ("true", "false", "null", "nan", "inf")  # not strings if unquoted
 
 
-def literal(value: Any) -> Any:
-    """The same value for OmegaConf, with `${` in its texts escaped: else it would be taken for an interpolation."""
+def escape_interpolations(value: Any) -> Any:
+    """Escape `${` in all strings of a value, which OmegaConf would read as an interpolation."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
-        return {key: literal(item) for key, item in value.items()}
-    return [literal(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: escape_interpolations(item) for key, item in value.items()}
+    return [escape_interpolations(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def quoted(text: str) -> str:
-    """A text in Hydra's grammar, as it stands where it is plain, else in double quotes."""
-    if PLAIN.fullmatch(text) and text.lower() not in WORDS:
+def quote_for_hydra(text: str) -> str:
+    """Quote a string for Hydra's grammar, unless it needs no quotes."""
+    if UNQUOTED_TEXT.fullmatch(text) and text.lower() not in HYDRA_KEYWORDS:
         return text
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + "\\" * bool(end[2]) + end[2], literal(text)) + '"'
+
+    def escape(match: re.Match[str]) -> str:
+        backslashes, quote = match.groups()
+        return 2 * backslashes + (rf"\{quote}" if quote else "")
+
+    escaped = re.sub(r'(\\*)("|\Z)', escape, escape_interpolations(text))
+    return f'"{escaped}"'
 
 
 def quote_setting(key: str, value: str | Sequence[str]) -> str:
-    """`key=value` in a form that can be pasted into sh, bash and zsh; of several values a list."""
-    text = quoted(value) if isinstance(value, str) else f"[{','.join(map(quoted, value))}]"
-    return shell_quoted(f"{key}={text}")
+    """Return `key=value`, with a list for several values, that can be pasted into sh, bash and zsh."""
+    text = quote_for_hydra(value) if isinstance(value, str) else f"[{','.join(map(quote_for_hydra, value))}]"
+    return quote_for_shell(f"{key}={text}")
 
 
-def shell_quoted(argument: str) -> str:
-    """An argument in a form that can be pasted into sh, bash and zsh, in one line."""
-    if argument.isprintable() or argument.endswith("\n"):  # which $() would drop
+def quote_for_shell(argument: str) -> str:
+    """Quote an argument such that it can be pasted into sh, bash and zsh as one line."""
+    if argument.isprintable() or argument.endswith("\n"):  # $() would drop a final line break
         return shlex.quote(argument)
-    # Line breaks and control characters would neither stay in one line nor reach a terminal as they are.
-    octal = (c if c.isprintable() and c not in "\\!" else "".join(f"\\0{b:03o}" for b in c.encode()) for c in argument)
-    return f"\"$(printf '%b' {shlex.quote(''.join(octal))})\""
+    # Escape line breaks and control characters, which would break the line or not survive a terminal.
+    octal = ""
+    for char in argument:
+        if char.isprintable() and char not in "\\!":
+            octal += char
+        else:
+            octal += "".join(f"\\0{byte:03o}" for byte in char.encode())
+    return f"\"$(printf '%b' {shlex.quote(octal)})\""
 
 
 class _Dumper(OmegaConfDumper):
-    """As OmegaConf writes YAML, but for texts with line breaks or control characters, some of which YAML would read as
-    a space: they are escaped."""
+    """OmegaConf's YAML dumper with escaped line breaks and control characters; YAML reads some of these as spaces."""
 
-    def text(self, value: str) -> yaml.ScalarNode:
+    def represent_text(self, value: str) -> yaml.ScalarNode:
         if value.isprintable():
             return OmegaConfDumper.str_representer(self, value)
         return self.represent_scalar("tag:yaml.org,2002:str", value, style='"')
 
 
-_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def to_yaml(settings: dict[str, Any]) -> str:
@@ -64,19 +78,20 @@ def to_yaml(settings: dict[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> Any:
-    """The inverse of `to_yaml`. What looks like an interpolation is text like any other.
+    """Invert `to_yaml`. Interpolations are read as plain strings.
 
     Raises:
-        UserError: it would unfold to much more than it is, take long to read, or look elsewhere.
-        YAMLError, ValueError: it is no YAML.
+        UserError: the text has aliases or exceeds the size limits of settings.
+        YAMLError, ValueError: the text is not YAML.
     """
     depth = 0
     for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         value = getattr(event, "value", "")
-        if isinstance(event, yaml.AliasEvent) or depth > DEEP or number > EVENTS or len(value) > LONG:
+        is_too_large = depth > MAX_YAML_DEPTH or number > MAX_YAML_EVENTS or len(value) > MAX_VALUE_LENGTH
+        if is_too_large or isinstance(event, yaml.AliasEvent):
             raise UserError(
-                f"settings hold no aliases (*name), no more than {DEEP} levels and {EVENTS:,} items, and "
-                f"nothing of more than {LONG} characters"
+                f"settings must not have aliases (*name), more than {MAX_YAML_DEPTH} levels or {MAX_YAML_EVENTS:,} "
+                f"items, or values of more than {MAX_VALUE_LENGTH} characters"
             )
-    return yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader: it makes nothing but plain values
+    return yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader, which creates plain values only

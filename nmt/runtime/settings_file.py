@@ -9,13 +9,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.errors import UserError, suggest
-from nmt.runtime.command_line import COMMAND_ONLY, CONFIGS, describe_os_error, explain, parse_override, schema_keys
-from nmt.runtime.quoting import from_yaml, literal, quote_setting, quoted
+from nmt.runtime.command_line import (
+    COMMAND_ONLY_KEYS,
+    CONFIG_DIR,
+    describe_os_error,
+    explain_hydra_error,
+    list_key_types,
+    parse_override,
+)
+from nmt.runtime.quoting import escape_interpolations, from_yaml, quote_for_hydra, quote_setting
 
-LARGEST = 2**22  # bytes of a file of settings
+MAX_SETTINGS_BYTES = 2**22  # bytes of a file of settings
 
 
-def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, dict[str, Any]]:
+def read_settings_file(argument: str, schema: type, groups: list[str]) -> tuple[str, dict[str, Any]]:
     """The path of `config=FILE`, and the settings in the file by dotted key.
 
     Raises:
@@ -31,9 +38,9 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
         )
     try:
         with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise UserError(f"it has more than {LARGEST:,} bytes")
+            content = file.read(MAX_SETTINGS_BYTES + 1)
+        if len(content) > MAX_SETTINGS_BYTES:
+            raise UserError(f"it has more than {MAX_SETTINGS_BYTES:,} bytes")
         tree = from_yaml(content.decode())
     except OSError as error:
         raise UserError(f"config={describe_os_error(error)}") from None
@@ -42,7 +49,7 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
     except Exception as error:  # YAML's own errors and those of types that it makes have no common base
         reason = " ".join((str(error) or repr(error)).split())
         raise UserError(f"config={path} is not YAML: {reason[:200]}") from None
-    known = schema_keys(schema)
+    known = list_key_types(schema)
     found: dict[str, Any] = {}
 
     def collect(tree: Any, prefix: str) -> None:
@@ -67,18 +74,18 @@ def read_settings(argument: str, schema: type, groups: list[str]) -> tuple[str, 
     config = OmegaConf.structured(schema)
     try:
         for key, value in found.items():
-            OmegaConf.update(config, key, literal(value), merge=False)
+            OmegaConf.update(config, key, escape_interpolations(value), merge=False)
     except OmegaConfBaseException as error:
-        raise UserError(f"config={path}: {explain(error)}") from None
+        raise UserError(f"config={path}: {explain_hydra_error(error)}") from None
     return path, found
 
 
-def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[list[str], dict[str, Any]]:
+def extract_config_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[list[str], dict[str, Any]]:
     """A command line without `config=FILE`, and the settings of the file; what Hydra has to know of them before a job
     begins, which is the name of a run and what kind of corpus is the default, in the place of it.
 
     Raises:
-        UserError: as `read_settings`; or the command line chooses one of the groups, too.
+        UserError: as `read_settings_file`; or the command line chooses one of the groups, too.
     """
     places = [place for place, argument in enumerate(arguments) if argument.startswith("config=")]
     if not places:
@@ -86,21 +93,21 @@ def with_file(arguments: list[str], schema: type, groups: list[str]) -> tuple[li
     if len(places) > 1:
         raise UserError(f"{arguments[places[1]]}: config= is there already; give one file")
     [place] = places
-    path, found = read_settings(arguments[place], schema, groups)
+    path, found = read_settings_file(arguments[place], schema, groups)
     written = {argument.partition("=")[0] for argument in arguments}
     if both := sorted(written & set(groups)):
         raise UserError(
             f"{both[0]}= and config={path} both say what many keys are; leave out {both[0]}=, and write single keys, "
             "which win over those of the file"
         )
-    for key in COMMAND_ONLY:
+    for key in COMMAND_ONLY_KEYS:
         if (value := found.pop(key, None)) not in (None, False, "false"):
             logging.getLogger("nmt").warning(f"{path}: {key}: {value} is not taken over; write {key}= yourself")
     early = []
-    if "data" in groups and (CONFIGS / "data" / f"{found.get('data.format')}.yaml").is_file():
+    if "data" in groups and (CONFIG_DIR / "data" / f"{found.get('data.format')}.yaml").is_file():
         early.append(f"data={found['data.format']}")
     if isinstance(found.get("name"), str) and not written & {"name", "hydra.run.dir"}:
-        early.append(f"name={quoted(found['name'])}")
+        early.append(f"name={quote_for_hydra(found['name'])}")
     return [*arguments[:place], *early, *arguments[place + 1 :]], found
 
 
@@ -108,4 +115,4 @@ def apply_file_settings(settings: dict[str, Any], config: DictConfig, written: s
     """Set what a file has, but for keys that are `written` on the command line."""
     for key, value in settings.items():
         if not any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in written):
-            OmegaConf.update(config, key, literal(value), merge=False)
+            OmegaConf.update(config, key, escape_interpolations(value), merge=False)

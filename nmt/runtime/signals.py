@@ -5,9 +5,9 @@ import os
 import signal
 from collections.abc import Iterator
 
-from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.launch import LAUNCH_ENV
 
-STDERR = 2  # its file descriptor
+STDERR_FD = 2  # its file descriptor
 
 
 @contextlib.contextmanager
@@ -22,12 +22,12 @@ def deferred_signals() -> Iterator[list[int]]:
         received.append(number)
         for other in before:
             signal.signal(other, signal.SIG_DFL)
-        if LAUNCHED["RANK"]:
+        if LAUNCH_ENV["RANK"]:
             return
-        below = "\n" * os.isatty(STDERR)  # a progress bar
+        below = "\n" * os.isatty(STDERR_FD)  # a progress bar
         answer = f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once\n"
         with contextlib.suppress(OSError):  # nobody reads any more
-            os.write(STDERR, (below + answer).encode())
+            os.write(STDERR_FD, (below + answer).encode())
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

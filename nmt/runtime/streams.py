@@ -10,14 +10,17 @@ from typing import Any, BinaryIO
 
 from nmt.errors import UserError
 
-STDIN, STDOUT = "/dev/stdin", "/dev/stdout"
-STANDARD = {STDIN: 0, STDOUT: 1, "/dev/stderr": 2}
-CLOSED = {0: "standard input is closed; write input=FILE", 1: "standard output is closed; write output=FILE"}
+STDIN_PATH, STDOUT_PATH = "/dev/stdin", "/dev/stdout"
+STANDARD_DESCRIPTORS = {STDIN_PATH: 0, STDOUT_PATH: 1, "/dev/stderr": 2}
+CLOSED_STREAM_MESSAGES = {
+    0: "standard input is closed; write input=FILE",
+    1: "standard output is closed; write output=FILE",
+}
 MAX_LINKS = 40  # symbolic links that are followed, as many as Linux follows
 PROC_FD = re.compile(r"/proc/(\d+)/(?:task/\d+/)?fd")
 
 
-def descriptor_path(path: str) -> tuple[int, int] | None:
+def resolve_descriptor(path: str) -> tuple[int, int] | None:
     """The process and the descriptor that a path leads to, through symbolic links, as `/dev/stdout`, `/dev/fd/3` and
     `/proc/self/fd/3` do; None for any other path.
 
@@ -25,8 +28,8 @@ def descriptor_path(path: str) -> tuple[int, int] | None:
     the file behind the descriptor, and lose how it was opened (`>>`).
     """
     for _ in range(MAX_LINKS):
-        if path in STANDARD:
-            return os.getpid(), STANDARD[path]
+        if path in STANDARD_DESCRIPTORS:
+            return os.getpid(), STANDARD_DESCRIPTORS[path]
         folder, name = os.path.split(os.path.abspath(path))
         folder = os.path.realpath(folder)
         if name.isdecimal() and folder == "/dev/fd":  # not a link into /proc on every system
@@ -40,9 +43,9 @@ def descriptor_path(path: str) -> tuple[int, int] | None:
     return None
 
 
-def own_descriptor(path: str) -> int | None:
+def find_own_descriptor(path: str) -> int | None:
     """The descriptor of this process that a path leads to."""
-    found = descriptor_path(path)
+    found = resolve_descriptor(path)
     return found[1] if found and found[0] == os.getpid() else None
 
 
@@ -53,10 +56,10 @@ def open_descriptor(path: str, number: int, mode: str) -> AbstractContextManager
     Raises:
         UserError: it is closed.
     """
-    if number in CLOSED:
+    if number in CLOSED_STREAM_MESSAGES:
         stream, at_start = ((sys.stdin, sys.__stdin__), (sys.stdout, sys.__stdout__))[number]
         if at_start is None:
-            raise UserError(CLOSED[number])
+            raise UserError(CLOSED_STREAM_MESSAGES[number])
         return nullcontext(stream.buffer)
     try:
         inherited = os.get_inheritable(number)  # Python's own files are not, whose numbers may be those of closed ones
@@ -68,16 +71,16 @@ def open_descriptor(path: str, number: int, mode: str) -> AbstractContextManager
 
 
 def is_stdin(path: str) -> bool:
-    return own_descriptor(path) == STANDARD[STDIN]
+    return find_own_descriptor(path) == STANDARD_DESCRIPTORS[STDIN_PATH]
 
 
 def is_stdout(path: str) -> bool:
-    return own_descriptor(path) == STANDARD[STDOUT]
+    return find_own_descriptor(path) == STANDARD_DESCRIPTORS[STDOUT_PATH]
 
 
-def is_file(path: str) -> bool:
+def is_regular_file(path: str) -> bool:
     """Whether a path leads to a regular file, or to none yet, by its name and not by an open descriptor."""
-    if descriptor_path(path) is not None:
+    if resolve_descriptor(path) is not None:
         return False
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
@@ -85,9 +88,9 @@ def is_file(path: str) -> bool:
         return True
 
 
-def identity(path: str) -> Hashable:
+def get_file_identity(path: str) -> Hashable:
     """What is equal for two paths of the same regular file, whether it exists or not; None for a pipe or a device."""
-    number = own_descriptor(path)
+    number = find_own_descriptor(path)
     try:
         status = os.stat(path if number is None else number)
     except OSError:
@@ -95,17 +98,17 @@ def identity(path: str) -> Hashable:
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def check_files(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
+def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
     """Replace `-` in these keys by the path of standard input or output, and refuse what cannot be: a stream that is
     read by two keys, a file that is written by two or is read as well, two outputs mixed in standard output."""
     taken: dict[Hashable, str] = {}
     for key in (*read, *written):
         given = getattr(command, key)
         if given == "-":
-            setattr(command, key, STDIN if key in read else STDOUT)
+            setattr(command, key, STDIN_PATH if key in read else STDOUT_PATH)
         if not (path := getattr(command, key)):
             continue
-        number, file = own_descriptor(path), identity(path)
+        number, file = find_own_descriptor(path), get_file_identity(path)
         stream = number if key in read or number == 1 else None  # other pipes and devices may get several outputs
         for place in (stream, file):
             other = taken.get(place)

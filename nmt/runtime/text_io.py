@@ -12,17 +12,17 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 import pyarrow as pa
 
-from nmt.errors import UserError, printable
+from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
-from nmt.runtime.lines import PACKED, LineReader, open_unpacked, read_lines
-from nmt.runtime.streams import descriptor_path, is_file, is_stdout, open_descriptor, own_descriptor
+from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
+from nmt.runtime.streams import find_own_descriptor, is_regular_file, is_stdout, open_descriptor, resolve_descriptor
 
 T = TypeVar("T", bound=Sequence[Sized])
-CHUNK = 4096  # lines in memory at a time
-CHARACTERS = 2**22  # ... or as many as have so many characters
+MAX_CHUNK_LINES = 4096  # lines in memory at a time
+MAX_CHUNK_CHARACTERS = 2**22  # ... or as many as have so many characters
 
 
-def finite_or_none(numbers: dict[str, Any]) -> dict[str, Any]:
+def replace_nonfinite(numbers: dict[str, Any]) -> dict[str, Any]:
     """The same with None for each number that JSON does not have: infinities and NaN."""
     return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
 
@@ -34,7 +34,7 @@ def check_readable(paths: dict[str, str | None]) -> None:
         UserError: there is no such thing, or it is a folder.
     """
     for key, path in paths.items():
-        if path is not None and own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
+        if path is not None and find_own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
             raise UserError(f"{key}={path} is not a file")
 
 
@@ -56,13 +56,13 @@ class TextInput(Iterable[str]):
         if self.prompt is not None:
             yield from read_terminal(self.prompt)
             return
-        with open_unpacked(Path(self.path)) as file:
+        with open_decompressed(Path(self.path)) as file:
             self.lines = LineReader(file, self.path)
             yield from read_lines(self.lines, "replace")
 
-    def more(self, since: float) -> bool:
-        """As `LineReader.more`; lines are typed one by one."""
-        return self.lines is not None and self.lines.more(since)
+    def has_more(self, since: float) -> bool:
+        """As `LineReader.has_more`; lines are typed one by one."""
+        return self.lines is not None and self.lines.has_more(since)
 
 
 def read_terminal(prompt: str) -> Iterator[str]:
@@ -80,15 +80,15 @@ def read_terminal(prompt: str) -> Iterator[str]:
 
 
 def read_chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
-    """Lists of rows of text: of at most `CHUNK` rows, and no longer once they have `CHARACTERS`; where no more follow,
-    as `more(since)` says, of those that are there."""
+    """Yield lists of rows of text: of at most `MAX_CHUNK_LINES` rows, shorter once they have `MAX_CHUNK_CHARACTERS`, or
+    once `more(since)` says that no row follows at once."""
     chunk: list[T] = []
     size, since = 0, 0.0
     for row in rows:
         since = since if chunk else time.monotonic()
         chunk.append(row)
         size += sum(map(len, row))
-        if len(chunk) == CHUNK or size > CHARACTERS or not more(since):
+        if len(chunk) == MAX_CHUNK_LINES or size > MAX_CHUNK_CHARACTERS or not more(since):
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -111,11 +111,11 @@ def read_dictionary(path: str | None) -> dict[str, str]:
     return found
 
 
-class Terminal:
+class TerminalOutput:
     """Standard output where somebody looks at it: control characters are escaped."""
 
     def write(self, data: bytes) -> int:
-        return sys.stdout.buffer.write(printable(data.decode("utf-8", "replace")).encode())
+        return sys.stdout.buffer.write(escape_controls(data.decode("utf-8", "replace")).encode())
 
     def flush(self) -> None:
         sys.stdout.buffer.flush()
@@ -131,7 +131,9 @@ def open_output(path: str) -> Iterator[BinaryIO]:
     Raises:
         UserError: it cannot be written.
     """
-    packed = PACKED.get(Path(path).suffix)  # as it is read: by the name of a link, not of what it leads to
+    packed = COMPRESSION_BY_SUFFIX.get(
+        Path(path).suffix
+    )  # as it is read: by the name of a link, not of what it leads to
     try:
         with (
             open_sink(path) as file,
@@ -150,15 +152,15 @@ def open_output(path: str) -> Iterator[BinaryIO]:
 
 def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
     """Where `open_output` writes to."""
-    if is_file(path):
+    if is_regular_file(path):
         return replacing_file(Path(os.path.realpath(path)))
-    number = own_descriptor(path)
+    number = find_own_descriptor(path)
     if is_stdout(path) and sys.__stdout__ is not None and sys.stdout.isatty():
-        return nullcontext(cast(BinaryIO, Terminal()))
+        return nullcontext(cast(BinaryIO, TerminalOutput()))
     if number is not None:
         return open_descriptor(path, number, "wb")
     # A descriptor of another process, as /proc/PID/fd/1, cannot be shared; its file must not be truncated.
-    return open(path, "ab" if descriptor_path(path) else "wb")
+    return open(path, "ab" if resolve_descriptor(path) else "wb")
 
 
 def exit_on_closed_pipe() -> NoReturn:
@@ -167,7 +169,7 @@ def exit_on_closed_pipe() -> NoReturn:
     sys.exit(1)
 
 
-def write(file: BinaryIO, text: str) -> None:
+def write_utf8(file: BinaryIO, text: str) -> None:
     try:
         file.write(text.encode("utf-8", errors="replace"))
         file.flush()
@@ -181,4 +183,4 @@ def write(file: BinaryIO, text: str) -> None:
 
 def echo(text: str) -> None:
     """Print results, in which text of somebody else's may be."""
-    write(sys.stdout.buffer, printable(text) + "\n")
+    write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")

@@ -1,14 +1,14 @@
-"""Checkpoints: written whole or not at all, verified when read, enough to rebuild the model from the run's settings.
+"""Checkpoints: written atomically, verified when read, and sufficient to rebuild the model from the run's settings.
 
     runs/<name>/config.yaml  tokenizer*.model
     runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
-                                                    (`last` decides: the best one is what its state.json says)
+                                                    (the state.json of `last` has precedence over `best`)
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
-A manifest has the digests of the files beside it, the settings that the model goes with, and its tokenizer's digest.
-Loading executes nothing: tensors are safetensors, the rest is plain JSON and YAML. Nor does it take more memory than
-what is in the files: sizes are compared before anything is made.
+A manifest has the sizes and hashes of the files beside it, the settings of the model, and the hash of its tokenizer.
+Loading executes no code: tensors are safetensors, everything else is plain JSON and YAML. Loading takes no more memory
+than the files are large: shapes are compared before tensors are allocated.
 """
 
 import json
@@ -24,356 +24,406 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nmt.config import TrainRun, flatten_keys, immutable_settings
+from nmt.config import TrainRun, flatten_keys, select_immutable_settings
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.files import open_regular, read_small, remove, replacing_folder, sha256_of, sync, write_atomically
-from nmt.runtime.quoting import from_yaml, literal, to_yaml
+from nmt.runtime.files import (
+    fsync_path,
+    hash_file,
+    open_regular,
+    read_small,
+    remove_path,
+    replacing_folder,
+    write_atomically,
+)
+from nmt.runtime.quoting import escape_interpolations, from_yaml, to_yaml
 
 log = logging.getLogger("nmt")
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-CONFIG = "config.yaml"
-STEP_FOLDER = re.compile(r"step_\d{6,12}|\.step_\d{6,12}(\.old|(\.\w+)?\.new)")  # whole; on its way out, half written
-CLIP = 200  # characters of somebody else's complaint
-FLOATS = ("F64", "F32", "F16", "BF16")  # types of tensors, as safetensors calls them
+CONFIG_FILE = "config.yaml"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+STEP_FOLDER_PATTERN = re.compile(
+    r"step_\d{6,12}"  # complete
+    r"|\.step_\d{6,12}(\.old|(\.\w+)?\.new)"  # being replaced, or being written
+)
+MAX_QUOTED_CHARS = 200  # of a library's error message or of a name in a manifest
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 
 
-# ----------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------------------------ writing
 def write_manifest(folder: Path, config: TrainRun, tokenizer: Tokenizer) -> None:
-    """Write the manifest of a folder's files, and wait until all are on the disk."""
+    """Write the manifest of a folder's files, and flush all of them to disk."""
     paths = sorted(folder.iterdir())
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in paths}
-    manifest = {"settings": immutable_settings(asdict(config)), "tokenizer": tokenizer.fingerprint, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in (*paths, folder / MANIFEST, folder):
-        sync(path)
+    manifest = {
+        "settings": select_immutable_settings(asdict(config)),
+        "tokenizer": tokenizer.fingerprint,
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": hash_file(path)} for path in paths},
+    }
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in (*paths, folder / MANIFEST_FILE, folder):
+        fsync_path(path)
 
 
-def write_model(model: Seq2Seq, path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in unshared(model).items()}, path)
+def save_weights(model: Seq2Seq, path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in get_unique_parameters(model).items()}, path)
 
 
 def save_checkpoint(
-    run: Path, model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, optimizer: torch.optim.Optimizer,
+    run_folder: Path,
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    config: TrainRun,
+    optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
-) -> Path:  # fmt: skip
-    """Write `checkpoints/step_N` for N = progress["step"] and point `last` to it. Returns the folder.
+) -> Path:
+    """Write `checkpoints/step_N` for N = progress["step"], point `last` to it, and return its folder.
 
     Raises:
-        UserError: it cannot be written; the last one is as it was.
+        UserError: it cannot be written; the last checkpoint is unchanged.
     """
-    sync(run)  # by now it has settings and tokenizer
-    folder = run / "checkpoints" / f"step_{progress['step']:06d}"
+    fsync_path(run_folder)  # settings and tokenizer were written there without waiting for the disk
+    folder = run_folder / "checkpoints" / f"step_{progress['step']:06d}"
     with replacing_folder(folder) as new:
-        write_model(model, new / MODEL)
-        save_file(flatten(optimizer), new / OPTIMIZER)
-        (new / STATE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
+        save_weights(model, new / MODEL_FILE)
+        save_file(flatten_optimizer_state(optimizer), new / OPTIMIZER_FILE)
+        (new / STATE_FILE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
         write_manifest(new, config, tokenizer)
     write_atomically(folder.parent / "last", [folder.name + "\n"])
     return folder
 
 
-def export(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path) -> None:
-    """Write a model without what only training needs: a folder that all commands take as `checkpoint=`.
+def export_model(model: Seq2Seq, tokenizer: Tokenizer, config: TrainRun, folder: Path) -> None:
+    """Write a model without training state to a new folder, which all commands take as `checkpoint=`.
 
     Raises:
-        UserError: there is something already, or it cannot be written.
+        UserError: the folder exists, or it cannot be written.
     """
     if folder.exists():
-        raise UserError(f"{folder} is there already; give the name of a new folder")
+        raise UserError(f"{folder} already exists; give the name of a new folder")
     with replacing_folder(folder) as new:
         tokenizer.save(new)
         save_config(new, config)
-        write_model(model, new / MODEL)
+        save_weights(model, new / MODEL_FILE)
         write_manifest(new, config, tokenizer)
 
 
-def unshared(model: Seq2Seq) -> dict[str, Tensor]:
-    """The model's parameters, each once: tied ones go by their first name."""
+def get_unique_parameters(model: Seq2Seq) -> dict[str, Tensor]:
+    """Return the model's parameters by name, tied ones once under their first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def flatten(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's own state, by `parameter number.what`."""
+def flatten_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return an optimizer's state tensors by `PARAMETER_NUMBER.KEY`."""
     state = optimizer.state_dict()["state"]
     return {f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items() if value is not None}
 
 
-def keep_only(run: Path, best: list[int], step: int) -> None:
-    """Point `best` to the first of the best steps that is there, and remove the step folders that need not be kept, and
-    what a process that died left of others. Kept are the best, `step`, and the one before it, which serves where `step`
-    is found damaged."""
-    there = step_folders(run)
-    best = [number for number in best if number in there]
-    pointed = run / "checkpoints" / "best"
-    if best:
-        write_atomically(pointed, [there[best[0]].name + "\n"])
-    else:  # not validated yet; or it was damaged, and this run has gone back to a checkpoint before it
-        pointed.unlink(missing_ok=True)
-    before = [number for number in there if number < step]
-    kept = {there[number].name for number in (step, *before[-1:], *best)}
-    for folder in (run / "checkpoints").iterdir():
-        if STEP_FOLDER.fullmatch(folder.name) and folder.name not in kept:
-            remove(folder)
+def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> None:
+    """Point `best` to the best existing checkpoint, and remove those that are no longer needed.
+
+    The checkpoints of `best_steps` and `step` are kept, and the one before `step`, as a fallback if `step` turns out to
+    be damaged. Half-written folders of processes that died are removed.
+    """
+    folders = list_step_folders(run_folder)
+    best_steps = [number for number in best_steps if number in folders]
+    best_pointer = run_folder / "checkpoints" / "best"
+    if best_steps:
+        write_atomically(best_pointer, [folders[best_steps[0]].name + "\n"])
+    else:  # no validation yet, or the best checkpoint was damaged and the run resumed from an earlier one
+        best_pointer.unlink(missing_ok=True)
+    earlier = [number for number in folders if number < step]
+    needed = {folders[number].name for number in (step, *earlier[-1:], *best_steps)}
+    for folder in (run_folder / "checkpoints").iterdir():
+        if STEP_FOLDER_PATTERN.fullmatch(folder.name) and folder.name not in needed:
+            remove_path(folder)
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
-def pointer(run: Path, name: str) -> Path | None:
-    """The step folder that `checkpoints/<name>` points to, None where there is none."""
-    path = run / "checkpoints" / name
+# ------------------------------------------------------------------------------------------------------------ finding
+def read_pointer(run_folder: Path, name: str) -> Path | None:
+    """Return the step folder that `checkpoints/<name>` points to, or None."""
+    path = run_folder / "checkpoints" / name
     if not path.is_file():
         return None
     with open(path, "rb", opener=open_regular) as file:
         target = file.read(99).decode(errors="replace").strip()
-    return step_folders(run).get(step_of(target)) if STEP_FOLDER.fullmatch(target) else None
+    return list_step_folders(run_folder).get(parse_step(target)) if STEP_FOLDER_PATTERN.fullmatch(target) else None
 
 
-def step_folders(run: Path) -> dict[int, Path]:
-    """The checkpoints of a run by step, the first one first; among them one that was to be replaced by another of its
-    step, where the process died in between."""
-    found: dict[int, Path] = {}
-    for path in sorted((run / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
-        if STEP_FOLDER.fullmatch(path.name) and path.suffix != ".new":
-            found[step_of(path.name)] = path
-    return dict(sorted(found.items()))
+def list_step_folders(run_folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run by step, in ascending order.
 
-
-def best_checkpoint(run: Path) -> Path | None:
-    """The best checkpoint, None where none was validated. The state in the last checkpoint says which it is: `best` is
-    written after it, so a process may have died before that.
-
-    Raises:
-        UserError: that state is damaged, and `best` is, too.
+    If a process died while it was replacing a checkpoint, the old version counts unless the new one is in place.
     """
-    last = last_checkpoint(run)
-    if last is None:
-        return None
-    try:
-        verify(last, STATE)
-        steps = [int(entry[-1]) for entry in json.loads(read_small(last / STATE))["best"]]
-    except (UserError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        complaint = str(error) if isinstance(error, UserError) else f"{last / STATE} is damaged"
-        if (best := pointer(run, "best")) is None:
-            raise UserError(f"{complaint}, and {run / 'checkpoints' / 'best'} names none") from None
-        log.warning(f"{complaint}; the best checkpoint is taken from {run / 'checkpoints' / 'best'}")
-        return best
-    there = step_folders(run)
-    return next((there[step] for step in steps if step in there), None)
+    folders: dict[int, Path] = {}
+    for path in sorted((run_folder / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
+        if STEP_FOLDER_PATTERN.fullmatch(path.name) and path.suffix != ".new":
+            folders[parse_step(path.name)] = path
+    return dict(sorted(folders.items()))
 
 
-def step_of(name: str) -> int:
+def parse_step(name: str) -> int:
     return int(re.findall(r"\d+", name)[0])
 
 
-def last_checkpoint(run: Path) -> Path | None:
-    """The step folder that `last` points to, else the one with the largest number, None where there is none."""
-    return pointer(run, "last") or next(reversed(step_folders(run).values()), None)
+def find_best_checkpoint(run_folder: Path) -> Path | None:
+    """Return the best checkpoint, or None if none was validated.
 
-
-def last_intact(run: Path) -> Path:
-    """The last checkpoint of a run that is not damaged; damaged ones after it are named in a warning.
+    The state.json of the last checkpoint decides, because `best` is written after it: a process may have died between.
 
     Raises:
-        UserError: all are.
+        UserError: both state.json and `best` are damaged.
     """
-    last = last_checkpoint(run)
+    last = find_last_checkpoint(run_folder)
+    if last is None:
+        return None
+    try:
+        verify_checkpoint(last, STATE_FILE)
+        best_steps = [int(entry[-1]) for entry in json.loads(read_small(last / STATE_FILE))["best"]]
+    except (UserError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        complaint = str(error) if isinstance(error, UserError) else f"{last / STATE_FILE} is damaged"
+        best_pointer = run_folder / "checkpoints" / "best"
+        if (best := read_pointer(run_folder, "best")) is None:
+            raise UserError(f"{complaint}, and {best_pointer} does not name a checkpoint") from None
+        log.warning(f"{complaint}; using the best checkpoint named in {best_pointer}")
+        return best
+    folders = list_step_folders(run_folder)
+    return next((folders[step] for step in best_steps if step in folders), None)
+
+
+def find_last_checkpoint(run_folder: Path) -> Path | None:
+    """Return the step folder that `last` points to, else the one with the largest number, or None."""
+    return read_pointer(run_folder, "last") or next(reversed(list_step_folders(run_folder).values()), None)
+
+
+def find_last_intact_checkpoint(run_folder: Path) -> Path:
+    """Return the last checkpoint of a run that is not damaged, and warn of damaged later ones.
+
+    Raises:
+        UserError: all are damaged.
+    """
+    last = find_last_checkpoint(run_folder)
     assert last is not None
-    if pointer(run, "last") is None:
-        log.warning(f"{run / 'checkpoints' / 'last'} names no checkpoint; taking the one with the largest number")
-    for folder in dict.fromkeys((last, *reversed(step_folders(run).values()))):
+    if read_pointer(run_folder, "last") is None:
+        log.warning(
+            f"{run_folder / 'checkpoints' / 'last'} does not name a checkpoint; using the one with the largest number"
+        )
+    for folder in dict.fromkeys((last, *reversed(list_step_folders(run_folder).values()))):
         try:
-            verify(folder)
+            verify_checkpoint(folder)
         except UserError as error:
-            log.warning(f"{error}; going back to the checkpoint before it")
+            log.warning(f"{error}; falling back to the previous checkpoint")
         else:
             return folder
-    raise UserError(f"{run} has no checkpoint that is whole and of this version; name=ANOTHER starts beside it")
+    raise UserError(f"{run_folder} has no intact checkpoint of this version; name=ANOTHER starts a new run")
 
 
 def find_checkpoint(path: str) -> tuple[Path, Path]:
-    """The run and the checkpoint meant by `path`: a run (its best, else its last), a step folder, or an exported
-    model, which is both.
+    """Return the run folder and the checkpoint that `path` stands for.
+
+    `path` may be a run folder, for its best checkpoint, or its last if none was validated; a step folder; or an
+    exported model, which is both run folder and checkpoint.
 
     Raises:
-        UserError: there is no such thing.
+        UserError: there is no checkpoint.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
-    if (folder / MODEL).is_file():
-        place = folder.resolve()
-        if place.parent.name != "checkpoints" or (folder / CONFIG).is_file():
+    if (folder / MODEL_FILE).is_file():
+        resolved = folder.resolve()
+        if resolved.parent.name != "checkpoints" or (folder / CONFIG_FILE).is_file():
             return folder, folder
-        run = place.parents[1]
-        above = folder.parents[1] if len(folder.parts) > 2 else run
-        its_own = (above / "checkpoints").resolve() == place.parent  # not where a link leads to the checkpoint
-        return (above if its_own else run), folder
-    last = last_checkpoint(folder)
+        resolved_run = resolved.parents[1]
+        run_folder = folder.parents[1] if len(folder.parts) > 2 else resolved_run
+        is_own_run = (run_folder / "checkpoints").resolve() == resolved.parent  # false if `path` is a link to elsewhere
+        return (run_folder if is_own_run else resolved_run), folder
+    last = find_last_checkpoint(folder)
     if last is None:
-        raise UserError(f"{path} holds no checkpoint; a run has config.yaml and checkpoints/")
-    return folder, best_checkpoint(folder) or last
+        raise UserError(f"{path} has no checkpoint; a run has config.yaml and checkpoints/")
+    return folder, find_best_checkpoint(folder) or last
 
 
-def verify(folder: Path, only: str | None = None) -> dict[str, Any]:
-    """Compare a checkpoint's files with its manifest, or `only` one of them. Returns the manifest, which has the
-    settings, too, and the fingerprint of the tokenizer that the checkpoint goes with.
+# ------------------------------------------------------------------------------------------------------------ reading
+def verify_checkpoint(folder: Path, only: str | None = None) -> dict[str, Any]:
+    """Compare a checkpoint's files, or just the file `only`, with its manifest, and return the manifest.
 
     Raises:
         UserError: naming the file that is missing or damaged.
     """
     remedy = "use another checkpoint of the run"
     try:
-        manifest = json.loads(read_small(folder / MANIFEST))
+        manifest = json.loads(read_small(folder / MANIFEST_FILE))
         entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
         manifest["settings"].items(), str(manifest["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{folder / MANIFEST} is missing, damaged, or from another version; {remedy}") from None
-    if (needed := only or MODEL) not in (name for name, *_ in entries):
-        raise UserError(f"{folder / MANIFEST} does not list {needed}; {remedy}")
+        raise UserError(f"{folder / MANIFEST_FILE} is missing, damaged, or from another version; {remedy}") from None
+    required = only or MODEL_FILE
+    if required not in (name for name, *_ in entries):
+        raise UserError(f"{folder / MANIFEST_FILE} does not list {required}; {remedy}")
     for name, size, sha256 in entries:
         if only not in (None, name):
             continue
         path = folder / Path(name).name
         try:
-            whole = path.name == name and path.is_file() and path.stat().st_size == size and sha256_of(path) == sha256
-        except OSError:  # a name that no file can have
-            whole = False
-        if not whole:
-            raise UserError(f"{str(path)[:CLIP]} is missing or damaged (see {MANIFEST}); {remedy}")
+            is_intact = (
+                path.name == name and path.is_file() and path.stat().st_size == size and hash_file(path) == sha256
+            )
+        except OSError:  # a damaged manifest may have an impossible file name
+            is_intact = False
+        if not is_intact:
+            raise UserError(f"{str(path)[:MAX_QUOTED_CHARS]} is missing or damaged (see {MANIFEST_FILE}); {remedy}")
     return manifest
 
 
-def load_verified(run: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
-    """The settings and the tokenizer that a checkpoint goes with, after a look at the sizes of its tensors.
+def load_config_and_tokenizer(run_folder: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
+    """Verify a checkpoint, check the shapes of its weights, and return its settings and tokenizer.
 
     Raises:
-        UserError: naming what is missing or damaged.
+        UserError: naming the file that is missing or damaged.
     """
-    config, tokenizer, manifest = load_config(run), load_tokenizer(run), verify(folder)
-    found, trained = immutable_settings(asdict(config)), dict(flatten_keys(manifest["settings"]))
-    others = [key for key in trained.keys() & found.keys() if trained[key] != found[key]]  # versions may differ in keys
-    if others or tokenizer.fingerprint != manifest["tokenizer"]:
-        what = f"{run / CONFIG} ({', '.join(sorted(others))})" if others else f"the tokenizer in {run}"
-        raise UserError(
-            f"{what} is not what {folder} was trained with, but damaged, or changed by hand; bring back the former one"
+    config, tokenizer, manifest = load_config(run_folder), load_tokenizer(run_folder), verify_checkpoint(folder)
+    current = select_immutable_settings(asdict(config))
+    trained = dict(flatten_keys(manifest["settings"]))
+    # Other versions of the program may have other keys, so only common keys are compared.
+    changed = [key for key in trained.keys() & current.keys() if trained[key] != current[key]]
+    if changed or tokenizer.fingerprint != manifest["tokenizer"]:
+        what = (
+            f"{run_folder / CONFIG_FILE} ({', '.join(sorted(changed))})"
+            if changed
+            else f"the tokenizer in {run_folder}"
         )
-    with torch.device("meta"):  # settings may ask for more memory than there is
-        imagined = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    check_shapes(folder / MODEL, unshared(imagined), "the model's settings")
+        raise UserError(
+            f"{what} differs from what {folder} was trained with: it is damaged or was edited; restore the original"
+        )
+    with torch.device("meta"):  # damaged settings may ask for more memory than there is
+        meta_model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    check_tensor_shapes(folder / MODEL_FILE, get_unique_parameters(meta_model), "the model's settings")
     return config, tokenizer
 
 
 def load_config(folder: Path) -> TrainRun:
-    """The settings that a model was trained with.
+    """Load the settings of a run or an exported model.
 
     Raises:
-        UserError: config.yaml is missing, or no plain YAML, or does not fit this version.
+        UserError: config.yaml is missing, is not plain YAML, or does not fit this version.
     """
-    path = folder / CONFIG
+    path = folder / CONFIG_FILE
     try:
-        given = literal(from_yaml(read_small(path)) or {})
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), given))  # type: ignore[return-value]
+        values = escape_interpolations(from_yaml(read_small(path)) or {})
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), values))  # type: ignore[return-value]
     except FileNotFoundError:
-        raise UserError(f"{path} is not there, so {folder} is not a run; give one, as runs/NAME") from None
+        raise UserError(f"{path} does not exist, so {folder} is not a run; give a run, as runs/NAME") from None
     except UserError as error:
-        raise UserError(f"{path}: {str(error)[: 2 * CLIP]}") from None
-    except Exception as error:  # YAML's and OmegaConf's own errors have no common base
+        raise UserError(f"{path}: {str(error)[: 2 * MAX_QUOTED_CHARS]}") from None
+    except Exception as error:  # the errors of YAML and OmegaConf have no common base class
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged or from another version: {reason[:CLIP]}") from None
+        raise UserError(f"{path} is damaged or from another version: {reason[:MAX_QUOTED_CHARS]}") from None
 
 
 def save_config(folder: Path, config: TrainRun) -> None:
-    write_atomically(folder / CONFIG, [to_yaml(asdict(config))])
+    write_atomically(folder / CONFIG_FILE, [to_yaml(asdict(config))])
 
 
-def check_shapes(path: Path, wanted: dict[str, Tensor], what: str) -> None:
-    """See that a file has tensors of these names and shapes; none is read.
+def check_tensor_shapes(path: Path, expected: dict[str, Tensor], owner: str) -> None:
+    """Check that a file has floating-point tensors of exactly these names and shapes, without reading them.
 
     Raises:
-        UserError: it is no file of safetensors, or others are in it.
+        UserError: the file is not safetensors, or does not fit `owner`.
     """
     try:
         with safe_open(path, "pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  it is no dict
-            shapes = {name: tuple(part.get_shape()) for name, part in parts.items() if part.get_dtype() in FLOATS}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            shapes = {
+                name: tuple(part.get_shape()) for name, part in slices.items() if part.get_dtype() in FLOAT_DTYPES
+            }
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors: {error}") from None
-    wrong = [name for name in sorted(parts.keys() | wanted.keys())
-             if name not in wanted or shapes.get(name) != tuple(wanted[name].shape)]  # fmt: skip
+    wrong = [
+        name
+        for name in sorted(slices.keys() | expected.keys())
+        if name not in expected or shapes.get(name) != tuple(expected[name].shape)
+    ]
     if wrong:
-        raise UserError(f"{path} does not fit {what}: {', '.join(name[:80] for name in wrong[:5])}")
+        raise UserError(f"{path} does not fit {owner}: {', '.join(name[:80] for name in wrong[:5])}")
 
 
-def read_tensors(path: Path, wanted: dict[str, Tensor], what: str) -> dict[str, Tensor]:
-    """The tensors of a file, which have these names and shapes.
+def read_tensors(path: Path, expected: dict[str, Tensor], owner: str) -> dict[str, Tensor]:
+    """Read a file of tensors that have the names and shapes of `expected`.
 
     Raises:
-        UserError: others are in it, or their numbers are not finite.
+        UserError: they do not fit `owner`, or are not finite.
     """
-    check_shapes(path, wanted, what)
-    found = load_file(path)
-    if broken := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
-        raise UserError(f"{path}: {', '.join(broken[:5])}: not all numbers are finite; use another checkpoint")
-    return found
+    check_tensor_shapes(path, expected, owner)
+    tensors = load_file(path)
+    if non_finite := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UserError(f"{path} has NaN or infinity in {', '.join(non_finite[:5])}; use another checkpoint")
+    return tensors
 
 
 def load_weights(model: Seq2Seq, *folders: Path) -> None:
-    """Fill a model from a checkpoint, or with the mean of several.
+    """Load the weights of a checkpoint into a model, or the mean of the weights of several.
 
     Raises:
-        UserError: the tensors are not those of this model, or not finite.
+        UserError: the tensors do not fit the model, or are not finite.
     """
-    wanted = unshared(model)
+    parameters = get_unique_parameters(model)
     total: dict[str, Tensor] = {}
     for folder in folders:
-        for name, tensor in read_tensors(folder / MODEL, wanted, "the model's settings").items():
+        for name, tensor in read_tensors(folder / MODEL_FILE, parameters, "the model's settings").items():
             total[name] = tensor if len(folders) == 1 else total.get(name, 0) + tensor.double()
     with torch.no_grad():
-        for name, tensor in wanted.items():
+        for name, tensor in parameters.items():
             tensor.copy_(total[name] / len(folders))
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Fill an optimizer's state from a checkpoint.
+    """Load an optimizer's state from a checkpoint.
 
     Raises:
-        UserError: the tensors are not those of this optimizer, or not finite.
+        UserError: the tensors do not fit the optimizer, or are not finite.
     """
-    wanted = flatten(optimizer)
-    for name, tensor in read_tensors(folder / OPTIMIZER, wanted, "the optimizer").items():
-        wanted[name].copy_(tensor)
+    state = flatten_optimizer_state(optimizer)
+    for name, tensor in read_tensors(folder / OPTIMIZER_FILE, state, "the optimizer").items():
+        state[name].copy_(tensor)
 
 
-class Loaded(NamedTuple):
-    """A model, and what it came from."""
+class LoadedModel(NamedTuple):
+    """A model, and where it was loaded from."""
 
     model: Seq2Seq
     tokenizer: Tokenizer
     config: TrainRun
-    run: Path
-    steps: list[Path]  # the checkpoints whose mean the model is
-    key: str  # digest of their manifests, which have the digests of all that belongs to them
+    run_folder: Path
+    checkpoints: list[Path]  # the step folders whose weights were averaged
+    key: str  # hash of their manifests, which have the hashes of everything else
 
 
-def load_model(path: str, average: int = 1) -> Loaded:
-    """Rebuild a model from a run's own settings; with `average` its weights are the mean of the last so many of the
-    checkpoints that a run keeps: `train.keep` best ones, and the last two.
+def load_model(path: str, average: int = 1) -> LoadedModel:
+    """Rebuild a model from the settings of its run.
+
+    With `average` > 1 its weights are the mean of the last `average` checkpoints that the run has kept: the
+    `train.keep` best ones and the last two.
 
     Raises:
-        UserError: `path` is no checkpoint, or a damaged one, or the run has not so many of them.
+        UserError: `path` is not a checkpoint, is damaged, or the run has fewer than `average` checkpoints.
     """
-    run, step = find_checkpoint(path)
-    steps = [step]
+    run_folder, checkpoint = find_checkpoint(path)
+    checkpoints = [checkpoint]
     if average > 1:
-        steps = list(step_folders(run).values())[-average:]
-        if run.resolve() != Path(path).resolve() or not steps:
-            raise UserError(f"average={average} is of the checkpoints of a run; {path} is only one")
-        if len(steps) < average:
-            raise UserError(f"average={average}: {run} has {len(steps)} checkpoints; train.keep says how many are kept")
-    for folder in steps:
-        config, tokenizer = load_verified(run, folder)
+        checkpoints = list(list_step_folders(run_folder).values())[-average:]
+        if run_folder.resolve() != Path(path).resolve() or not checkpoints:
+            raise UserError(f"average={average} needs a run, but {path} is a single checkpoint")
+        if len(checkpoints) < average:
+            raise UserError(
+                f"average={average}: {run_folder} has only {len(checkpoints)} checkpoints; "
+                "train.keep sets how many a run keeps"
+            )
+    for folder in checkpoints:
+        config, tokenizer = load_config_and_tokenizer(run_folder, folder)
     model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    load_weights(model, *steps)
-    key = " ".join(sha256_of(folder / MANIFEST) for folder in steps)
-    return Loaded(model.eval(), tokenizer, config, run, steps, key)
+    load_weights(model, *checkpoints)
+    key = " ".join(hash_file(folder / MANIFEST_FILE) for folder in checkpoints)
+    return LoadedModel(model.eval(), tokenizer, config, run_folder, checkpoints, key)

@@ -1,4 +1,4 @@
-"""The training loop: plain functions on one `TrainState`."""
+"""The training loop: `fit` and the functions it calls, all on one `TrainState`."""
 
 import json
 import math
@@ -13,192 +13,231 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import MONITOR_FLOORS, MONITORS, SearchConfig, TrainConfig
+from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
-from nmt.data.corpus import column
+from nmt.data.corpus import iter_column
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.subword_sampling import resample_subwords
-from nmt.decoding.translator import Translator, warn_of_reach
+from nmt.decoding.translator import Translator, warn_if_out_of_reach
 from nmt.errors import UserError, with_filename
-from nmt.evaluation.metrics import bleu, in_short
+from nmt.evaluation.metrics import bleu, format_perplexity
 from nmt.model.out_of_memory import try_or_oom
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.device import contention_advice
+from nmt.runtime.device import describe_contention
 from nmt.runtime.distributed import all_reduce_max, rank
 from nmt.runtime.files import open_regular, write_atomically
 from nmt.runtime.logging import log
 from nmt.runtime.memory import peak_device_memory, release_memory
 from nmt.runtime.signals import deferred_signals
-from nmt.runtime.text_io import finite_or_none
+from nmt.runtime.text_io import replace_nonfinite
 from nmt.training.checkpoint import save_config
-from nmt.training.state import TrainState, Validated, save
-from nmt.training.step import UpdateResult, shapes_of, train_step
+from nmt.training.state import TrainState, ValidatedCheckpoint, save_state
+from nmt.training.step import UpdateResult, choose_epoch_shapes, train_step
 from nmt.training.validation import evaluate_loss
 
 
-# -------------------------------------------------------------------------------------------------------------- loop
+# --------------------------------------------------------------------------------------------------------------- loop
 def fit(state: TrainState) -> float:
-    """Train to the end that the settings give. Returns the best validation score.
+    """Train until `train.max_steps`, `train.max_epochs` or `train.patience` is reached, and return the best score.
 
-    SIGINT and SIGTERM end it after a step, saved but not judged, or after the validation that they meet: resumed, it is
-    as if nothing had happened.
+    On SIGINT or SIGTERM, training stops after the current step, with a checkpoint but without validation, or after the
+    validation in progress. Resuming continues exactly as if training had not been interrupted.
 
     Raises:
-        SystemExit: 128 + the signal's number.
-        UserError: `train.max_skipped` updates in a row failed; there is no room for a checkpoint; or memory does not
-            suffice for a single pair.
+        SystemExit: 128 + the number of the signal.
+        UserError: `train.max_skipped` updates in a row failed, the checkpoint cannot be written, or memory is too small
+            for a single pair.
     """
     run, progress = state.run, state.progress
-    batches = epoch_batches_of(state)
+    batches = prepare_epoch(state)
     total_steps = count_total_steps(state, batches)
-    what = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
-    log.info(
-        f"{len(batches)} updates in {what}, {total_steps} in all; padding {padding_waste(state.train, batches):.1%}"
-    )
-    if run.train.max_steps is not None and total_steps < run.train.max_steps:
-        log.warning(
-            f"train.max_epochs={run.train.max_epochs} ends training at step {total_steps}, before "
-            f"train.max_steps={run.train.max_steps}; train.max_epochs=null leaves the end to the steps"
-        )
-    if state.model.reach is not None:
-        warn_of_reach(state.model, state.train.source_lengths, "training pairs")
-    if finished(state, total_steps) and progress.validated_step == progress.step:
-        more = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
-        log.info(f"{state.folder} is finished already; a larger {more} goes on")
-    elif progress.step and not rank():
-        save_config(state.folder, run)  # it goes on, maybe with other settings
+    log_plan(state, batches, total_steps)
+    if progress.step and not rank() and not is_complete(state, total_steps):
+        save_config(state.folder, run)  # the settings of a resumed run may have changed
     with (
         deferred_signals() as signals,
+        # None shows the bar if standard error is a terminal.
         tqdm(total=total_steps, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
-        if progress.validated_step != progress.step and validation_due(state, len(batches), total_steps):
-            update_best(state, validate(state))  # a signal came before it
-        meter, saved = Meter(state), time.monotonic()
-        while not finished(state, total_steps):
+        # A run that a signal stopped at a step with a validation due resumes with that validation.
+        if progress.validated_step != progress.step and should_validate(state, len(batches), total_steps):
+            record_validation(state, validate(state))
+        meter, saved_at = ProgressMeter(state), time.monotonic()
+
+        while not is_finished(state, total_steps):
+            # Once all batches of the epoch are done, start the next one.
             if progress.position >= len(batches):
-                meter.flush()  # of what failed the pairs are told, while they are here
-                next_epoch(state)
-                del batches  # of a large corpus two orders at a time are much memory
-                batches = epoch_batches_of(state)
-            meter.outcomes.append(train_step(state, batches[progress.position], total_steps))
+                meter.count_failures()  # while the pairs that a failure would report are still loaded
+                start_next_epoch(state)
+                del batches  # the batch orders of two epochs of a large corpus would take much memory
+                batches = prepare_epoch(state)
+
+            # Make one update.
+            meter.add(train_step(state, batches[progress.position], total_steps))
             progress.position += 1
             bar.update()
 
-            late = save_due(run.train, progress.step, time.monotonic() - saved)
-            # One word for both: a signal may have come to any process, and their clocks differ.
-            signal, saving = divmod(all_reduce_max(2 * max(signals, default=0) + late), 2)
-            due = validation_due(state, len(batches), total_steps)
-            if progress.step % run.train.log_every == 0 or due:
+            # Ranks agree on what to do next: any of them may have received a signal, and their clocks differ.
+            # The signal and the flag travel in one number to save a message.
+            wants_save = should_save(run.train, progress.step, time.monotonic() - saved_at)
+            signal, is_save_due = divmod(all_reduce_max(2 * max(signals, default=0) + wants_save), 2)
+            is_validation_due = should_validate(state, len(batches), total_steps)
+
+            # Log.
+            if progress.step % run.train.log_every == 0 or is_validation_due:
                 bar.set_postfix_str(meter.report(total_steps, quiet=not bar.disable))
-            if due and not signal:
-                update_best(state, validate(state))
+
+            # Validate and save, or only save.
+            if is_validation_due and not signal:
+                record_validation(state, validate(state))
                 meter.restart()
-                signal = all_reduce_max(max(signals, default=0))  # one that came meanwhile
-            elif signal or saving:
-                began = time.perf_counter()
-                meter.flush()
-                save(state)
-                meter.started += time.perf_counter() - began
-            else:
-                continue
-            saved = time.monotonic()
+                signal = all_reduce_max(max(signals, default=0))  # one may have arrived during the validation
+                saved_at = time.monotonic()
+            elif is_save_due or signal:
+                started = time.perf_counter()
+                meter.count_failures()
+                save_state(state)
+                meter.exclude(time.perf_counter() - started)
+                saved_at = time.monotonic()
+
+            # Stop on a signal.
             if signal:
-                what = f"{Signals(signal).name}: stopped at step {progress.step}"
-                log.info(f"{what}; the same command with resume=auto goes on")
+                log.info(
+                    f"{Signals(signal).name}: stopped at step {progress.step}; "
+                    "the same command with resume=auto continues"
+                )
                 raise SystemExit(128 + signal)
+
     if progress.validated_step != progress.step:
-        update_best(state, validate(state))
-    best = progress.best[0]
+        record_validation(state, validate(state))
+    log_outcome(state, total_steps)
+    return progress.best[0].score
+
+
+def log_plan(state: TrainState, batches: Batches, total_steps: int) -> None:
+    """Log the length of training, and warn of settings that will not have the expected effect."""
+    config, progress = state.run.train, state.progress
+    unit = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
+    log.info(
+        f"{len(batches)} updates in {unit}, {total_steps} in all; padding {padding_waste(state.train, batches):.1%}"
+    )
+    if config.max_steps is not None and total_steps < config.max_steps:
+        log.warning(
+            f"train.max_epochs={config.max_epochs} ends training at step {total_steps}, before "
+            f"train.max_steps={config.max_steps}; train.max_epochs=null removes the limit on epochs"
+        )
+    if state.model.reach is not None:
+        warn_if_out_of_reach(state.model, state.train.source_lengths, "training pairs")
+    if is_complete(state, total_steps):
+        limit = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
+        log.info(f"{state.folder} is already finished; increase {limit} to continue training")
+
+
+def log_outcome(state: TrainState, total_steps: int) -> None:
+    """Log which limit ended training, and the best score."""
+    config, progress = state.run.train, state.progress
     if progress.step >= total_steps:
-        by_steps = total_steps == run.train.max_steps
-        limit = f"max_steps={total_steps}" if by_steps else f"max_epochs={run.train.max_epochs}"
+        is_step_limit = total_steps == config.max_steps
+        limit = f"max_steps={total_steps}" if is_step_limit else f"max_epochs={config.max_epochs}"
         log.info(f"train.{limit} is reached")
-    log.info(f"finished at step {progress.step}: best {run.train.monitor} {best.score:.4g} at step {best.step}")
-    return best.score
+    best = progress.best[0]
+    log.info(f"finished at step {progress.step}: best {config.monitor} {best.score:.4g} at step {best.step}")
 
 
-def epoch_batches_of(state: TrainState) -> Batches:
-    """Those of the present epoch, or of the present window of a stream."""
-    progress, number = state.progress, state.progress.window
+# ----------------------------------------------------------------------------------------------------- data and limits
+def prepare_epoch(state: TrainState) -> Batches:
+    """Return the batches of the current epoch, or of the current window of a stream."""
+    progress = state.progress
+    number = progress.window
     if state.stream is None:
-        number, state.train = progress.epoch, epoch_corpus(state, progress.epoch)
+        number = progress.epoch
+        state.train = sample_epoch_subwords(state, number)
     batches = epoch_batches(state.train, state.run.train, state.run.seed, number)
     if state.device.type == "cuda" and not len(state.shapes_K3):
-        state.shapes_K3 = shapes_of(state, batches)
+        state.shapes_K3 = choose_epoch_shapes(state, batches)
     return batches
 
 
-def epoch_corpus(state: TrainState, epoch: int) -> EncodedPairs:
-    """The corpus as an epoch has it: with `tokenizer.sampling` each has other pieces."""
-    found = state.unsampled
-    return resample_subwords(found, state.run.seed, epoch) if found.sampling else found
+def sample_epoch_subwords(state: TrainState, epoch: int) -> EncodedPairs:
+    """Return the training pairs of an epoch, with `tokenizer.sampling` segmented anew in each epoch."""
+    pairs = state.unsampled
+    return resample_subwords(pairs, state.run.seed, epoch) if pairs.sampling else pairs
 
 
-def next_epoch(state: TrainState) -> None:
+def start_next_epoch(state: TrainState) -> None:
     """Go to the next epoch, or to the next window of a stream."""
-    progress = state.progress
-    progress.position = 0
+    state.progress.position = 0
     if state.stream is None:
-        progress.epoch += 1
+        state.progress.epoch += 1
     else:
-        progress.window += 1
-        load_window(state)
+        state.progress.window += 1
+        load_next_window(state)
 
 
-def load_window(state: TrainState) -> None:
-    """Take the next window of a stream for the text that is trained on."""
+def load_next_window(state: TrainState) -> None:
+    """Make the next window of a stream the training text."""
     assert state.stream is not None
     state.train, state.progress.stream_offsets = next(state.stream)
     state.progress.epoch = state.progress.stream_offsets[0][0]
 
 
-def count_total_steps(state: TrainState, present: Batches) -> int:
-    """The number of the last update, whichever of max_steps and max_epochs comes first. Of epochs that are not of one
-    length, all count as the first; `present` are the updates of the present one."""
-    config, by_epochs = state.run.train, math.inf
+def count_total_steps(state: TrainState, batches: Batches) -> int:
+    """Return the number of the last update, by max_steps or max_epochs, whichever comes first.
+
+    If epochs differ in length, all count like the first. `batches` are those of the current epoch.
+    """
+    config, epoch_limit = state.run.train, math.inf
     if config.max_epochs is not None and state.stream is None:
         if state.progress.epoch:
-            present = epoch_batches(epoch_corpus(state, 0), config, state.run.seed, 0)
-        by_epochs = config.max_epochs * len(present)
-    return int(min(config.max_steps or math.inf, by_epochs))
+            batches = epoch_batches(sample_epoch_subwords(state, 0), config, state.run.seed, 0)
+        epoch_limit = config.max_epochs * len(batches)
+    return int(min(config.max_steps or math.inf, epoch_limit))
 
 
-def validation_due(state: TrainState, updates: int, total_steps: int) -> bool:
-    """Whether to validate after this step, in an epoch of so many updates."""
+def should_validate(state: TrainState, epoch_updates: int, total_steps: int) -> bool:
+    """Whether to validate after this step, in an epoch of `epoch_updates` updates."""
     config, progress = state.run.train, state.progress
     if config.validate_every is None:
-        due = progress.position == updates
+        is_due = progress.position == epoch_updates
     else:
-        due = progress.step > 0 and progress.step % config.validate_every == 0
-    return due or progress.step == total_steps
+        is_due = progress.step > 0 and progress.step % config.validate_every == 0
+    return is_due or progress.step == total_steps
 
 
-def save_due(config: TrainConfig, step: int, seconds: float) -> bool:
-    """Whether to save after this step, so many seconds after the last checkpoint."""
-    by_step = config.save_every is not None and step % config.save_every == 0
-    return by_step or config.save_minutes is not None and seconds >= 60 * config.save_minutes
+def should_save(config: TrainConfig, step: int, seconds: float) -> bool:
+    """Whether to save after this step, `seconds` after the last checkpoint."""
+    if config.save_every is not None and step % config.save_every == 0:
+        return True
+    return config.save_minutes is not None and seconds >= 60 * config.save_minutes
 
 
-def finished(state: TrainState, total_steps: int) -> bool:
-    """Whether the last update is made, or patience is at its end."""
+def is_finished(state: TrainState, total_steps: int) -> bool:
+    """Whether the last update is made, or patience has run out."""
     config, progress = state.run.train, state.progress
-    return progress.step >= total_steps or config.patience is not None and progress.bad_validations >= config.patience
+    is_out_of_patience = config.patience is not None and progress.bad_validations >= config.patience
+    return progress.step >= total_steps or is_out_of_patience
 
 
-# -------------------------------------------------------------------------------------------------------- validation
+def is_complete(state: TrainState, total_steps: int) -> bool:
+    """Whether training is finished and its last step validated."""
+    return is_finished(state, total_steps) and state.progress.validated_step == state.progress.step
+
+
+# --------------------------------------------------------------------------------------------------------- validation
 def validate(state: TrainState) -> dict[str, Any]:
-    """What `evaluate_loss` measures, and greedy BLEU against the raw references."""
+    """Measure the scores of `evaluate_loss`, and BLEU of greedy translations against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    model = try_or_oom(partial(inference_copy, state)) or state.model
-    translator = Translator(model, state.tokenizer, SearchConfig(beam=1).after(state.run.data), state.device)
-    found = translator.translate(list(column(state.valid, "source")))
-    texts, references = [options[0].text for options in found], list(column(state.valid, "target"))
-    scores["bleu"] = bleu(texts, references, state.run.bleu_tokenizer) or 0.0
+    model = try_or_oom(partial(copy_for_inference, state)) or state.model
+    translator = Translator(model, state.tokenizer, SearchConfig(beam=1).for_trained_on(state.run.data), state.device)
+    translations = translator.translate(list(iter_column(state.valid, "source")))
+    hypotheses = [options[0].text for options in translations]
+    references = list(iter_column(state.valid, "target"))
+    scores["bleu"] = bleu(hypotheses, references, state.run.bleu_tokenizer) or 0.0
     progress = state.progress
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
-        f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {in_short(scores['ppl'])}, "
+        f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {format_perplexity(scores['ppl'])}, "
         f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
         + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
         + f" ({time.perf_counter() - started:.0f} s)"
@@ -207,143 +246,163 @@ def validate(state: TrainState) -> dict[str, Any]:
     return scores
 
 
-def inference_copy(state: TrainState) -> Seq2Seq:
-    """A copy of the present model as translation has it: its weights are cast and laid out once, not at each step."""
+def copy_for_inference(state: TrainState) -> Seq2Seq:
+    """Copy the model for translation, so that weights are cast and laid out once instead of at each step."""
     model = deepcopy(state.model).eval().to(state.model.dtype)
     model.prepare_for_inference(int8=False)
     return model
 
 
-def update_best(state: TrainState, scores: dict[str, Any]) -> None:
-    """Rank the present model, save it, and decide whether to go on and whether the learning rate falls."""
+def record_validation(state: TrainState, scores: dict[str, Any]) -> None:
+    """Rank the validated model, update patience and plateau decay, and save a checkpoint."""
     config, progress = state.run.train, state.progress
-    sign = 1 if MONITORS[config.monitor] else -1
+    sign = 1 if MONITOR_METRICS[config.monitor] else -1
     score = scores[config.monitor] if math.isfinite(scores[config.monitor]) else -sign * math.inf
     floor = MONITOR_FLOORS.get(config.monitor, -math.inf)
     score = 0.0 if -math.inf < score < floor else score
     loss = scores["loss"] if math.isfinite(scores["loss"]) else math.inf
-    found = Validated(score, loss, progress.step)
+    current = ValidatedCheckpoint(score, loss, progress.step)
 
-    def merit(one: Validated) -> tuple[float, float]:
+    def merit(entry: ValidatedCheckpoint) -> tuple[float, float]:
         """Equal scores are ranked by loss."""
-        return sign * one.score, -one.loss
+        return sign * entry.score, -entry.loss
 
-    better = not progress.best or merit(found) > merit(progress.best[0])
-    ranked = sorted([*progress.best, found], key=lambda one: (*merit(one), one.step), reverse=True)
-    counts = not better and not ranked[0].score < floor  # until it has left its floor, a score says nothing
+    is_better = not progress.best or merit(current) > merit(progress.best[0])
+    ranked = sorted([*progress.best, current], key=lambda entry: (*merit(entry), entry.step), reverse=True)
+    is_bad = not is_better and not ranked[0].score < floor  # scores below the floor cannot be compared
     progress.validated_step = progress.step
-    progress.bad_validations = progress.bad_validations + 1 if counts else 0
-    progress.decays += counts and state.run.optim.schedule == "plateau"
+    progress.bad_validations = progress.bad_validations + 1 if is_bad else 0
+    if is_bad and state.run.optim.schedule == "plateau":
+        progress.decays += 1
     progress.best = ranked[: config.keep]
     if config.patience is not None and progress.bad_validations >= config.patience:
         log.info(f"no better {config.monitor} in {progress.bad_validations} validations (train.patience): stopping")
-    save(state)
+    save_state(state)
 
 
-# ----------------------------------------------------------------------------------------------------------- reports
-class Meter:
-    """Speed and loss since the last report, and how long the rest will take at the speed of this process so far."""
+# ------------------------------------------------------------------------------------------------------------ reports
+class ProgressMeter:
+    """Loss and speed since the last report, and the time left, estimated from the speed of this process."""
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
-        self.first = state.progress.step
-        self.seconds = 0.0  # spent in training steps, since then
-        self.fastest = 0.0  # tokens/s of a report, so far
-        self.crowded = False  # whether that has been said
+        self.first_step = state.progress.step
+        self.seconds = 0.0  # time of all reported training steps
+        self.max_speed = 0.0  # tokens/s, the best report
+        self.has_warned = False  # of contention, once per process
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, leaving out the time that went to something else than training."""
-        self.outcomes: list[UpdateResult] = []
-        self.failed: list[bool] = []  # of each of these that was looked at
+        """Start a new reporting interval now."""
+        self.results: list[UpdateResult] = []
+        self.failed: list[bool] = []  # one per result, as far as `count_failures` has read them
         self.started = time.perf_counter()
 
-    def flush(self) -> None:
-        """Count the updates that failed. A GPU has to be waited for to know it, so it is not done at each step.
+    def add(self, result: UpdateResult) -> None:
+        self.results.append(result)
+
+    def exclude(self, seconds: float) -> None:
+        """Leave time that was not spent on training out of the interval."""
+        self.started += seconds
+
+    def count_failures(self) -> None:
+        """Count the updates that failed. This waits for the GPU, so it is not done at each step.
 
         Raises:
-            UserError: too many in a row.
+            UserError: too many failed in a row.
         """
-        progress, new = self.state.progress, self.outcomes[len(self.failed) :]
-        for outcome in new:
-            self.failed.append(bool(outcome.failed.item()))
-            progress.skipped += self.failed[-1]
-            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if self.failed[-1] else 0
+        progress = self.state.progress
+        for result in self.results[len(self.failed) :]:
+            has_failed = bool(result.failed.item())
+            self.failed.append(has_failed)
+            progress.skipped += has_failed
+            progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if has_failed else 0
             if progress.skipped_in_a_row >= self.state.run.train.max_skipped:
-                raise divergence_error(self.state, outcome)
+                raise make_divergence_error(self.state, result)
 
     def report(self, total_steps: int, quiet: bool) -> str:
-        """Write both to metrics.jsonl and the log (a `quiet` one goes to the file alone: a bar shows it already).
-        Returns a short form of it.
+        """Log loss and speed, append them to metrics.jsonl, start a new interval, and return a summary for the bar.
+
+        With `quiet` the log line goes to the file only, because the bar already shows it.
 
         Raises:
             UserError: too many updates in a row failed.
         """
-        self.flush()
+        self.count_failures()
         state, progress = self.state, self.state.progress
         seconds = time.perf_counter() - self.started
         self.seconds += seconds
-        table = np.array(torch.stack([torch.stack(outcome.sums) for outcome in self.outcomes]).tolist())
-        *_, source, target = table.sum(axis=0)
-        _, nats, correct, _, learned = table[~np.array(self.failed)].sum(axis=0)
-        nats, correct = (nats / learned, correct / learned) if learned else (math.nan, math.nan)
-        speed, target_speed = (source + target) / seconds, target / seconds
-        if not self.crowded and (remedy := contention_advice(state.device, speed, self.fastest)):
-            self.crowded = True
-            log.warning(remedy)
-        self.fastest = max(self.fastest, speed)
-        rate = state.optimizer.param_groups[0]["lr"]
+        table = np.array(torch.stack([torch.stack(result.sums) for result in self.results]).tolist())
+        *_, source_tokens, target_tokens = table.sum(axis=0)
+        _, nats, correct, _, learned_tokens = table[~np.array(self.failed)].sum(axis=0)
+        loss = accuracy = math.nan
+        if learned_tokens:
+            loss, accuracy = nats / learned_tokens, correct / learned_tokens
+        speed, target_speed = (source_tokens + target_tokens) / seconds, target_tokens / seconds
+        if not self.has_warned and (contention := describe_contention(state.device, speed, self.max_speed)):
+            self.has_warned = True
+            log.warning(contention)
+        self.max_speed = max(self.max_speed, speed)
+        learning_rate = state.optimizer.param_groups[0]["lr"]
         event = {
-            **{"event": "train", "step": progress.step, "epoch": progress.epoch},
-            **{"loss": nats, "ppl": math.exp(min(nats, 700)), "accuracy": correct, "lr": rate},
-            **{"tokens_per_second": speed, "target_tokens_per_second": target_speed, "skipped": progress.skipped},
+            "event": "train",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "loss": loss,
+            "ppl": math.exp(min(loss, 700)),
+            "accuracy": accuracy,
+            "lr": learning_rate,
+            "tokens_per_second": speed,
+            "target_tokens_per_second": target_speed,
+            "skipped": progress.skipped,
             "device_memory": peak_device_memory(state.device),
         }
         write_event(state, event)
-        left = self.seconds / (progress.step - self.first) * (total_steps - progress.step)
-        short = f"loss {nats:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
+        seconds_left = self.seconds / (progress.step - self.first_step) * (total_steps - progress.step)
+        summary = f"loss {loss:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
         if any(self.failed):
-            short += f", {sum(self.failed)} of {len(self.failed)} updates skipped (loss or gradient not finite)"
+            summary += f", {sum(self.failed)} of {len(self.failed)} updates skipped (loss or gradient not finite)"
         log.info(
-            f"step {progress.step}/{total_steps} epoch {progress.epoch + 1} {short}, lr {rate:.2g}, "
-            f"{left / 60:.1f} min left",
+            f"step {progress.step}/{total_steps} epoch {progress.epoch + 1} {summary}, lr {learning_rate:.2g}, "
+            f"{seconds_left / 60:.1f} min left",
             extra={"quiet": quiet},
         )
         release_memory()
         self.restart()
-        return short
+        return summary
 
 
-def divergence_error(state: TrainState, outcome: UpdateResult) -> UserError:
-    """Write the pairs of an update that failed to a file, and say what can be done."""
+def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
+    """Write the pairs of a failed update to a file, and return the error to raise."""
     path = state.folder / "skipped.jsonl"
     if not rank():
-        write_atomically(path, as_json(state.train, outcome.indices))
+        write_atomically(path, pairs_to_json(state.train, result.indices))
     return UserError(
         f"training diverged: {state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped "
-        f"because loss or gradient was not finite, the last at step {outcome.step}: try a smaller optim.lr, a longer "
-        f"optim.warmup or optim.clip=1. The pairs of that step are in {path}; the last checkpoint is as it was"
+        f"because loss or gradient was not finite, the last at step {result.step}: try a smaller optim.lr, a longer "
+        f"optim.warmup or optim.clip=1. The pairs of that step are in {path}; the last checkpoint is unchanged"
     )
 
 
-def as_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
-    """Pairs with their pieces, one a line."""
-    table = encoded.pairs[rows]
+def pairs_to_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
+    """Yield each pair and its pieces as a line of JSON."""
+    columns = encoded.pairs[rows]
     for number, row in enumerate(rows.tolist()):
-        pair = {"pair": row + 1} | {name: values[number] for name, values in table.items()}
+        pair = {"pair": row + 1} | {name: values[number] for name, values in columns.items()}
         pair["source_pieces"] = encoded.tokenizer.source.pieces(encoded.source[row].tolist())
         pair["target_pieces"] = encoded.tokenizer.target.pieces(encoded.target[row].tolist())
         yield json.dumps(pair, ensure_ascii=False) + "\n"
 
 
 def write_event(state: TrainState, event: dict[str, Any]) -> None:
-    """Append one event to metrics.jsonl."""
+    """Append an event to metrics.jsonl, and to TensorBoard if it is installed."""
     if rank():
         return
+    event = replace_nonfinite(event)
     path = state.folder / "metrics.jsonl"
     with with_filename(path), open(path, "a", encoding="utf-8", opener=open_regular) as file:
-        file.write(json.dumps(finite_or_none(event)) + "\n")
+        file.write(json.dumps(event) + "\n")
     if state.tensorboard is not None:
-        for key, value in finite_or_none(event).items():
+        for key, value in event.items():
             if isinstance(value, float):
                 state.tensorboard.add_scalar(f"{event['event']}/{key}", value, event["step"])

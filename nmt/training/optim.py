@@ -1,4 +1,4 @@
-"""Optimizers by name, a step that nothing but numbers passes, and the learning rate as a pure function of the step."""
+"""Optimizers, a step that skips non-finite gradients, and learning rate schedules."""
 
 import math
 from collections.abc import Iterable
@@ -8,37 +8,40 @@ from torch import Tensor, nn
 
 from nmt.config import OptimConfig
 
-GUARDED = ("cpu", "cuda")  # devices whose fused kernels know `grad_scale` and `found_inf`
-STEADY = 2000  # updates after which a larger loss scale is tried
+FUSED_DEVICES = ("cpu", "cuda")  # devices whose fused optimizer kernels support `grad_scale` and `found_inf`
+GROWTH_INTERVAL = 2000  # successful updates in a row after which the loss scale is doubled
 
 
 class LossScale:
-    """What the loss is multiplied by, so that small gradients do not vanish in fp16: halved after an update that
-    failed, doubled after `STEADY` that did not (Micikevicius et al. 2018, section 3.2). In other precisions it stays 1.
+    """The factor on the loss that keeps small gradients from underflowing in fp16.
 
-    Both are tensors, so that nobody waits for what came of an update.
+    It is halved after a failed update and doubled after `GROWTH_INTERVAL` successful ones (Micikevicius et al. 2018,
+    section 3.2). In other precisions it stays 1. `factor` and `steady_steps` are tensors on the device, so updating
+    them needs no synchronization.
     """
 
-    def __init__(self, adapts: bool, factor: float, steady: int, device: torch.device) -> None:
-        self.adapts = adapts
+    def __init__(self, is_adaptive: bool, factor: float, steady_steps: int, device: torch.device) -> None:
+        self.is_adaptive = is_adaptive
         self.factor = torch.tensor(factor, device=device)
-        self.steady = torch.tensor(steady, device=device)  # updates since it last changed
+        self.steady_steps = torch.tensor(steady_steps, device=device)  # updates since the factor last changed
 
-    def adapt(self, failed: Tensor) -> None:
-        if self.adapts:
-            self.steady = torch.where(failed, 0, (self.steady + 1) % STEADY)
-            grown = torch.where(self.steady == 0, 2 * self.factor, self.factor)
+    def update(self, failed: Tensor) -> None:
+        if self.is_adaptive:
+            self.steady_steps = torch.where(failed, 0, (self.steady_steps + 1) % GROWTH_INTERVAL)
+            grown = torch.where(self.steady_steps == 0, 2 * self.factor, self.factor)
             self.factor = torch.where(failed, self.factor / 2, grown)
 
 
 def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam or AdamW with betas 0.9 and 0.999, or plain SGD; fused into one pass over the parameters. It has its whole
-    state from the first, so that every checkpoint has the same tensors."""
+    """Build a fused Adam or AdamW with betas 0.9 and 0.999, or plain SGD.
+
+    Its state is allocated right away, so that all checkpoints have the same tensors.
+    """
     optimizer = OPTIMIZERS[config.name](parameters, lr=0.0, weight_decay=0.0, fused=True)
     [group] = optimizer.param_groups
     for parameter in group["params"]:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # without rate and decay: it makes the state, of zeros, and changes nothing
+    optimizer.step()  # allocates the state as zeros; without learning rate and weight decay it changes no parameter
     optimizer.zero_grad(set_to_none=True)
     for slots in optimizer.state.values():
         if "step" in slots:
@@ -47,59 +50,64 @@ def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> 
     return optimizer
 
 
-def guarded_step(optimizer: torch.optim.Optimizer, norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
-    """One step with gradients that are `scale` times too large, shortened to a norm if they are longer (Pascanu et al.
-    2013). Returns whether it failed: if the loss or the gradient is not finite, nothing changes.
+def step_if_finite(optimizer: torch.optim.Optimizer, max_norm: float | None, scale: Tensor, loss: Tensor) -> Tensor:
+    """Take one step with gradients that are `scale` times too large, and return whether it failed.
 
-    A fused optimizer divides by `grad_scale` as it reads, which saves passes over all gradients, and does nothing where
-    `found_inf` is 1. All is decided on the device; nobody waits for it.
+    Gradients longer than `max_norm` are clipped (Pascanu et al. 2013). The step fails, and nothing changes, if
+    the loss or the gradient is not finite.
+
+    A fused optimizer divides by `grad_scale` while it reads the gradients, which saves passes over them, and skips the
+    step where `found_inf` is 1. Everything is decided on the device, without synchronization.
     """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = nn.utils.get_total_norm(gradients)
-    failed = ~torch.isfinite(total + loss.detach())
-    divisor = scale if norm is None else torch.maximum(scale, total / norm)
-    if total.device.type not in GUARDED:  # its kernels leave both out of account
+    total_norm = nn.utils.get_total_norm(gradients)
+    failed = ~torch.isfinite(total_norm + loss.detach())
+    divisor = scale if max_norm is None else torch.maximum(scale, total_norm / max_norm)
+    if total_norm.device.type not in FUSED_DEVICES:
         if not failed:
             torch._foreach_div_(gradients, divisor)
             optimizer.step()
         return failed
-    optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]  # it wants both in fp32, whatever the gradient
+    optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]  # must be fp32, whatever the gradient's dtype
     optimizer.found_inf = failed.float()  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]
     return failed
 
 
-def learning_rate(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    """The rate of update `step` = 1, 2, ... `total_steps`; `decays` counts the plateaus so far.
+def compute_learning_rate(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+    """Return the learning rate of update `step` = 1, 2, ... `total_steps`, after `decays` plateaus.
 
-    warm-up: lr step / warmup, then constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up
-    to a constant); cosine: half a wave from lr down to 0 at `total_steps`; plateau: lr decay^decays.
+    All schedules are multiplied by a linear warm-up, step / warmup. Then
+    constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up to a constant);
+    cosine: half a cosine wave from lr to 0 at `total_steps`; plateau: lr decay^decays.
     """
-    return (
-        config.lr
-        * min(1.0, step / max(1, config.warmup))
-        * SCHEDULES[config.schedule](config, step, total_steps, decays)
-    )
+    warmup_factor = min(1.0, step / max(1, config.warmup))
+    return config.lr * warmup_factor * SCHEDULES[config.schedule](config, step, total_steps, decays)
 
 
-def constant(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+def constant_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return 1.0
 
 
-def inverse_sqrt(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+def inverse_sqrt_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return (config.warmup / max(step, config.warmup)) ** 0.5
 
 
-def cosine(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    share = max(0, step - config.warmup) / max(1, total_steps - config.warmup)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+def cosine_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+    fraction_done = max(0, step - config.warmup) / max(1, total_steps - config.warmup)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, fraction_done)))
 
 
-def plateau(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
+def plateau_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
     return config.decay**decays
 
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-SCHEDULES = {"constant": constant, "inverse_sqrt": inverse_sqrt, "cosine": cosine, "plateau": plateau}
+SCHEDULES = {
+    "constant": constant_schedule,
+    "inverse_sqrt": inverse_sqrt_schedule,
+    "cosine": cosine_schedule,
+    "plateau": plateau_schedule,
+}

@@ -1,5 +1,4 @@
-"""A run's folder: whether a command may train in it, from where it starts, what must stay as it was, and who is at work
-there."""
+"""The run folder: whether to resume in it, what to start from, which settings may change, and its lock."""
 
 import dataclasses
 import os
@@ -11,230 +10,257 @@ from typing import Any, NamedTuple
 import torch
 from filelock import FileLock, Timeout
 
-from nmt.config import NON_NUMERIC, TrainRun, flatten_keys, immutable_settings
-from nmt.config.data import swapped_side
+from nmt.config import NON_NUMERIC_KEYS, TrainRun, flatten_keys, select_immutable_settings
+from nmt.config.data import find_swapped_side
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.runtime.device import choose_precision
 from nmt.runtime.distributed import mark_started, was_started
-from nmt.runtime.files import UNSUPPORTED, remove, remove_abandoned
+from nmt.runtime.files import UNSUPPORTED_ERRNOS, remove_abandoned, remove_path
 from nmt.runtime.logging import log
 from nmt.runtime.quoting import quote_setting
 from nmt.training.checkpoint import (
-    MODEL,
+    MODEL_FILE,
     find_checkpoint,
-    last_checkpoint,
-    last_intact,
+    find_last_checkpoint,
+    find_last_intact_checkpoint,
     load_config,
-    load_verified,
+    load_config_and_tokenizer,
     load_weights,
     save_config,
 )
 from nmt.training.presets import apply_presets
-from nmt.training.state import TrainState, resume
+from nmt.training.state import TrainState, resume_from
 
-CONTENTS = (
-    *("checkpoints", ".checkpoints.old", "eval", "tensorboard", "tokenizer*.model"),
-    *("metrics.jsonl", "skipped.jsonl", "train.log"),
+RUN_FILE_PATTERNS = (
+    "checkpoints",
+    ".checkpoints.old",
+    "eval",
+    "tensorboard",
+    "tokenizer*.model",
+    "metrics.jsonl",
+    "skipped.jsonl",
+    "train.log",
 )
 
 
-class RunStart(NamedTuple):
-    """From where a run starts."""
+class StartingPoint(NamedTuple):
+    """What a run starts from."""
 
-    run: TrainRun  # with what is decided here
-    resuming: bool
-    last: Path | None  # the run's last checkpoint
-    checkpoint: Path | None  # whose weights it goes on with: its own, or that of another run
-    tokenizer: Tokenizer | None  # likewise
+    run: TrainRun  # the final settings, with presets, inherited settings and precision
+    is_resuming: bool
+    last: Path | None  # the run's last checkpoint, which may be damaged
+    checkpoint: Path | None  # the weights to load: the run's own checkpoint, or that of `init_from`
+    tokenizer: Tokenizer | None  # of that checkpoint
 
 
-def find_start(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> RunStart:
-    """Look at the run's folder and at what it is to go on with. Dotted keys that are `given` stay as they are, whatever
-    the size of the corpus.
+def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> StartingPoint:
+    """Decide from the run folder and `init_from` what to start from and with which settings.
+
+    Keys in `given` (dotted) are not changed by presets.
 
     Raises:
-        UserError: something is in the way, missing or damaged, or settings have changed that must not.
+        UserError: the folder cannot be used, a checkpoint is missing or damaged, or immutable settings have changed.
     """
-    if was_started(folder):  # and a process has died
+    if was_started(folder):  # torchrun has restarted this job after a process died
         run = dataclasses.replace(run, resume="auto", overwrite=False)
-    resuming, last = check_folder(folder, run), last_checkpoint(folder)
+    is_resuming = check_run_folder(folder, run)
+    last = find_last_checkpoint(folder)
     run = apply_presets(run, given)
-    origin = (folder, last_intact(folder)) if resuming else find_checkpoint(run.init_from) if run.init_from else None
+    origin = None
+    if is_resuming:
+        origin = folder, find_last_intact_checkpoint(folder)
+    elif run.init_from:
+        origin = find_checkpoint(run.init_from)
     precision = choose_precision(run.precision, device)
     if origin is None:
-        return RunStart(dataclasses.replace(run, precision=precision), resuming, last, None, None)
-    settings, tokenizer = load_verified(*origin)
-    if resuming and run.precision == "auto":
+        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, last, None, None)
+    settings, tokenizer = load_config_and_tokenizer(*origin)
+    if is_resuming and run.precision == "auto":
         precision = settings.precision
     run = dataclasses.replace(run, precision=precision)
-    if resuming and run.bleu_tokenizer == "auto":
+    if is_resuming and run.bleu_tokenizer == "auto":
         run = dataclasses.replace(run, bleu_tokenizer=settings.bleu_tokenizer)
     if run.init_from:
-        if not resuming:
-            check_languages(run, settings)
+        if not is_resuming:
+            check_parent_languages(run, settings)
         run = inherit_settings(run, settings)
-    if resuming:
-        check_unchanged(run, settings)
-    return RunStart(run, resuming, last, origin[1], tokenizer)
+    if is_resuming:
+        check_resumed_settings(run, settings)
+    return StartingPoint(run, is_resuming, last, origin[1], tokenizer)
 
 
-def check_languages(run: TrainRun, parent: TrainRun) -> None:
-    """Look whether a side of the run has the language that is the other side's in the run that it starts from.
+def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
+    """Check that no side of the run has the language of the parent's opposite side; with a joint vocabulary, only warn.
 
     Raises:
-        UserError: it has, and each side of the parent has a vocabulary of its own.
+        UserError: a side has, and the parent has a vocabulary for each side.
     """
-    if (side := swapped_side(run.data, parent.data)) is None:
+    side = find_swapped_side(run.data, parent.data)
+    if side is None:
         return
-    own, other = getattr(run.data, side), getattr(parent.data, side)
-    trained = f"init_from={run.init_from} translates {parent.data.source} to {parent.data.target}"
+    language, parent_language = getattr(run.data, side), getattr(parent.data, side)
+    direction = f"init_from={run.init_from} translates {parent.data.source} to {parent.data.target}"
     if not parent.tokenizer.joint:
         raise UserError(
-            f"data.{side}={own}: {trained} with a vocabulary for each, so {own} would get the {side} vocabulary, that "
-            f"of {other}; start from a run that has {own} as its {side}, from one with tokenizer.joint=true, or "
-            "without init_from"
+            f"data.{side}={language}: {direction} with separate vocabularies, so {language} would get the {side} "
+            f"vocabulary, which is that of {parent_language}; start from a run with {language} as its {side} or with "
+            "tokenizer.joint=true, or write no init_from"
         )
-    log.warning(f"data.{side}={own}: {trained}; the vocabulary is one for both, but as {side} it has learned {other}")
+    log.warning(
+        f"data.{side}={language}: {direction}; the vocabulary is joint, but the {side} side was trained on "
+        f"{parent_language}"
+    )
 
 
 def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
-    """The settings of a run that starts from another's weights: the tokenizer and the sizes are those of the parent."""
+    """Return the run with the tokenizer and model settings of the parent whose weights it starts from."""
     tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
     model = dataclasses.replace(parent.model, dropout=run.model.dropout)
-    adopted = dataclasses.replace(run, tokenizer=tokenizer, model=model)
-    if taken := [f"{key}={new} (not {old})" for key, new, old in differences(adopted, run)]:
-        log.info(f"as in init_from={run.init_from}: {', '.join(taken)}")
-    return adopted
+    inherited = dataclasses.replace(run, tokenizer=tokenizer, model=model)
+    if changes := [f"{key}={new} (not {old})" for key, new, old in list_differences(inherited, run)]:
+        log.info(f"as in init_from={run.init_from}: {', '.join(changes)}")
+    return inherited
 
 
-def check_folder(folder: Path, run: TrainRun) -> bool:
-    """Whether to resume. Refuses a folder that holds a checkpoint unless told what to do with it.
+def check_run_folder(folder: Path, run: TrainRun) -> bool:
+    """Check that the run may use its folder, and return whether it resumes there.
 
     Raises:
-        UserError: what to write instead.
+        UserError: the folder is in use for something else, or needs resume= or overwrite=.
     """
-    found = [path.name for path in contents(folder)]
-    if (folder / MODEL).is_file():
-        start = quote_setting("init_from", str(folder))
-        raise UserError(f"{folder} is an exported model: {start} starts from it, name=ANOTHER elsewhere")
-    if found:
+    names = [path.name for path in list_run_files(folder)]
+    if (folder / MODEL_FILE).is_file():
+        init_from = quote_setting("init_from", str(folder))
+        raise UserError(f"{folder} is an exported model; {init_from} name=ANOTHER starts a new run from it")
+    if names:
         try:
             load_config(folder)
         except UserError as error:
             raise UserError(
-                f"{folder} holds {', '.join(found)} but is no run of this program ({error}); "
-                "name=ANOTHER starts elsewhere"
+                f"{folder} contains {', '.join(names)} but is not a run of this program ({error}); "
+                "name=ANOTHER uses another folder"
             ) from None
     if run.overwrite:
         return False
-    trained = last_checkpoint(folder) is not None
-    if "eval" in found and not trained:
+    has_checkpoint = find_last_checkpoint(folder) is not None
+    if "eval" in names and not has_checkpoint:
         raise UserError(
-            f"{folder} holds evaluations of a model whose checkpoints are gone: overwrite=true throws them away, "
-            "name=ANOTHER starts beside them"
+            f"{folder} contains evaluations of a model whose checkpoints are gone; overwrite=true deletes them, "
+            "name=ANOTHER uses another folder"
         )
-    if trained and run.resume == "false":
+    if has_checkpoint and run.resume == "false":
         raise UserError(
-            f"{folder} holds a trained model already: resume=true continues it, overwrite=true throws it away, "
-            "name=ANOTHER starts beside it"
+            f"{folder} already contains a trained model; resume=true continues it, overwrite=true deletes it, "
+            "name=ANOTHER uses another folder"
         )
-    if run.resume == "true" and not trained:
-        raise UserError(f"resume=true, but {folder} holds no checkpoint; resume=auto starts where there is none")
-    return trained
+    if run.resume == "true" and not has_checkpoint:
+        raise UserError(f"resume=true, but {folder} has no checkpoint; with resume=auto a new run starts there")
+    return has_checkpoint
 
 
-def open_folder(state: TrainState, start: RunStart) -> AbstractContextManager[object]:
-    """Take the run's folder: with nobody else in it, cleared or resumed, with settings and tokenizer.
+def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextManager[object]:
+    """Lock the run folder, then resume from its checkpoint or clear it, and return the lock.
 
     Raises:
-        UserError: somebody else is there, or was.
+        UserError: another process is training in the folder, or has been since `find_starting_point`.
     """
     folder, run = state.folder, start.run
-    held = lock(folder)
-    if (check_folder(folder, run), last_checkpoint(folder)) != (start.resuming, start.last):
+    lock = lock_run_folder(folder)
+    if (check_run_folder(folder, run), find_last_checkpoint(folder)) != (start.is_resuming, start.last):
         raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
-    if start.resuming:
+    if start.is_resuming:
         assert start.checkpoint is not None
-        resume(state, start.checkpoint)
+        resume_from(state, start.checkpoint)
     else:
         if start.checkpoint:
             load_weights(state.model, start.checkpoint)
-        clear(folder)
-    for place in (folder, folder / "checkpoints", folder / "eval"):
-        remove_abandoned(place)
+        clear_run_folder(folder)
+    for parent in (folder, folder / "checkpoints", folder / "eval"):
+        remove_abandoned(parent)
     mark_started(folder)
-    if not start.resuming:  # else it is as it was until there is something to do
-        save_config(folder, run)  # first of all: by it a folder is known to be a run
+    if not start.is_resuming:  # `fit` saves the settings of a resumed run, if there is anything left to do
+        save_config(folder, run)  # the first file, because it identifies the folder as a run
     state.tokenizer.save(folder)
-    return held
+    return lock
 
 
-def lock(folder: Path) -> AbstractContextManager[object]:
-    """Keep other processes from training in this folder, within a `with`; the system releases it when this one ends,
-    however it ends. Where the file system has no locks, a warning says so.
+def lock_run_folder(folder: Path) -> AbstractContextManager[object]:
+    """Lock a run folder against training by other processes, and return the lock as a context manager.
+
+    The system releases the lock when this process ends in any way. A file system without locks gets a warning.
 
     Raises:
-        UserError: another one is at work.
+        UserError: another process is training in the folder.
     """
     try:
         return FileLock(folder / ".lock", fallback_to_soft=False).acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process is training in {folder}; wait for it, or write name=ANOTHER") from None
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_ERRNOS:
             raise
         log.warning(
-            f"the file system of {folder} has no locks ({error.strerror}): see that no other process trains there"
+            f"the file system of {folder} has no locks ({error.strerror}): make sure no other process trains there"
         )
         return nullcontext(True)
 
 
-def contents(folder: Path) -> list[Path]:
-    """What a run writes into its folder, as far as it is there; its settings apart."""
-    return [path for pattern in CONTENTS for path in sorted(folder.glob(pattern))]
+def list_run_files(folder: Path) -> list[Path]:
+    """List the existing files and folders that a run writes, except its settings."""
+    return [path for pattern in RUN_FILE_PATTERNS for path in sorted(folder.glob(pattern))]
 
 
-def clear(folder: Path) -> None:
-    """Remove what an earlier run left in a folder, and nothing else: first all its checkpoints, in one step."""
+def clear_run_folder(folder: Path) -> None:
+    """Remove the files of an earlier run, and nothing else.
+
+    All checkpoints are renamed first, so that a process that dies does not leave only some of them.
+    """
     checkpoints, old = folder / "checkpoints", folder / ".checkpoints.old"
     if os.path.lexists(checkpoints):
-        remove(old)
+        remove_path(old)
         checkpoints.rename(old)
-    for path in contents(folder):
+    for path in list_run_files(folder):
         if path.is_symlink():
-            log.warning(f"{path} is a symbolic link: it is removed, and {path.resolve()} stays")
-        remove(path)
+            log.warning(f"{path} is a symbolic link: removing the link, but not its target {path.resolve()}")
+        remove_path(path)
 
 
-def check_unchanged(run: TrainRun, before: TrainRun) -> None:
-    """What a run was begun with cannot change while it is resumed: its data, tokenizer, model and seed, for example.
-    Changes that are possible are named in the log, as a warning where other numbers come of them.
+def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
+    """Check that immutable settings such as data, tokenizer, model and seed are the same as before.
+
+    Other changes are logged, with a warning if they change the numbers of the run.
 
     Raises:
-        UserError: naming each key that differs and must not.
+        UserError: naming each immutable setting that differs.
     """
-    changed = {key: f"{key}={new} (was {old})" for key, new, old in differences(run, before)}
-    kept = immutable_settings(dataclasses.asdict(run))
-    if refused := [text for key, text in changed.items() if key in kept]:
-        raise UserError(f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
-                        "give the old values, or start anew with name=ANOTHER or overwrite=true")  # fmt: skip
-    free = non_numeric_keys(run)
-    if known := [text for key, text in changed.items() if key in free]:
-        log.info(f"changed since this run last trained: {', '.join(known)}")
-    if other := [text for key, text in changed.items() if key not in free]:
-        log.warning(f"changed since this run last trained, which changes its numbers: {', '.join(other)}")
+    changed = {key: f"{key}={new} (was {old})" for key, new, old in list_differences(run, before)}
+    immutable = select_immutable_settings(dataclasses.asdict(run))
+    if refused := [text for key, text in changed.items() if key in immutable]:
+        raise UserError(
+            f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
+            "give the old values, or start a new run with name=ANOTHER or overwrite=true"
+        )
+    non_numeric = list_non_numeric_keys(run)
+    if harmless := [text for key, text in changed.items() if key in non_numeric]:
+        log.info(f"changed since this run last trained: {', '.join(harmless)}")
+    if numeric := [text for key, text in changed.items() if key not in non_numeric]:
+        log.warning(f"changed since this run last trained, which changes its numbers: {', '.join(numeric)}")
 
 
-def non_numeric_keys(run: TrainRun) -> set[str]:
-    """Keys on which no number depends in this run; some of them in other runs, as when it ends or is validated."""
-    share = run.optim.schedule == "cosine" or run.train.guided_alignment  # of training that is done
-    judged = run.optim.schedule == "plateau" or run.train.patience
-    ends = ("train.max_steps", "train.max_epochs") * (not (share or judged))  # the last step is judged, too
-    return {*NON_NUMERIC, *ends, *("train.validate_every",) * (not judged)}
+def list_non_numeric_keys(run: TrainRun) -> set[str]:
+    """Return the keys that do not influence the numbers of this run."""
+    keys = set(NON_NUMERIC_KEYS)
+    depends_on_length = run.optim.schedule == "cosine" or run.train.guided_alignment
+    depends_on_validation = run.optim.schedule == "plateau" or run.train.patience
+    if not depends_on_validation:
+        keys.add("train.validate_every")
+        if not depends_on_length:  # the last step has a validation, so the limits count as validation, too
+            keys |= {"train.max_steps", "train.max_epochs"}
+    return keys
 
 
-def differences(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
-    """(dotted key, value, other value) wherever two sets of settings of one kind differ."""
-    new, old = (dict(flatten_keys(dataclasses.asdict(config))) for config in (one, other))
-    return [(key, new[key], old[key]) for key in new if new[key] != old[key]]
+def list_differences(config: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """Return (dotted key, value, other value) for each key in which two configs of the same class differ."""
+    values, other_values = (dict(flatten_keys(dataclasses.asdict(item))) for item in (config, other))
+    return [(key, values[key], other_values[key]) for key in values if values[key] != other_values[key]]

@@ -1,7 +1,7 @@
-"""What a run works with and how far it has come: saved, and gone back to.
+"""The state of a run, and its saving and resuming.
 
 Randomness is stateless: torch's generator is reseeded at each micro-batch from (seed, step, micro-batch), and the order
-of the data is a function of (seed, epoch), so a checkpoint stores positions, and resuming is exact.
+of the data is a function of (seed, epoch). So a checkpoint only stores positions, and resuming is exact.
 """
 
 import dataclasses
@@ -28,51 +28,49 @@ from nmt.runtime.files import read_small, write_atomically
 from nmt.runtime.logging import log
 from nmt.runtime.quoting import quote_setting
 from nmt.training.checkpoint import (
-    STATE,
-    keep_only,
-    last_checkpoint,
+    STATE_FILE,
+    find_last_checkpoint,
     load_optimizer,
     load_weights,
+    prune_checkpoints,
     save_checkpoint,
 )
 from nmt.training.optim import LossScale
 
-INCOMPLETE = (-1, False)  # place of a line of metrics.jsonl that is not whole
+INCOMPLETE_EVENT = (-1, False)  # position of an incomplete line of metrics.jsonl
 
 
-class Validated(NamedTuple):
-    """A checkpoint that was validated."""
+class ValidatedCheckpoint(NamedTuple):
+    """The validation scores of a checkpoint."""
 
     score: float  # of train.monitor
-    loss: float
+    loss: float  # nats per target token
     step: int
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far training has come: all that a checkpoint stores beside tensors."""
+    """The progress of training: all that a checkpoint stores besides tensors."""
 
-    corpus: str  # key of the training and validation text, as tokenized
+    corpus: str  # key of the tokenized training and validation text
     step: int = 0  # updates made or skipped
-    epoch: int = 0  # the present one, from 0
-    window: int = 0  # of a stream, the present one, from 0
-    stream_offsets: list[list[int]] = field(
-        default_factory=list
-    )  # of a stream, where the present window begins in each corpus
-    position: int = 0  # batches of the present epoch, or of the present window, done
-    best: list[Validated] = field(default_factory=list)  # the best checkpoints, best first
+    epoch: int = 0  # current epoch, from 0
+    window: int = 0  # streaming: current window, from 0
+    stream_offsets: list[list[int]] = field(default_factory=list)  # streaming: start of the window in each corpus
+    position: int = 0  # batches done in the current epoch or window
+    best: list[ValidatedCheckpoint] = field(default_factory=list)  # best checkpoints, best first
     validated_step: int = -1  # step of the last validation
-    bad_validations: int = 0  # validations since the last better one
+    bad_validations: int = 0  # validations since the last improvement
     decays: int = 0  # plateaus of the learning rate
-    skipped: int = 0  # updates whose loss or gradient was not finite
-    skipped_in_a_row: int = 0  # of these the last ones, with no other between
-    loss_scale: float = 2.0**16  # fp16: what the loss is multiplied by
-    loss_scale_steps: int = 0  # fp16: updates since it last changed
+    skipped: int = 0  # updates skipped because loss or gradient was not finite
+    skipped_in_a_row: int = 0  # skipped updates since the last one that was not
+    loss_scale: float = 2.0**16  # fp16: factor on the loss
+    loss_scale_steps: int = 0  # fp16: updates since the loss scale last changed
 
 
 @dataclass(slots=True)
 class TrainState:
-    """What a run works with."""
+    """Everything that a training run works with."""
 
     run: TrainRun
     folder: Path
@@ -83,122 +81,127 @@ class TrainState:
     train: EncodedPairs
     valid: Dataset
     progress: Progress
-    tensorboard: Any = None  # TensorBoard's writer, where its extra is installed
-    stream: Iterator[Window] | None = None  # where `train` is one window of it
-    graphs: Any = None  # step.GraphedBackward, on a GPU from the first update on
-    max_positions: float = math.inf  # positions of both sides for which memory suffices at a time, as far as is known
-    shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # what batches are padded to on a GPU
-    unsampled: EncodedPairs = field(init=False)  # `train` before subwords were drawn
-    scale: LossScale = field(init=False)
+    tensorboard: Any = None  # SummaryWriter, if TensorBoard is installed
+    stream: Iterator[Window] | None = None  # streaming: the windows to come; `train` is the current one
+    graphed_backward: Any = None  # step.GraphedBackward, on a GPU from the first update on
+    max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
+    shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
+    unsampled: EncodedPairs = field(init=False)  # `train` before subword sampling
+    loss_scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
         self.unsampled = self.train
-        self.scale_loss()
+        self.restore_loss_scale()
 
-    def scale_loss(self) -> None:
-        """Take the loss scale from `progress`."""
-        half = self.model.dtype == torch.float16
-        self.scale = LossScale(
-            half, self.progress.loss_scale if half else 1.0, self.progress.loss_scale_steps, self.device
-        )
+    def restore_loss_scale(self) -> None:
+        """Set the loss scale from `progress`."""
+        is_half = self.model.dtype == torch.float16
+        factor = self.progress.loss_scale if is_half else 1.0
+        self.loss_scale = LossScale(is_half, factor, self.progress.loss_scale_steps, self.device)
 
 
-def seed_of(*numbers: int) -> int:
-    """One seed from several numbers, well mixed and the same on every machine."""
+def derive_seed(*numbers: int) -> int:
+    """Hash several numbers into one seed, the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
 
 
-def save(state: TrainState) -> None:
-    """Write a checkpoint, point `last` to it and `best` to the best one, and delete what need not be kept. The first
-    process does it. From when `last` points to it, the checkpoint counts: what was not done by then, `resume` does.
+def save_state(state: TrainState) -> None:
+    """Write a checkpoint, update the pointers `last` and `best`, and delete checkpoints that are no longer needed.
+
+    Only rank 0 writes. The checkpoint counts once `last` points to it; if the process dies after that, `resume_from`
+    does the rest.
 
     Raises:
-        UserError: there is no room, for one; the last checkpoint is as it was.
+        UserError: it cannot be written, for example because the disk is full; the last checkpoint is unchanged.
     """
     if rank():
         return
     progress = state.progress
-    if state.scale.adapts:
-        progress.loss_scale, progress.loss_scale_steps = state.scale.factor.item(), int(state.scale.steady.item())
+    if state.loss_scale.is_adaptive:
+        progress.loss_scale = state.loss_scale.factor.item()
+        progress.loss_scale_steps = int(state.loss_scale.steady_steps.item())
     stored = dataclasses.asdict(progress)
     try:
         save_checkpoint(state.folder, state.model, state.tokenizer, state.run, state.optimizer, stored)
     except UserError as error:
-        last = last_checkpoint(state.folder)
-        kept = f"; {last} is as it was, and resume=auto goes on from there" if last else ""
-        raise UserError(f"{error}{kept}") from None
-    keep_only(state.folder, [entry.step for entry in progress.best], progress.step)
+        last = find_last_checkpoint(state.folder)
+        remedy = f"; {last} is unchanged, and resume=auto continues from it" if last else ""
+        raise UserError(f"{error}{remedy}") from None
+    prune_checkpoints(state.folder, [entry.step for entry in progress.best], progress.step)
 
 
 def read_progress(path: Path) -> Progress:
-    """The inverse of what `save` writes to state.json.
+    """Read state.json as written by `save_state`.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is damaged or from another version.
     """
     try:
-        found = Progress(**json.loads(read_small(path)))
+        progress = Progress(**json.loads(read_small(path)))
         for item in dataclasses.fields(Progress):
-            value = getattr(found, item.name)
-            least = {"validated_step": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
-            if item.type in (int, float) and not (type(value) is item.type and least <= value < 2**53):
+            value = getattr(progress, item.name)
+            minimum = {"validated_step": -1, "loss_scale": 2.0**-40}.get(item.name, 0)
+            if item.type in (int, float) and not (type(value) is item.type and minimum <= value < 2**53):
                 raise TypeError(f"{item.name} is {repr(value)[:40]}")
-        found.best = [Validated(*entry) for entry in found.best]
-        for score, loss, step in found.best:
-            numbers = type(score) is type(loss) is float and not (math.isnan(score) or math.isnan(loss))
-            if not numbers or type(step) is not int or not 0 < step < 2**53:
-                raise TypeError(f"best is {repr(found.best)[:40]}")
-        for place in found.stream_offsets:
-            if len(place) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in place):
-                raise TypeError(f"places is {repr(found.stream_offsets)[:40]}")
+        progress.best = [ValidatedCheckpoint(*entry) for entry in progress.best]
+        for score, loss, step in progress.best:
+            are_numbers = type(score) is type(loss) is float and not (math.isnan(score) or math.isnan(loss))
+            if not are_numbers or type(step) is not int or not 0 < step < 2**53:
+                raise TypeError(f"best is {repr(progress.best)[:40]}")
+        for offset in progress.stream_offsets:
+            if len(offset) != 2 or not all(type(number) is int and 0 <= number < 2**53 for number in offset):
+                raise TypeError(f"stream_offsets is {repr(progress.stream_offsets)[:40]}")
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        remedy = f"name=ANOTHER {quote_setting('init_from', str(path.parent))} starts anew from its weights"
+        remedy = f"name=ANOTHER {quote_setting('init_from', str(path.parent))} starts a new run from its weights"
         raise UserError(f"{path} is damaged or from another version: {error}; {remedy}") from None
-    return found
+    return progress
 
 
-def resume(state: TrainState, folder: Path) -> None:
-    """Go back to a checkpoint of the run: weights, optimizer, place in the data; metrics.jsonl is cut back to its step,
-    and checkpoints are those of its state, whatever a process that died has not finished.
+def resume_from(state: TrainState, folder: Path) -> None:
+    """Restore weights, optimizer and progress from a checkpoint of the run.
+
+    metrics.jsonl is truncated to the checkpoint's step, and whatever a process that died left undone or half written
+    among the checkpoints is cleaned up.
 
     Raises:
-        UserError: the checkpoint is of another model, or the training text is another one.
+        UserError: the checkpoint does not fit the model, or the training text is a different one.
     """
     load_weights(state.model, folder)
     load_optimizer(state.optimizer, folder)
     corpus = state.progress.corpus
-    state.progress = read_progress(folder / STATE)
+    state.progress = read_progress(folder / STATE_FILE)
     if state.progress.corpus != corpus:
         raise UserError(
-            f"the training or validation text (or its gold links) of data.path={state.run.data.path} is not that of "
-            f"{state.folder}; give the same text, or start anew with name=ANOTHER "
+            f"the training or validation text (or its gold links) in data.path={state.run.data.path} differs from what "
+            f"{state.folder} was trained on; give the same text, or start a new run with name=ANOTHER "
             f"{quote_setting('init_from', str(state.folder))}"
         )
-    state.scale_loss()
+    state.restore_loss_scale()
     step = state.progress.step
     path = state.folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
-    last = step, state.progress.validated_step == step  # a validation of this step that was not acted on is made again
-    write_atomically(path, (line for line in lines if INCOMPLETE < event_position(line) <= last))
-    if folder.name.startswith("."):  # another was to take its place
+    # A validation at this step whose outcome was not saved is repeated, so its event is dropped.
+    last = step, state.progress.validated_step == step
+    write_atomically(path, (line for line in lines if INCOMPLETE_EVENT < parse_event_position(line) <= last))
+    if folder.name.startswith("."):  # the process died while it was replacing this checkpoint
         folder = folder.rename(folder.with_name(f"step_{step:06d}"))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
-    keep_only(state.folder, [entry.step for entry in state.progress.best], step)
+    prune_checkpoints(state.folder, [entry.step for entry in state.progress.best], step)
     log.info(f"resuming {state.folder} at step {step}")
 
 
 def broadcast_state(state: TrainState) -> None:
-    """Give all processes of the job the weights, the optimizer's state and the progress of the first one."""
+    """Broadcast weights, optimizer state and progress from rank 0 to all ranks."""
     slots = [value for slot in state.optimizer.state.values() for value in slot.values() if torch.is_tensor(value)]
     broadcast([*(parameter.detach() for parameter in state.model.parameters()), *slots])
     state.progress = broadcast_from_rank0(lambda: state.progress)
-    state.scale_loss()
+    state.restore_loss_scale()
 
 
-def event_position(line: str) -> tuple[int, bool]:
-    """The step of a line of metrics.jsonl, and whether it is of the validation there, which comes after training."""
+def parse_event_position(line: str) -> tuple[int, bool]:
+    """Return the step of a line of metrics.jsonl, and whether it is a validation, which comes after training."""
     try:
         event = json.loads(line)
-        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else INCOMPLETE
+        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else INCOMPLETE_EVENT
     except (ValueError, TypeError, KeyError):
-        return INCOMPLETE
+        return INCOMPLETE_EVENT

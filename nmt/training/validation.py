@@ -1,4 +1,4 @@
-"""What can be measured of a model without searching: loss, accuracy, and where it looks.
+"""Loss, accuracy, attention entropy and alignment error rate under teacher forcing.
 
 Shapes: B sentences, S source and T target positions.
 """
@@ -6,7 +6,7 @@ Shapes: B sentences, S source and T target positions.
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,83 +14,108 @@ from datasets import Dataset
 
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import Batch, make_batch
-from nmt.data.corpus import column
+from nmt.data.corpus import iter_column
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.word_links import gold_links
+from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import extract_links
-from nmt.decoding.translator import batch_size, default_batch_tokens, sort_by_length
+from nmt.decoding.translator import choose_batch_size, default_batch_tokens, sort_longest_first
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.distributed import all_gather, shard
-from nmt.runtime.lines import count_of, first_few
+from nmt.runtime.lines import format_first_lines, pluralize
 from nmt.runtime.logging import log
 
-LONGEST = 1_000  # pieces of the longer side: beyond that a pair of damaged lines may take all memory and hours
+MAX_VALIDATION_PIECES = 1_000  # of the longer side: a longer pair of damaged lines might take all memory and hours
+
+
+class ForcedBatch(NamedTuple):
+    """The result of forced decoding for some pairs."""
+
+    batch: Batch
+    loss: Loss
+    weights_BTS: torch.Tensor | None  # attention weights, None without attention
+    entropy: float | None  # of the weights, summed over target tokens, in nats
 
 
 @torch.inference_mode()
 def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, Any]:
-    """Unsmoothed loss in nats per target token (`</s>` included), perplexity, and token accuracy under teacher forcing,
-    measured by all processes of the job together.
-    Of the attention weights met there the mean entropy in nats per target token, None without attention, and the
-    alignment error rate of their links, None without gold. Over every pair, but those of more than `LONGEST` pieces: a
-    warning counts them.
+    """Measure a model under teacher forcing, with the pairs shared among all ranks.
+
+    Returns:
+        loss: without label smoothing, in nats per target token, `</s>` included.
+        ppl: perplexity.
+        accuracy: of target tokens.
+        aer: alignment error rate of the links extracted from attention, None without gold links.
+        entropy: mean entropy of attention weights in nats per target token, None without attention.
+
+        Pairs of more than `MAX_VALIDATION_PIECES` pieces are left out, with a warning.
 
     Raises:
-        UserError: memory does not suffice for a single pair.
+        UserError: memory is too small for a single pair.
     """
     model.eval()
-    texts = list(column(pairs, "source")), list(column(pairs, "target"))
-    sources, targets = tokenizer.source.encode(texts[0]), tokenizer.target.encode(texts[1])
-    gold, counts = gold_links(pairs), LinkCounts()
-    totals = np.zeros(5)  # nats, correct, tokens, entropy, batches whose entropy is known
-    for rows, batch, loss, weights_BTS, entropy in forced(model, sources, targets, device):
-        tokens = int(batch.target_length_B.sum())
-        totals += [loss.nats.item(), loss.correct.item(), tokens, entropy or 0.0, entropy is not None]
-        if gold is None or weights_BTS is None:
+    source_lines, target_lines = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    sources, targets = tokenizer.source.encode(source_lines), tokenizer.target.encode(target_lines)
+    gold_links, link_counts = get_gold_links(pairs), LinkCounts()
+    totals = np.zeros(5)  # nats, correct, tokens, entropy, batches with attention
+    for rows, (batch, loss, weights_BTS, batch_entropy) in iter_forced_batches(model, sources, targets, device):
+        batch_tokens = int(batch.target_length_B.sum())
+        has_entropy = batch_entropy is not None
+        totals += [loss.nats.item(), loss.correct.item(), batch_tokens, batch_entropy or 0.0, has_entropy]
+        if gold_links is None or weights_BTS is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
-            source = tokenizer.source.words_of(texts[0][row], [*sources[row], EOS])
-            target = tokenizer.target.words_of(texts[1][row], [*targets[row], EOS])
-            counts.add(extract_links(weights_TS[: len(target), : len(source)], source, target), gold[row])
-    parts = all_gather((totals, counts))
-    nats, correct, tokens, entropy, attends = np.sum([numbers for numbers, _ in parts], axis=0).tolist()
-    mean, accuracy = (nats / tokens, correct / tokens) if tokens else (math.nan, math.nan)
+            source = tokenizer.source.word_indices(source_lines[row], [*sources[row], EOS])
+            target = tokenizer.target.word_indices(target_lines[row], [*targets[row], EOS])
+            links = extract_links(weights_TS[: len(target), : len(source)], source, target)
+            link_counts.add(links, gold_links[row])
+    parts = all_gather((totals, link_counts))
+    nats, correct, tokens, entropy, batches_with_attention = np.sum([part for part, _ in parts], axis=0).tolist()
+    loss_per_token = accuracy = math.nan
+    if tokens:
+        loss_per_token, accuracy = nats / tokens, correct / tokens
     return {
-        **{"loss": mean, "ppl": math.exp(min(mean, 700)), "accuracy": accuracy},
-        "aer": sum((own for _, own in parts), LinkCounts()).scores()["aer"],
-        "entropy": entropy / tokens if attends else None,
+        "loss": loss_per_token,
+        "ppl": math.exp(min(loss_per_token, 700)),
+        "accuracy": accuracy,
+        "aer": sum((counts for _, counts in parts), LinkCounts()).scores()["aer"],
+        "entropy": entropy / tokens if batches_with_attention else None,
     }
 
 
-def forced(
+def iter_forced_batches(
     model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], device: torch.device
-) -> Iterator[tuple[list[int], Batch, Loss, torch.Tensor | None, float | None]]:
-    """Rows of ids, those of this process, some at a time: their batch, its loss, where each target piece looks, and the
-    entropy of that."""
+) -> Iterator[tuple[list[int], ForcedBatch]]:
+    """Yield this rank's rows in batches, with their results of forced decoding."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order, batches = sort_by_length(lengths), []
-    if longer := sorted(row + 1 for row in order if lengths[row] > LONGEST):
-        which = f"{count_of(len(longer), 'pair')} of more than {LONGEST:,} pieces"
-        log.warning(f"{which} ({first_few(longer)}): left out of loss, accuracy, entropy and AER, not of BLEU")
-        order = order[len(longer) :]
-    config = SearchConfig(batch_tokens=default_batch_tokens(device) // 2)  # gold targets come beside the sources
+    order = sort_longest_first(lengths)
+    if too_long := sorted(row + 1 for row in order if lengths[row] > MAX_VALIDATION_PIECES):
+        count = pluralize(len(too_long), "pair")
+        log.warning(
+            f"{count} of more than {MAX_VALIDATION_PIECES:,} pieces ({format_first_lines(too_long)}): "
+            "left out of loss, accuracy, entropy and AER, but not of BLEU"
+        )
+        order = order[len(too_long) :]
+    # Half the default batch size, because the decoder takes the target side as well.
+    config = SearchConfig(batch_tokens=default_batch_tokens(device) // 2)
+    batches = []
     while order:
-        size = batch_size(lengths[order[0]], 1, config, device)
+        size = choose_batch_size(lengths[order[0]], 1, config, device)
         batches.append(order[:size])
         order = order[size:]
 
-    def work(rows: list[int], size: int) -> tuple[Batch, Loss, torch.Tensor | None, float | None]:
+    def decode_first(rows: list[int], size: int) -> ForcedBatch:
         rows = rows[:size]
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         if weights is None:
-            return batch, loss, None, None
+            return ForcedBatch(batch, loss, None, None)
         weights_BTS = weights.dense(batch.source_BS.shape[1])
-        return batch, loss, weights_BTS, entropies(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
+        entropy = compute_entropy(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
+        return ForcedBatch(batch, loss, weights_BTS, entropy)
 
     for rows in shard(batches):
         size = len(rows)
@@ -98,12 +123,12 @@ def forced(
             error = UserError(
                 f"out of memory for a pair of {lengths[rows[0]] + 1:,} pieces in validation", any_rank=True
             )
-            found, size = halve_until_it_fits(partial(work, rows), min(size, len(rows)), error)
-            yield rows[:size], *found
+            result, size = halve_until_it_fits(partial(decode_first, rows), min(size, len(rows)), error)
+            yield rows[:size], result
             rows = rows[size:]
 
 
-def entropies(weights_BTS: torch.Tensor) -> torch.Tensor:
-    """entropy_BT, in nats, of the weights of each target position as shares of their sum; 0 where all are 0."""
+def compute_entropy(weights_BTS: torch.Tensor) -> torch.Tensor:
+    """Return entropy_BT, in nats, of each target position's weights normalized to sum 1; 0 where all are 0."""
     tiny = torch.finfo(weights_BTS.dtype).tiny
     return torch.special.entr(weights_BTS / weights_BTS.sum(2, keepdim=True).clamp(min=tiny)).sum(2)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import fresh, works
+from builders import run_in_new_process, run_ok
 
 from nmt import UserError, load
 from nmt.align import align as program
@@ -24,8 +24,8 @@ from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
 from nmt.runtime.device import move_model as put
-from nmt.training.checkpoint import export, load_model, save_checkpoint, save_config
-from nmt.training.validation import entropies, evaluate_loss
+from nmt.training.checkpoint import export_model, load_model, save_checkpoint, save_config
+from nmt.training.validation import compute_entropy, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"
 BACK = "reverse_checkpoint=runs/back"
@@ -61,7 +61,7 @@ def place(home: Path, corpus: Path, pairs: list[Pair], tmp_path_factory: pytest.
     loaded = load_model(str(folder / "runs" / "mine"))
     text = loaded.config.data
     for name, data in {"back": replace(text, source="en", target="de"), "toy": DataConfig()}.items():
-        export(loaded.model, loaded.tokenizer, replace(loaded.config, data=data), folder / "runs" / name)
+        export_model(loaded.model, loaded.tokenizer, replace(loaded.config, data=data), folder / "runs" / name)
     for side in ("de", "en"):
         shutil.copy(corpus / f"test.{side}", folder)
     for base in (0, 1):
@@ -108,17 +108,17 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pair]) -> None:
-    shown = numbers(works("align", MODEL, *FILES, "output=links.pharaoh", "gold=gold0", folder=place))
+    shown = numbers(run_ok("align", MODEL, *FILES, "output=links.pharaoh", "gold=gold0", folder=place))
     links = read((place / "links.pharaoh").read_text())
     counts = LinkCounts()
     for pair, found in zip(pairs, links, strict=True):
         assert all(s < len(pair.german.split()) and t < len(pair.english.split()) for s, t in found)
-        counts.add(found, GoldLinks.of(pair.sure, pair.possible))
+        counts.add(found, GoldLinks.from_pairs(pair.sure, pair.possible))
     assert list(shown) == ["precision", "recall", "aer", "oracle_aer"]
     assert shown == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
     assert 0.1 < shown["aer"] < 0.95
 
-    piped = fresh("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
+    piped = run_in_new_process("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
     assert piped.returncode == 0, piped.stderr.decode()
     assert piped.stdout == (place / "links.pharaoh").read_bytes() and numbers(piped.stderr.decode()) == shown
 
@@ -174,7 +174,7 @@ def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> 
 
 def test_entropy_is_that_of_shares() -> None:
     weights = torch.tensor([[[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.25] * 4, [0] * 4, [0.1, 0.1, 0, 0]]]).double()
-    assert entropies(weights).tolist() == [pytest.approx([np.log(2), 0, np.log(4), 0, np.log(2)])]
+    assert compute_entropy(weights).tolist() == [pytest.approx([np.log(2), 0, np.log(4), 0, np.log(2)])]
 
 
 def test_two_directions_are_put_together(align: Align) -> None:
@@ -236,7 +236,7 @@ def test_links_stay_in_the_line_whatever_is_in_it(align: Align, place: Path) -> 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: Path, beam: int) -> None:
     translate = (MODEL, "precision=fp32", "input=test.de", f"search.beam={beam}", f"search.n_best={beam}")
-    works("translate", *translate, "output=found.en", "alignments=found.jsonl", folder=place)
+    run_ok("translate", *translate, "output=found.en", "alignments=found.jsonl", folder=place)
     lines = [line for line in (place / "test.de").read_text(encoding="utf-8").splitlines() for _ in range(beam)]
     (place / "repeated.de").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     align(MODEL, "precision=fp32", "source=repeated.de", "target=found.en", "output=forced.jsonl")
@@ -260,12 +260,12 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         (("source=missing.de", "target=test.en"), "source=missing.de is not a file"),
         ((*FILES, "gold=missing"), "gold=missing is not a file"),
         ((*FILES, "gold=short.gold"), "short.gold has 29 lines for 30 pairs of sentences"),
-        ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is no link; a sure one is written 0-1"),
+        ((*FILES, "gold=bad.gold"), "bad.gold:3: '1:2' is not a link; write 0-1 for a sure link"),
         ((*FILES, "gold=far.gold"), "far.gold:2: '99-0' is out of range: counted from 0, the source sentence has"),
-        ((*FILES, "gold=far.gold"), "; only for gold= of nmt.align gold_base=1 says that words count from 1"),
+        ((*FILES, "gold=far.gold"), "; if words are counted from 1, nmt.align accepts gold_base=1 for its gold file"),
         ((*FILES, "gold=gold0", "gold_base=1"), "gold0:1: '0-0' is out of range: counted from 1,"),
         ((*FILES, "gold=latin.gold"), "latin.gold:1: not UTF-8"),
-        ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but beside"),
+        ((*FILES, "reverse_checkpoint=runs/mine"), "reverse_checkpoint=runs/mine translates de to en, but checkpoint="),
         ((*FILES, "reverse_checkpoint=runs/none"), "error: runs/none is not a folder; give a run"),
         (("data.split=dev2",), "dev2.de does not exist"),
         (("data.source=en", "data.target=de"), "the model was trained to translate de to en"),
@@ -286,5 +286,5 @@ def test_what_cannot_be_aligned_is_refused_and_leaves_no_file(
 
 
 def test_models_of_opposite_directions_are_not_one(place: Path) -> None:
-    with pytest.raises(UserError, match="runs/back.* translates the other way than .*runs/mine"):
+    with pytest.raises(UserError, match="runs/back.* translates in the opposite direction of .*runs/mine"):
         load([place / "runs" / "mine", place / "runs" / "back"])

@@ -14,13 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import ROOT, TINY, all_events, environment, fresh, nmt, refused, works
+from builders import (
+    ROOT,
+    TINY_SETTINGS,
+    command_environment,
+    read_all_events,
+    run_error,
+    run_in_new_process,
+    run_nmt,
+    run_ok,
+)
 
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
-from nmt.evaluate import SETTINGS, check_text
+from nmt.evaluate import METRIC_SETTINGS, check_comparable
 from nmt.train import train
-from nmt.training.run_dir import lock
+from nmt.training.run_dir import lock_run_folder
 from nmt.training.state import TrainState
 
 NASTY = [
@@ -37,7 +46,7 @@ def test_a_run_is_one_folder(home: Path) -> None:
     run = home / "runs" / "mine"
     names = {"config.yaml", "tokenizer.model", "train.log", "metrics.jsonl", "checkpoints"}
     assert names <= {path.name for path in run.iterdir()}
-    found = all_events(run)
+    found = read_all_events(run)
     assert {event["event"] for event in found} == {"train", "validate"}
     validations = [event for event in found if event["event"] == "validate"]
     assert [event["epoch"] for event in validations] == [0, 1]
@@ -51,7 +60,7 @@ def test_a_run_is_one_folder(home: Path) -> None:
 
 
 def test_evaluate_writes_what_it_measures(home: Path) -> None:
-    done = fresh("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
+    done = run_in_new_process("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
     assert done.returncode == 0, done.stderr.decode()
     shown = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
@@ -76,42 +85,42 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
 def test_one_line_out_for_each_line_in(home: Path) -> None:
     text = "\n".join(NASTY).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
     lines = text.count(b"\n") + 1
-    piped = fresh("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
+    piped = run_in_new_process("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
     assert piped.returncode == 0 and b"U+FFFD" in piped.stderr and b"max_source" in piped.stderr, piped.stderr
     out = piped.stdout.decode().split("\n")
     assert len(out) == lines + 1 and out[-1] == "" and out[1] == out[2] == "" and not re.search("[\r\u2028]", out[0])
     (home / "in.txt").write_bytes(text)
-    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
+    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
     assert (home / "out.txt").read_bytes() == piped.stdout
     (home / "in.txt.gz").write_bytes(gzip.compress(text))
     packed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
-    works("translate", "checkpoint=runs/mine", "search.beam=2", *packed, folder=home)
+    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", *packed, folder=home)
     assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
     assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))  # as a whole, not line by line
     (home / "blob").touch()
     (home / "linked.txt.gz").symlink_to("blob")
-    works("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=linked.txt.gz", folder=home)
+    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=linked.txt.gz", folder=home)
     assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # by the name it is read by
     records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
     assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
     (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
-    assert "in.txt.gz" in refused("translate", "checkpoint=runs/mine", "input=in.txt.gz", folder=home)
-    assert works("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""
+    assert "in.txt.gz" in run_error("translate", "checkpoint=runs/mine", "input=in.txt.gz", folder=home)
+    assert run_ok("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""
 
 
 def test_formats_and_alignments(home: Path) -> None:
     text = "\n".join([*NASTY[:4], "Die Frau liest ein Buch ."]).encode() + b"\n"
     three = ("checkpoint=runs/mine", "search.beam=3", "search.n_best=3")
-    texts = works("translate", *three, "alignments=links.txt", folder=home, text=text).split("\n")
+    texts = run_ok("translate", *three, "alignments=links.txt", folder=home, text=text).split("\n")
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
-    works("translate", *three, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
+    run_ok("translate", *three, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
     with np.load(home / "all.npz", allow_pickle=False) as arrays:
         assert arrays["12/weights"].shape == (len(arrays["12/target_pieces"]), len(arrays["12/source_pieces"]))
         assert "14/score" in arrays and "15/score" not in arrays and np.isneginf(arrays["4/score"])  # of an empty line
     rows = [
-        json.loads(line) for line in works("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
+        json.loads(line) for line in run_ok("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
     ]
     assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
     for row in rows:
@@ -121,7 +130,7 @@ def test_formats_and_alignments(home: Path) -> None:
     assert best[0]["source_words"] == ["Die", "Frau", "liest", "ein", "Buch", "."]
     (home / "s.txt").write_text("Die Frau liest ein Buch .\n" * 3, encoding="utf-8")
     (home / "t.txt").write_text("".join(option["text"] + "\n" for option in best), encoding="utf-8")
-    scores = works("translate", "checkpoint=runs/mine", "mode=score", "input=s.txt", "target=t.txt",
+    scores = run_ok("translate", "checkpoint=runs/mine", "mode=score", "input=s.txt", "target=t.txt",
                    "precision=fp32", folder=home).split()  # fmt: skip
     assert len(scores) == 3 and all(float(score) < 0 for score in scores)
 
@@ -131,7 +140,7 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
 
     def lines(*settings: object, beam: tuple[str, ...] = ("search.beam=4",)) -> list[str]:
         base = ("checkpoint=runs/mine", "precision=fp32", *beam)
-        return works("translate", *base, *settings, folder=home, text=text).split("\n")[:-1]
+        return run_ok("translate", *base, *settings, folder=home, text=text).split("\n")[:-1]
 
     (tmp_path / "prefix").write_text("The cat\n\n", encoding="utf-8")
     begun, plain = lines(f"prefix={tmp_path / 'prefix'}"), lines()
@@ -151,49 +160,55 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("search.top_k=3",), "search.top_k=3: nothing is drawn; write search.sample=true too"),
-        (("search.sample=true", "search.groups=5"), "search.groups=5: samples are not ranked; leave it"),
-        (("links.threshold=0.2",), "links.* is about links: write alignments=FILE, format=links or format=jsonl"),
-        (("mode=score", "input=short", "target=short", "search.beam=2"), "search.beam=2: mode=score searches for no"),
-        (("checkpoint=runs/blind", "alignments=none.npz"), "alignments=none.npz shows where attention was, and"),
-        (("search.dictionary=x",), "search.dictionary=x is for search.replace_unknown=true"),
+        (("search.top_k=3",), "search.top_k=3 has no effect without sampling; write search.sample=true as well"),
+        (("search.sample=true", "search.groups=5"), "search.groups=5 has no effect with search.sample=true; leave it"),
+        (
+            ("links.threshold=0.2",),
+            "links.* applies to links only; write alignments=FILE, format=links or format=jsonl",
+        ),
+        (("mode=score", "input=short", "target=short", "search.beam=2"), "search.beam=2 has no effect with mode=score"),
+        (("checkpoint=runs/blind", "alignments=none.npz"), "alignments=none.npz needs a model with attention"),
+        (("search.dictionary=x",), "search.dictionary=x needs search.replace_unknown=true"),
         (("search.groups=3",), "search.groups=3 must divide search.beam=5"),
-        (("search.min_ratio=3",), "search.min_ratio=3.0 is more than search.max_ratio=2.0"),
-        (("search.diversity=3",), "search.diversity=3.0 is between groups"),
-        (("checkpoint=runs/blind", "format=links"), "the model has none"),
-        (("search.min_length=3000",), "search.min_length=3000 is more than search.max_length=2000"),
+        (("search.min_ratio=3",), "search.min_ratio=3.0 must not exceed search.max_ratio=2.0"),
+        (("search.diversity=3",), "search.diversity=3.0 needs search.groups=2"),
+        (("checkpoint=runs/blind", "format=links"), "format=links needs a model with attention"),
+        (("search.min_length=3000",), "search.min_length=3000 must not exceed search.max_length=2000"),
         (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
-        (("prefix=short",), "prefix=short and the input have different numbers of lines, from 2 on"),
+        (("prefix=short",), "prefix=short and the input have different numbers of lines: only one"),
         (("prefix=nothing",), "prefix=nothing is not a file"),
         (("checkpoint=[]",), "checkpoint is not set"),
         (("checkpoint=[runs/mine,runs/none]",), "runs/none is not a folder"),
         (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different source vocabularies"),
-        (("checkpoint=runs/blind", "search.coverage_penalty=1"), "search.coverage_penalty=1.0 is about attention"),
+        (
+            ("checkpoint=runs/blind", "search.coverage_penalty=1"),
+            "search.coverage_penalty=1.0 needs a model with attention",
+        ),
     ],
 )
 def test_searches_that_cannot_be_are_refused(home: Path, corpus: Path, settings: tuple[str, ...], message: str) -> None:
-    common = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "resume=auto")
+    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
     if "runs/words" in settings[0]:
-        works("train", "name=words", *common, "tokenizer.vocab_size=480", folder=home)
+        run_ok("train", "name=words", *common, "tokenizer.vocab_size=480", folder=home)
     if "runs/blind" in settings[0]:
-        works("train", "name=blind", *common, "model.attention.score=none", folder=home)
+        run_ok("train", "name=blind", *common, "model.attention.score=none", folder=home)
     (home / "short").write_text("A\n", encoding="utf-8")
     given = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
-    assert message in refused("translate", *given, folder=home, text=b"x\ny\n")
+    assert message in run_error("translate", *given, folder=home, text=b"x\ny\n")
 
 
 def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> None:
     """A model of seventy words writes <unk> for all others."""
-    settings = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.type=word", "tokenizer.vocab_size=70")
-    works("train", "name=few_words", *settings, "train.max_steps=60", "resume=auto", folder=home)
+    settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.type=word", "tokenizer.vocab_size=70")
+    run_ok("train", "name=few_words", *settings, "train.max_steps=60", "resume=auto", folder=home)
     text = "".join((corpus / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)[:10]).encode()
     base = ("checkpoint=runs/few_words", "search.beam=2")
-    plain = works("translate", *base, folder=home, text=text).split("\n")[:-1]
-    copied = works("translate", *base, "search.replace_unknown=true", folder=home, text=text).split("\n")[:-1]
+    plain = run_ok("translate", *base, folder=home, text=text).split("\n")[:-1]
+    copied = run_ok("translate", *base, "search.replace_unknown=true", folder=home, text=text).split("\n")[:-1]
     source_words = text.decode().split()
     (home / "dictionary").write_text("".join(f"{word}\t{word.upper()}!\n" for word in source_words), encoding="utf-8")
     dictionary = ("search.replace_unknown=true", "search.dictionary=dictionary")
-    looked_up = works("translate", *base, *dictionary, folder=home, text=text).split("\n")[:-1]
+    looked_up = run_ok("translate", *base, *dictionary, folder=home, text=text).split("\n")[:-1]
     replaced = 0
     for lines in zip(plain, copied, looked_up, strict=True):
         for word, copy, entry in zip(*(line.split(" ") for line in lines), strict=True):
@@ -203,29 +218,29 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
             else:
                 assert word == copy == entry
     assert replaced > 5
-    linked = works("translate", *base, "search.replace_unknown=true", "format=links", folder=home, text=text)
+    linked = run_ok("translate", *base, "search.replace_unknown=true", "format=links", folder=home, text=text)
     assert linked.split("\n")[:-1:2] == copied and "<unk>" not in linked
-    objects = works("translate", *base, "search.replace_unknown=true", "format=jsonl", folder=home, text=text)
+    objects = run_ok("translate", *base, "search.replace_unknown=true", "format=jsonl", folder=home, text=text)
     for line in map(json.loads, objects.splitlines()):
         [found] = line["translations"]
         assert (found["source_words"], found["target_words"]) == (line["source"].split(), found["text"].split())
-    assert "for models with attention that write <unk>" in refused(
+    assert "needs a model with attention that can output <unk>" in run_error(
         "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
     )
     (home / "dictionary").write_text("one word\n", encoding="utf-8")
-    message = refused("translate", *base, *dictionary, folder=home, text=b"x\n")
+    message = run_error("translate", *base, *dictionary, folder=home, text=b"x\n")
     assert "dictionary:1: 'one word' is no source word, tab, target word" in message
 
 
 def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
     line = "Die Frau liest ein Buch ."
     settings = ("checkpoint=runs/mine", "precision=fp32", "format=links")
-    piped = works("translate", *settings, folder=home, text=f"{line}\n".encode()).split("\n")
+    piped = run_ok("translate", *settings, folder=home, text=f"{line}\n".encode()).split("\n")
     assert re.fullmatch(r"    \S+=\S+(  \S+=\S+)*", piped[1])
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "nmt.translate", *settings], cwd=home, stdin=theirs, stdout=theirs,
-        stderr=subprocess.DEVNULL, env=environment(home),
+        stderr=subprocess.DEVNULL, env=command_environment(home),
     )  # fmt: skip
     os.close(theirs)
     seen = b""
@@ -245,12 +260,12 @@ def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
 def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path) -> None:
-    sizes = (*TINY, "model.encoder_hidden=null", "train.max_steps=20")
-    works("train", f"model={model}", "name=mine", "data=text", f"data.path={corpus}", *sizes, folder=tmp_path)
+    sizes = (*TINY_SETTINGS, "model.encoder_hidden=null", "train.max_steps=20")
+    run_ok("train", f"model={model}", "name=mine", "data=text", f"data.path={corpus}", *sizes, folder=tmp_path)
     run = tmp_path / "runs" / "mine"
-    first, *_, last = (event["loss"] for event in all_events(run) if event["event"] == "train")
+    first, *_, last = (event["loss"] for event in read_all_events(run) if event["event"] == "train")
     assert last < first - 0.5
-    works("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=0", folder=tmp_path)
+    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=0", folder=tmp_path)
     assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 30
 
 
@@ -275,11 +290,11 @@ def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    common = ("data=text", f"data.path={corpus}", *TINY, "tokenizer.sampling=0.1", "train.accumulate=2")
+    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
 
     def train(name: str, steps: int, resume: str) -> bytes:
         settings = (f"name={name}", *common, f"train.max_steps={steps}", f"resume={resume}")
-        done = fresh("train", *settings, folder=tmp_path)
+        done = run_in_new_process("train", *settings, folder=tmp_path)
         assert done.returncode == 0, done.stderr.decode()
         return done.stderr
 
@@ -288,35 +303,37 @@ def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
     one, stopped = (tmp_path / "runs" / name for name in ("one", "stopped"))
     assert weights(one) == weights(stopped)
     timed = {"tokens_per_second", "target_tokens_per_second"}
-    numbers = [{k: v for k, v in all_events(run)[0].items() if k not in timed} for run in (one, stopped)]  # of step 5
+    numbers = [
+        {k: v for k, v in read_all_events(run)[0].items() if k not in timed} for run in (one, stopped)
+    ]  # of step 5
     assert numbers[0] == numbers[1]
-    assert all_events(one)[-1] == all_events(stopped)[-1]
+    assert read_all_events(one)[-1] == read_all_events(stopped)[-1]
     settings = [(run / "config.yaml").read_text() for run in (one, stopped)]
     assert "max_steps: 15\n" in settings[1]
-    assert b"finished already" in train("one", 15, "auto")
+    assert b"is already finished" in train("one", 15, "auto")
     assert (one / "config.yaml").read_text() == settings[0]  # it was not trained with these
 
 
 def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
     before = weights(home / "runs" / "mine")
-    same = ("name=mine", "data=text", f"data.path={corpus}", *TINY)
-    message = refused("train", *same, folder=home)
+    same = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS)
+    message = run_error("train", *same, folder=home)
     assert "resume=true" in message and "overwrite=true" in message
-    assert "model.hidden=64 (was 32)" in refused("train", *same, "resume=true", "model.hidden=64", folder=home)
+    assert "model.hidden=64 (was 32)" in run_error("train", *same, "resume=true", "model.hidden=64", folder=home)
     assert weights(home / "runs" / "mine") == before
-    assert "resume=auto" in refused("train", "name=none", "resume=true", folder=home)
+    assert "resume=auto" in run_error("train", "name=none", "resume=true", folder=home)
 
 
 def test_a_folder_is_locked_as_long_as_training_goes_on(
     home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = ("name=locked", "data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "resume=auto")
+    same = ("name=locked", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
     said = []
 
     def training(state: TrainState) -> float:
         with pytest.raises(UserError, match="another process is training in"):
-            lock(state.folder)
-        said.append(refused("train", *same, folder=home))
+            lock_run_folder(state.folder)
+        said.append(run_error("train", *same, folder=home))
         return 0.0
 
     monkeypatch.chdir(home)
@@ -326,16 +343,16 @@ def test_a_folder_is_locked_as_long_as_training_goes_on(
     monkeypatch.setattr(sys, "argv", ["train", *same])
     train()
     assert said == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
-    with lock(home / "runs" / "locked"):
+    with lock_run_folder(home / "runs" / "locked"):
         pass
 
 
 def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
-    same = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1", "optim.lr=1e-9", "name=child")
-    works("train", *same, "model.hidden=64", "init_from=runs/mine", folder=home)
+    same = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "optim.lr=1e-9", "name=child")
+    run_ok("train", *same, "model.hidden=64", "init_from=runs/mine", folder=home)
     best = int((home / "runs" / "mine" / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
-    [parent] = [e for e in all_events(home / "runs" / "mine") if e["event"] == "validate" and e["step"] == best]
-    child = all_events(home / "runs" / "child")[-1]
+    [parent] = [e for e in read_all_events(home / "runs" / "mine") if e["event"] == "validate" and e["step"] == best]
+    child = read_all_events(home / "runs" / "child")[-1]
     assert "model.hidden=32 (not 64)" in (home / "runs" / "child" / "train.log").read_text()
     assert child["loss"] == pytest.approx(parent["loss"], rel=0.01)
     tokenizers = [(home / "runs" / name / "tokenizer.model").read_bytes() for name in ("mine", "child")]
@@ -344,20 +361,20 @@ def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
 
 def test_fine_tuning_of_the_opposite_direction(home: Path, corpus: Path) -> None:
     """Of two vocabularies each is of one language; a joint one is of both."""
-    common = ("data=text", f"data.path={corpus}", *TINY, "train.max_steps=1")
+    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1")
     back = ("data.source=en", "data.target=de", *common)
-    works("train", *common, "name=two", "tokenizer.joint=false", "tokenizer.target_vocab_size=480", folder=home)
-    message = refused("train", *back, "name=two_back", "init_from=runs/two", folder=home)
+    run_ok("train", *common, "name=two", "tokenizer.joint=false", "tokenizer.target_vocab_size=480", folder=home)
+    message = run_error("train", *back, "name=two_back", "init_from=runs/two", folder=home)
     assert message.startswith(
-        "error: data.source=en: init_from=runs/two translates de to en with a vocabulary for each"
+        "error: data.source=en: init_from=runs/two translates de to en with separate vocabularies"
     )
-    assert "that of de; start from a run that has en as its source, from one with tokenizer.joint=true" in message
+    assert "that of de; start from a run with en as its source or with tokenizer.joint=true" in message
     assert not (home / "runs" / "two_back").exists()
-    works("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=2", folder=home)
-    works("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", folder=home)
-    works("train", *back, "name=mine_back", "init_from=runs/mine", folder=home)
+    run_ok("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=2", folder=home)
+    run_ok("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", folder=home)
+    run_ok("train", *back, "name=mine_back", "init_from=runs/mine", folder=home)
     said = (home / "runs" / "mine_back" / "train.log").read_text()
-    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is one for both" in said
+    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is joint" in said
 
 
 def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path) -> None:
@@ -365,12 +382,12 @@ def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path)
     bad.mkdir()
     for path in corpus.iterdir():
         (bad / path.name).write_bytes(path.read_bytes())
-    train = ("name=bad", "data=text", f"data.path={bad}", *TINY, "train.max_steps=2")
+    train = ("name=bad", "data=text", f"data.path={bad}", *TINY_SETTINGS, "train.max_steps=2")
 
     def message_with(name: str, content: bytes) -> str:
         before = (bad / name).read_bytes()
         (bad / name).write_bytes(content)
-        message = refused("train", *train, folder=tmp_path)
+        message = run_error("train", *train, folder=tmp_path)
         (bad / name).write_bytes(before)
         return message
 
@@ -378,20 +395,20 @@ def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path)
     assert "600" in (message := message_with("train.en", b"".join(lines[:599]))) and "599" in message
     assert "train.de:3" in message_with("train.de", b"".join([*lines[:2], b"\xff\xfe\n", *lines[3:]]))
     assert "train.de" in message_with("train.de", b"")
-    message = refused("train", *train, "tokenizer.vocab_size=8000", folder=tmp_path)
-    assert re.search(r"tokenizer.vocab_size=8000 .* write tokenizer.vocab_size=\d+ or less", message)
+    message = run_error("train", *train, "tokenizer.vocab_size=8000", folder=tmp_path)
+    assert re.search(r"tokenizer.vocab_size=8000 .* use tokenizer.vocab_size=\d+ or less", message)
     (bad / "valid.en").unlink()
-    assert "valid.en" in refused("train", *train, folder=tmp_path)
-    assert "data.path=nowhere" in refused("train", "data=text", "data.path=nowhere", folder=tmp_path)
-    assert "device=cuda:9 is not there" in refused("train", *train, "device=cuda:9", folder=tmp_path)
+    assert "valid.en" in run_error("train", *train, folder=tmp_path)
+    assert "data.path=nowhere" in run_error("train", "data=text", "data.path=nowhere", folder=tmp_path)
+    assert "device=cuda:9 does not exist" in run_error("train", *train, "device=cuda:9", folder=tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
-    assert "nowhere is not a folder" in refused("evaluate", "checkpoint=nowhere", folder=home)
-    assert "holds no checkpoint" in refused("translate", f"checkpoint={tmp_path}", folder=home, text=b"x\n")
-    assert "checkpoint=runs/NAME" in refused("translate", folder=home, text=b"x\n")
-    assert "missing.txt" in refused("translate", "checkpoint=runs/mine", "input=missing.txt", folder=home)
+    assert "nowhere is not a folder" in run_error("evaluate", "checkpoint=nowhere", folder=home)
+    assert "has no checkpoint" in run_error("translate", f"checkpoint={tmp_path}", folder=home, text=b"x\n")
+    assert "checkpoint=runs/NAME" in run_error("translate", folder=home, text=b"x\n")
+    assert "missing.txt" in run_error("translate", "checkpoint=runs/mine", "input=missing.txt", folder=home)
     damaged = tmp_path / "runs" / "damaged"
     for path in (home / "runs" / "mine").rglob("*"):
         if path.is_file():
@@ -403,41 +420,46 @@ def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
     content = bytearray(model.read_bytes())
     content[-5] ^= 1
     model.write_bytes(content)
-    assert "model.safetensors is missing or damaged" in refused("evaluate", f"checkpoint={damaged}", folder=home)
+    assert "model.safetensors is missing or damaged" in run_error("evaluate", f"checkpoint={damaged}", folder=home)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
     number: signal.Signals, home: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY, "train.max_epochs=2")
+    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
     with subprocess.Popen(
-        [sys.executable, "-m", "nmt.train", *command], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE
+        [sys.executable, "-m", "nmt.train", *command],
+        cwd=tmp_path,
+        env=command_environment(tmp_path),
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stderr is not None
         while b"step 5/" not in (line := process.stderr.readline()):
             assert line, "training ended by itself"
         process.send_signal(number)
         said = process.stderr.read().decode()
-    assert process.returncode == 128 + number and "resume=auto goes on" in said and "Traceback" not in said
-    assert not [event for event in all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
-    works("train", *command, "resume=auto", folder=tmp_path)
+    assert process.returncode == 128 + number and "resume=auto continues" in said and "Traceback" not in said
+    assert not [event for event in read_all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
+    run_ok("train", *command, "resume=auto", folder=tmp_path)
     assert weights(tmp_path / "runs" / "mine") == weights(home / "runs" / "mine")
-    assert all_events(tmp_path / "runs" / "mine")[-1] == all_events(home / "runs" / "mine")[-1]
+    assert read_all_events(tmp_path / "runs" / "mine")[-1] == read_all_events(home / "runs" / "mine")[-1]
 
 
 def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "mine", tmp_path / "seed=2")
     runs = f'compare=["runs/mine","{tmp_path / "seed=2"}"]'
-    shown = works("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
+    shown = run_ok("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
     folder = home / "runs" / "mine" / "eval" / "valid"
     found = json.loads((folder / "comparison.json").read_text())
     measured = json.loads((folder / "metrics.json").read_text())
     bleu = measured["bleu"]
-    assert bleu == max(event["bleu"] for event in all_events(home / "runs" / "mine") if event["event"] == "validate")
+    assert bleu == max(
+        event["bleu"] for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate"
+    )
     first, second = found["scores"].values()
     assert first["bleu"]["score"] == second["bleu"]["score"] == pytest.approx(bleu)
-    assert found["settings"]["runs/mine"] == {name: measured[name] for name in SETTINGS}
+    assert found["settings"]["runs/mine"] == {name: measured[name] for name in METRIC_SETTINGS}
     assert first["bleu"]["p_value"] is None and second["bleu"]["p_value"] == 1
     assert f"{bleu:.2f}" in shown and "(p = 1.000)" in shown and "bs:1000" in shown
     for name in ("length", "rarity"):
@@ -447,27 +469,27 @@ def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
             and f"comparison_by_{name}.png" in shown
         )
     for given, message in {
-        "compare=[runs/mine,runs/mine/]": "runs/mine/ is of a run that was named before",
+        "compare=[runs/mine,runs/mine/]": "runs/mine/ belongs to a run that was already named",
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
-        "compare=[runs/a=1,runs/b=2]": """quote each item that has signs in it: 'compare=["ITEM","ITEM"]'""",
-        "compare=runs/mine,runs/other": "a list compare=[A,B]",
+        "compare=[runs/a=1,runs/b=2]": """quote items with special characters: 'compare=["ITEM","ITEM"]'""",
+        "compare=runs/mine,runs/other": "compare=[A,B] for a list",
         "compare=[runs/mine,[a]]": """quote it: 'compare=[runs/mine,"[a]"]'""",
     }.items():
-        assert message in refused("evaluate", *given.split(), folder=home)
+        assert message in run_error("evaluate", *given.split(), folder=home)
     for given in (
         "compare=[runs/mine]",
         "compare=[runs/mine,runs/mine]",
         f"{runs} checkpoint=runs/mine",
     ):
-        assert "compare= takes two runs or more" in refused("evaluate", *given.split(), folder=home)
+        assert "compare= takes two or more different runs" in run_error("evaluate", *given.split(), folder=home)
 
 
 def test_too_many_sentences_are_not_compared(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.evaluate.MANY", 5)
+    monkeypatch.setattr("nmt.evaluate.MAX_COMPARED_SENTENCES", 5)
     shutil.copytree(home / "runs" / "mine", tmp_path / "other")
     command = EvaluateRun(compare=[str(home / "runs" / "mine"), str(tmp_path / "other")])
-    with pytest.raises(UserError, match="compare= is for up to 5 sentences, and data.split=test has 30"):
-        check_text(command)
+    with pytest.raises(UserError, match="data.split=test has 30 sentences; compare= supports up to 5"):
+        check_comparable(command)
 
 
 def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> None:
@@ -480,39 +502,39 @@ def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> No
     shutil.copytree(corpus, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("cache"))
     words = (tmp_path / "elsewhere" / "test.de").read_text().replace("n", "m")
     (tmp_path / "elsewhere" / "test.de").write_text(words)
-    message = refused("evaluate", "compare=[here,there]", folder=tmp_path)
-    assert "the split test of there is other text than that of here" in message
+    message = run_error("evaluate", "compare=[here,there]", folder=tmp_path)
+    assert "the split test of there has different text from that of here" in message
     assert not (tmp_path / "here" / "eval").exists()
     (tmp_path / "elsewhere" / "train.de").unlink()
     given = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
-    done = nmt("evaluate", *given, folder=tmp_path)
+    done = run_nmt("evaluate", *given, folder=tmp_path)
     said = done.stderr.decode()
-    assert done.returncode == 0 and "BLEU by rarity of words is left out: " in said and "sentences are few" in said
+    assert done.returncode == 0 and "BLEU by word rarity is left out: " in said and "sentences are too few" in said
     assert not json.loads((tmp_path / "there" / "eval" / "test" / "comparison.json").read_text())["by_rarity"]
 
 
 def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> None:
-    common = ("data=text", f"data.path={corpus}", *TINY[:3], "train.max_steps=1", "resume=auto")
-    works("train", "-m", "name=sweep", *common, "model.cell=lstm,gru", folder=tmp_path)
+    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS[:3], "train.max_steps=1", "resume=auto")
+    run_ok("train", "-m", "name=sweep", *common, "model.cell=lstm,gru", folder=tmp_path)
     runs = sorted(path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
     assert [re.findall(r"model.cell=(\w+)", str(run)) for run in runs] == [["gru"], ["lstm"]]
     assert not any("resume" in str(run) or "data.path" in str(run) for run in runs)
-    failed = nmt("train", "-m", *common, "name=half", "model.hidden=32,33", folder=tmp_path)
+    failed = run_nmt("train", "-m", *common, "name=half", "model.hidden=32,33", folder=tmp_path)
     assert failed.returncode == 1 and b"model.hidden=33 must be even" in failed.stderr
     assert len(list((tmp_path / "runs" / "half").rglob("metrics.jsonl"))) == 1
 
 
 def test_help_says_what_every_key_means(tmp_path: Path) -> None:
-    page = works("train", "--help", folder=tmp_path)
+    page = run_ok("train", "--help", folder=tmp_path)
     assert re.search(r"^  cell: lstm +# lstm \| gru$", page, re.MULTILINE)
     assert re.search("^experiment: .*multi30k_de_en", page, re.MULTILINE)
-    assert "# a run (its best" in works("evaluate", "--help", folder=tmp_path)
+    assert "# run folder (best checkpoint" in run_ok("evaluate", "--help", folder=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_trouble_with_files_is_a_message(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     missing = ("checkpoint=" + str(home / "runs" / "mine"), f"output={tmp_path}/file/out.txt")
-    assert "Not a directory" in refused("translate", *missing, folder=home, text=b"x\n")
-    message = refused("train", "name=x", f"hydra.run.dir={tmp_path}/file/x", "train.max_steps=1", folder=tmp_path)
+    assert "Not a directory" in run_error("translate", *missing, folder=home, text=b"x\n")
+    message = run_error("train", "name=x", f"hydra.run.dir={tmp_path}/file/x", "train.max_steps=1", folder=tmp_path)
     assert "file" in message

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nmt.config import DataConfig
-from nmt.evaluation.comparison import FEW, compare, show, word_counts
+from nmt.evaluation.comparison import MIN_RELIABLE_SENTENCES, compare_systems, count_training_words, format_comparison
 from nmt.evaluation.metrics import bleu
 
 
@@ -25,8 +25,8 @@ def test_a_difference_is_marked_where_chance_hardly_makes_it(data: DataConfig) -
     references = [f"the cat sat on the mat number {n} and a dog" for n in range(90)]
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
     systems = {"best": references, "same": list(references), "worse": worse}
-    found = compare(systems, sources, references, data)
-    rows = {line.split()[0]: line for line in show(found).split("\n\n")[0].splitlines()[1:]}
+    found = compare_systems(systems, sources, references, data)
+    rows = {line.split()[0]: line for line in format_comparison(found).split("\n\n")[0].splitlines()[1:]}
     assert "(" not in rows["best"] and "*" not in rows["same"] and rows["worse"].count("*") == 3
     assert [(name, count) for name, count, _ in found.by_length["best"]] == [("up to 5", 60), ("6-10", 30)]
     assert [(name, count) for name, count, _ in found.by_rarity["best"]] == [("0", 30), ("2-5", 30), ("6-20", 30)]
@@ -34,18 +34,18 @@ def test_a_difference_is_marked_where_chance_hardly_makes_it(data: DataConfig) -
     assert all(math.isclose(score, 100) for score in of_length["best"])
     long = slice(1, None, 3)
     assert of_length["worse"][1] == bleu(worse[long], references[long])
-    [_, lengths, rarity] = show(found).split("\n\n")
+    [_, lengths, rarity] = format_comparison(found).split("\n\n")
     assert lengths.splitlines()[0] == "BLEU by source words"
     assert lengths.splitlines()[3].split() == ["6-10", "30", "100.00", "100.00", f"{of_length['worse'][1]:.2f}"]
     assert rarity.splitlines()[0] == "BLEU by the rarest source word's count in training"
 
 
 def test_few_sentences_are_named(data: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
-    texts = [f"the cat sat on mat {n}" for n in range(FEW)]
-    for count in (FEW, FEW - 1):
-        compare({"a": texts[:count], "b": texts[:count]}, texts[:count], texts[:count], data)
-        assert (f"{count} sentences are few" in caplog.text) == (count < FEW)
+    texts = [f"the cat sat on mat {n}" for n in range(MIN_RELIABLE_SENTENCES)]
+    for count in (MIN_RELIABLE_SENTENCES, MIN_RELIABLE_SENTENCES - 1):
+        compare_systems({"a": texts[:count], "b": texts[:count]}, texts[:count], texts[:count], data)
+        assert (f"{count} sentences are too few" in caplog.text) == (count < MIN_RELIABLE_SENTENCES)
 
 
 def test_words_are_counted_in_the_source(data: DataConfig) -> None:
-    assert word_counts(data) == {"ein": 13, "Hund": 3}
+    assert count_training_words(data) == {"ein": 13, "Hund": 3}

@@ -20,7 +20,8 @@ from nmt.model.attention import Attention
 from nmt.runtime.cli import main
 
 DOCS = ROOT / "docs"
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+USER_PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "experiments").glob("*.md")))
+PAGES = (ROOT / "CONTRIBUTING.md", *USER_PAGES)
 SIZE, QUERIES, POSITIONS = 8, 3, 5
 
 
@@ -33,7 +34,7 @@ def blocks(page: Path, language: str = "") -> list[str]:
 def commands() -> dict[str, list[str]]:
     """Those that the documents show, by page and text, but for parts of one and what needs a plug-in."""
     found = {}
-    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+    for page in USER_PAGES:
         for block in blocks(page):
             for line in block.replace("\\\n", " ").splitlines():
                 shown = re.search(r"-m (nmt\.\w+.*)", line)
@@ -83,8 +84,8 @@ def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    """The names that the Python of docs/attention.md defines, and what it prints."""
-    found = blocks(DOCS / "attention.md", "python")
+    """The names that the Python of docs/models.md defines, and what it prints."""
+    found = blocks(DOCS / "models.md", "python")
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for block in found:

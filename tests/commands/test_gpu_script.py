@@ -78,7 +78,7 @@ def test_a_check_that_fails_stops_no_other(
     wrong = [("wrong", lambda setting: [{"number": math.nan, "ok": False}])]
     checks.run_section("one", [("breaks", breaks), *wrong, ("late", is_late), ("next", breaks)], setting, report, id)
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    late = "skipped: the time of its section was over"
+    late = "skipped: no time left in its section"
     assert [line["status"] for line in lines] == ["ok", "error", "failed", late, late]
     assert not report.close() and "| breaks | error | RuntimeError: a / b |" in capsys.readouterr().out
     assert "in breaks" in (tmp_path / "errors.txt").read_text(encoding="utf-8")

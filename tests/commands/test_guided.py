@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import TINY, works, write_corpus
+from builders import TINY_SETTINGS, run_ok, write_corpus
 
 from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import collate, make_batch, target_weights
+from nmt.data.batching import batch_alignment_targets, collate, make_batch
 from nmt.data.corpus import load_pairs
-from nmt.data.encoding import cached_tokenizer, encode_corpus
+from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
 from nmt.data.subword_sampling import resample_subwords
-from nmt.data.tokenizer import train_tokenizer, words
-from nmt.data.word_links import gold_links
+from nmt.data.tokenizer import group_by_spaces, train_tokenizer
+from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
-from nmt.model.attention import Weights
+from nmt.model.attention import AttentionWeights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
 from nmt.runtime.device import move_model
@@ -45,9 +45,9 @@ def run_of(corpus: Path, **data: object) -> TrainRun:
 def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampling: float) -> None:
     run = run_of(corpus)
     pairs = load_pairs(run.data, "train")
-    gold = gold_links(pairs)
+    gold = get_gold_links(pairs)
     assert gold is not None
-    tokenizer = cached_tokenizer(pairs, run)
+    tokenizer = get_or_train_tokenizer(pairs, run)
     encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
     encoded = resample_subwords(encoded, 1, 3) if sampling else encoded
     indices = np.array([5, 1, 17, 30])
@@ -58,7 +58,8 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
         target = tokenizer.target.pieces(batch.target_BT[row, 1 : batch.target_length_B[row] + 1].tolist())
         guide_TS = batch.alignment_BTS[row].numpy()
         assert guide_TS.sum() == pytest.approx(len(target)) and not guide_TS[len(target) :].any()
-        links = set(extract_links(guide_TS[: len(target), : len(source)], words(source)[1], words(target)[1]))
+        owners = group_by_spaces(source)[1], group_by_spaces(target)[1]
+        links = set(extract_links(guide_TS[: len(target), : len(source)], *owners))
         assert links <= gold[index].possible
         assert {t for _, t in links} == {t for _, t in gold[index].possible}
         assert guide_TS[len(target) - 1, len(source) - 1] == 1 and target[-1] == tokenizer.target.pieces([EOS])[0]
@@ -89,12 +90,12 @@ def test_links_mean_the_words_of_the_text_however_it_is_normalized(tmp_path: Pat
     texts = gold | {"source": [s for s, _ in pairs], "target": [t for _, t in pairs]}
     for tokenizer in tokenizers:
         sources, targets = tokenizer.source.encode(texts["source"]), tokenizer.target.encode(texts["target"])
-        alignment_BTS = target_weights(tokenizer, texts, sources, targets).numpy()
+        alignment_BTS = batch_alignment_targets(tokenizer, texts, sources, targets).numpy()
         for row, links in enumerate(gold["sure"]):
-            source = tokenizer.source.words_of(texts["source"][row], [*sources[row], EOS])
-            target = tokenizer.target.words_of(texts["target"][row], [*targets[row], EOS])
+            source = tokenizer.source.word_indices(texts["source"][row], [*sources[row], EOS])
+            target = tokenizer.target.word_indices(texts["target"][row], [*targets[row], EOS])
             assert extract_links(alignment_BTS[row, : len(target), : len(source)], source, target) == links
-        assert tokenizer.source.words_of(texts["source"][0], sources[0])[-1] == 2
+        assert tokenizer.source.word_indices(texts["source"][0], sources[0])[-1] == 2
         assert not alignment_BTS[2].any()
 
 
@@ -106,7 +107,7 @@ def test_links_weigh_more_as_training_goes_on() -> None:
     added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
     for share in (0.0, 0.25, 1.0):
         found = add_attention_losses(
-            TrainConfig(guided_alignment=0.4), batch, loss.smoothed, Weights(weights_BTS, None), share
+            TrainConfig(guided_alignment=0.4), batch, loss.smoothed, AttentionWeights(weights_BTS, None), share
         )
         torch.testing.assert_close(found, 3 + share * added)
 
@@ -125,7 +126,9 @@ def test_what_was_attended_to_before_adds_to_the_loss() -> None:
     assert again > 0.5
     for weight in (0.0, 0.4, 2.0):
         config = TrainConfig(coverage_loss=weight)
-        found = add_attention_losses(config, batch, loss.smoothed, Weights(weights_BTS, None), torch.tensor(0.3))
+        found = add_attention_losses(
+            config, batch, loss.smoothed, AttentionWeights(weights_BTS, None), torch.tensor(0.3)
+        )
         assert found.item() == pytest.approx(3 + weight * again)
 
 
@@ -158,7 +161,7 @@ def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
     corpus, rates = write_corpus(tmp_path, train=600, valid=40), []
     for weight in (0, 1):
         settings = ("data=text", f"data.path={corpus}", "data.alignments=links", f"train.guided_alignment={weight}")
-        works("train", f"name=run{weight}", *settings, *TINY, "train.max_epochs=2", folder=tmp_path)
+        run_ok("train", f"name=run{weight}", *settings, *TINY_SETTINGS, "train.max_epochs=2", folder=tmp_path)
         lines = (tmp_path / "runs" / f"run{weight}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rates.append(json.loads(lines[-1])["aer"])
     assert rates[1] < rates[0] - 0.1
@@ -169,14 +172,14 @@ def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> No
         run_of(corpus, invalid="drop")
     run = run_of(corpus, alignments="nothing")
     pairs = load_pairs(run.data, "train")
-    assert gold_links(pairs) is None
-    tokenizer = cached_tokenizer(pairs, run)
+    assert get_gold_links(pairs) is None
+    tokenizer = get_or_train_tokenizer(pairs, run)
     with pytest.raises(UserError, match="train.guided_alignment=0.5 needs gold links"):
         encode_corpus(pairs, tokenizer, run)
     lines = (corpus / "valid.links").read_text(encoding="utf-8").splitlines()
     for bad, message in (
         ("0-0 99-0", r"valid.bad:2: '99-0' is out of range"),
-        ("0_0", r"valid.bad:2: '0_0' is no link"),
+        ("0_0", r"valid.bad:2: '0_0' is not a link"),
     ):
         (corpus / "valid.bad").write_text("\n".join([lines[0], bad, *lines[2:]]) + "\n", encoding="utf-8")
         with pytest.raises(UserError, match=message):
@@ -190,5 +193,5 @@ def test_gold_links_count_what_any_white_space_divides(tmp_path: Path) -> None:
     """Pieces know words between spaces alone, and a no-break space is none of these."""
     for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
         (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
-    [gold] = gold_links(load_pairs(run_of(tmp_path).data, "test")) or []
+    [gold] = get_gold_links(load_pairs(run_of(tmp_path).data, "test")) or []
     assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure

@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from builders import SHARED, TINY, nmt, write_corpus
+from builders import SHARED, TINY_SETTINGS, run_nmt, write_corpus
 
 from nmt.config import DataConfig
 from nmt.config.data import CorpusConfig
 from nmt.data import processed
 from nmt.data.corpus import load_pairs
 from nmt.data.mixing import load_mixture
-from nmt.data.processed import KINDS, TOKENIZED, Text, warn, warn_of_evaluation, warn_of_training_text
+from nmt.data.processed import (
+    PROCESSING_KINDS,
+    TOKENIZED,
+    TextSample,
+    warn_of_evaluation,
+    warn_of_processing,
+    warn_of_training_text,
+)
 
 REAL = SHARED
 ENGLISH = [f"The dog sees {number} old books, doesn't it? Yes." for number in range(40)]
@@ -43,8 +50,8 @@ NORMAL = {
 }
 
 
-def text(name: str, lines: list[str]) -> Text:
-    return Text(name, pa.array(lines, pa.large_string()), np.arange(1, len(lines) + 1), len(lines))
+def text(name: str, lines: list[str]) -> TextSample:
+    return TextSample(name, pa.array(lines, pa.large_string()), np.arange(1, len(lines) + 1), len(lines))
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
 
     def said(source: list[str], target: list[str]) -> list[str]:
         caplog.clear()
-        warn((text("a", source), text("b", target)))
+        warn_of_processing((text("a", source), text("b", target)))
         return caplog.messages
 
     return said
@@ -91,18 +98,19 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", PROCESSING_KINDS)
 def test_processed_text_is_named_counted_and_undone(said: Callable[..., list[str]], name: str) -> None:
     plain = [f"Er sagt's, und Hunderte laufen {number}." for number in range(40)]
     marked = ["", *map(MARKED[name], plain[1:])]
     [message] = said(marked, ENGLISH)
-    kind = KINDS[name]
-    assert message.startswith(f"the text looks {kind.what}: 39 of 40 lines (97.5%) of a, first: 2, {marked[1]!r}")
-    assert message.endswith(f"To undo it: {kind.undo}") and "of b" not in message
+    kind = PROCESSING_KINDS[name]
+    said_of_a = f"the text looks {kind.description}: 39 of 40 lines (97.5%) of a, first: 2, {marked[1]!r}"
+    assert message.startswith(said_of_a)
+    assert message.endswith(f"To undo it: {kind.remedy}") and "of b" not in message
     both = said(marked, [MARKED[name](line) for line in ENGLISH])
     assert len(both) == 1 and "; 40 of 40 lines (100.0%) of b, first: 1" in both[0]
-    command = kind.undo.removesuffix(" < FILE")
-    if command != kind.undo and shutil.which(command.split()[0]):
+    command = kind.remedy.removesuffix(" < FILE")
+    if command != kind.remedy and shutil.which(command.split()[0]):
         done = subprocess.run(
             command, shell=True, input="\n".join(marked) + "\n", capture_output=True, text=True, check=True
         )
@@ -126,7 +134,7 @@ def test_processed_text_is_named_counted_and_undone(said: Callable[..., list[str
     ],
 )
 def test_tokenized_lines(line: str, tokenized: bool) -> None:
-    assert text("a", [line]).matches(KINDS[TOKENIZED].pattern).tolist() == [tokenized]
+    assert text("a", [line]).matches(PROCESSING_KINDS[TOKENIZED].pattern).tolist() == [tokenized]
 
 
 def test_a_few_odd_lines_say_nothing_of_a_text(said: Callable[..., list[str]]) -> None:
@@ -139,7 +147,7 @@ def test_a_few_odd_lines_say_nothing_of_a_text(said: Callable[..., list[str]]) -
 def test_sides_that_are_equal(said: Callable[..., list[str]]) -> None:
     lines = [f"Der Hund sieht {number} Bücher." for number in range(40)]
     [message] = said(lines, [line.upper() + " " for line in lines])
-    assert message.startswith("source and target are the same: a and b in 40 of 40 lines (100.0%), first: 1, 'Der Hund")
+    assert message.startswith("source and target are identical: a and b in 40 of 40 lines (100.0%), first: 1, 'Der")
     assert "4 of 40 lines (10.0%)" not in " ".join(said(lines, lines[:4] + ENGLISH[:36]))
     [message] = said(lines, ENGLISH[:30] + lines[30:])
     assert "10 of 40 lines (25.0%), first: 31" in message
@@ -149,13 +157,13 @@ def test_sides_that_are_equal(said: Callable[..., list[str]]) -> None:
 def test_lower_case_beside_capitals(said: Callable[..., list[str]], sentence: str) -> None:
     lines = [sentence] * 40
     [message] = said([line.lower() for line in lines], ENGLISH)
-    assert "there are capitals of a in 0 of 40 sentences (first: 1), but of b in 40 of 40 sentences" in message
+    assert "capitals occur in 0 of 40 sentences of a (first: 1), but in 40 of 40 sentences of b" in message
     assert said([line.lower() for line in lines], [line.lower() for line in ENGLISH]) == []
     assert said(lines, ENGLISH) == []
 
 
 def test_of_many_lines_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: object) -> None:
-    monkeypatch.setattr(processed, "LOOKED_AT", 50)
+    monkeypatch.setattr(processed, "SAMPLE_LINES", 50)
     for split, count in (("train", 1_000), ("valid", 20)):
         (tmp_path / f"{split}.de").write_text("".join(f"lov@@ es {number}\n" for number in range(count)))
         (tmp_path / f"{split}.en").write_text("".join(f"love {number}\n" for number in range(count)))
@@ -163,7 +171,7 @@ def test_of_many_lines_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch, tm
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")
     warn_of_training_text(data, pairs, [1_000], valid)
     [message] = caplog.messages  # type: ignore[attr-defined]
-    assert f"50 of 50 lines looked at (of 1,000) (100.0%) of {tmp_path}/train.de, first: 1, 'lov@@ es 0'" in message
+    assert f"50 of 50 lines sampled (of 1,000) (100.0%) of {tmp_path}/train.de, first: 1, 'lov@@ es 0'" in message
     assert f"20 of 20 lines (100.0%) of {tmp_path}/valid.de" in message
 
 
@@ -180,7 +188,8 @@ def test_each_corpus_of_a_mixture_is_looked_at(tmp_path: Path, caplog: pytest.Lo
     pairs, shares = load_mixture(data)
     warn_of_training_text(data, pairs, [end for end, _ in shares], load_pairs(data, "valid"))
     [message] = caplog.messages
-    assert f"source and target are the same: {tmp_path}/two/train.de and {tmp_path}/two/train.en in 20 of 20" in message
+    two_sides = f"{tmp_path}/two/train.de and {tmp_path}/two/train.en"
+    assert f"source and target are identical: {two_sides} in 20 of 20" in message
 
 
 def test_the_built_in_corpus_is_left_in_peace(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,18 +205,18 @@ def test_commands_warn(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, train=600, valid=30, test=30)
     for path in folder.glob("*.en"):
         path.write_text("".join(MARKED["bpe"](line) + "\n" for line in path.read_text().splitlines()))
-    common = ("data=text", f"data.path={folder}", *TINY, "train.max_steps=2", "data.buffer=300")
-    whole = nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
+    common = ("data=text", f"data.path={folder}", *TINY_SETTINGS, "train.max_steps=2", "data.buffer=300")
+    whole = run_nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
     stream = "data.streaming=true", "train.validate_every=2"
-    streamed = nmt("train", "name=b", *common, *stream, folder=tmp_path).stderr.decode()
+    streamed = run_nmt("train", "name=b", *common, *stream, folder=tmp_path).stderr.decode()
     for message, count in ((whole, 600), (streamed, 300)):
         assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
         assert f" of {count} lines (" in message and f"of {folder}/train.en, first: " in message
         assert message.count("the text looks tokenized (spaces before punctuation): ") == 1
         assert f"{folder}/valid.en" in message
-    words = nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
+    words = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
     assert "segmented by subword-nmt" in words and "looks tokenized" not in words
-    measured = nmt("evaluate", "checkpoint=runs/a", folder=tmp_path).stderr.decode()
+    measured = run_nmt("evaluate", "checkpoint=runs/a", folder=tmp_path).stderr.decode()
     assert measured.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
     assert f"of {folder}/test.en, first: " in measured
 
@@ -222,4 +231,4 @@ def test_translations_are_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFix
     warn_of_evaluation(data, load_pairs(data, "test"), [MARKED["bpe"](line.lower()) for line in ENGLISH[:30]])
     segmented, lower = caplog.messages
     assert "30 of 30 lines (100.0%) of the translations, first: 1, " in segmented
-    assert "there are capitals of the translations in 0 of 30 sentences" in lower
+    assert "capitals occur in 0 of 30 sentences of the translations" in lower

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from builders import ROOT, all_events, environment, works
+from builders import ROOT, command_environment, read_all_events, run_ok
 
 from nmt.data.toy.corpus import generate
 
@@ -74,7 +74,7 @@ def lay_out(folder: Path, data: dict[str, Any]) -> None:
 def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
     data = {"source": "de", "target": "en"} | settings(recipe)["data"]
     lay_out(tmp_path / "corpus", data)
-    works("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL, folder=tmp_path)
+    run_ok("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL, folder=tmp_path)
     run = tmp_path / "runs" / recipe
     found = yaml.safe_load((run / "config.yaml").read_text())
     assert {key: found["data"][key] for key in data if key != "path"} == {k: v for k, v in data.items() if k != "path"}
@@ -88,7 +88,7 @@ def test_small_takes_another_format_and_a_deeper_model(tmp_path: Path) -> None:
         rows = (f"{pair.german}\t{pair.english}\n" for pair in pairs)
         (tmp_path / "corpus" / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
     given = ("experiment=small", "data=tsv", "model=gnmt", "data.path=corpus")
-    works("train", *given, *SMALL, folder=tmp_path)
+    run_ok("train", *given, *SMALL, folder=tmp_path)
     found = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())
     assert (found["data"]["source"], found["data"]["target"]) == ("1", "2")
     assert (found["model"]["decoder_layers"], found["model"]["dropout"], found["train"]["r_drop"]) == (4, 0.3, 4.0)
@@ -96,7 +96,7 @@ def test_small_takes_another_format_and_a_deeper_model(tmp_path: Path) -> None:
 
 def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
-    works("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)
+    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)
     runs = tmp_path / "runs" / "cells"
     for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
         shutil.copytree(home / "runs" / "mine", runs / f"experiment=x,{name}")
@@ -106,8 +106,8 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
 
     def results() -> str:
         command = [sys.executable, str(ROOT / "scripts" / "results.py"), "runs/cells"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
-        assert done.returncode == (bool(done.stderr) and not done.stderr.startswith("left out"))
+        done = subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
+        assert done.returncode == (bool(done.stderr) and not done.stderr.startswith("skipping"))
         return done.stderr
 
     told = (home / "runs" / "mine" / "train.log").read_text().splitlines()
@@ -115,7 +115,7 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # as `resume=auto` does
         log.write(f"2026-01-01 00:00:00,000 resuming\n{end}\n")
     assert not results() and not results()
-    best = max(event["bleu"] for event in all_events(home / "runs" / "mine") if event["event"] == "validate")
+    best = max(event["bleu"] for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate")
     assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     assert len(rows) == 4 and page.read_text().startswith("# Results\n\n<!-- runs/cells: ")
@@ -128,15 +128,17 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     assert not results() and page.read_text().count("|  |\n") == 1  # its time is not known
     metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
     metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
-    assert results() == "the runs of runs/cells were not all evaluated on the same text, in the same way\n"
+    assert results() == "the runs of runs/cells were evaluated on different text or with different settings\n"
     log.write_text(f"{log.read_text()}2026-01-01 00:00:00,000 finished at step 99: best bleu 1.00 at step 99\n")
-    assert results().startswith("runs/cells/experiment=x,model.cell=gru,seed=2 went on after it had finished")
+    assert results().startswith(
+        "runs/cells/experiment=x,model.cell=gru,seed=2 was trained further after it had finished"
+    )
     shutil.rmtree(log.parent)
     metrics.write_text(metrics.read_text().replace('"checkpoint": "', '"checkpoint": "not_'))
-    assert results().endswith("not of the best checkpoint; evaluate runs/cells/experiment=x,seed=2 once more\n")
+    assert results().endswith("not for the best checkpoint; evaluate runs/cells/experiment=x,seed=2 again\n")
     (runs / "experiment=x,seed=2" / "train.log").write_text("")
     assert results() == "runs/cells/experiment=x,seed=2 is not finished\n"
     shutil.move(runs / "experiment=x,seed=2", runs / "plain")
-    assert results() == "left out runs/cells/plain: its name has no seed, as seed=1\n"
+    assert results() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
     page.unlink()
-    assert results().startswith("there is no docs/results.md in ")
+    assert results().startswith("docs/results.md does not exist in ")

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from builders import Reader
+from builders import PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nmt.data.tokenizer import split_at_words
+from nmt.data.tokenizer import group_by_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation import report
-from nmt.evaluation.metrics import bleu, scores
-from nmt.evaluation.report import page
+from nmt.evaluation.metrics import bleu, compute_scores
+from nmt.evaluation.report import build_report
 
 HOSTILE = [
     "<script>hacked=1</script>", "</script><script>hacked=1</script>", "</script x", "<!--<script>", "-->", "]]>",
@@ -39,11 +39,11 @@ def corpus(pairs, **given):
     """The page of (source, reference, translation)s."""
     sources, references, texts = zip(*pairs, strict=True) if pairs else ((), (), ())
     found = [translation(source, text, **given) for source, text in zip(sources, texts, strict=True)]
-    return page("toy, test", scores(texts, references), sources, references, found)
+    return build_report("toy, test", compute_scores(texts, references), sources, references, found)
 
 
 def read(*arguments, **given):
-    return Reader(corpus(*arguments, **given))
+    return PageReader(corpus(*arguments, **given))
 
 
 def test_the_worst_come_first_each_with_its_own_score():
@@ -53,25 +53,25 @@ def test_the_worst_come_first_each_with_its_own_score():
     for pair in found:
         _, reference, text = pairs[pair["line"] - 1]
         assert pair["reference"] == reference and pair["translation"] == text.split()
-        assert pair["chrf"] == pytest.approx(scores([text], [reference])["chrf"], abs=0.006)
+        assert pair["chrf"] == pytest.approx(compute_scores([text], [reference])["chrf"], abs=0.006)
 
 
 def test_rows_are_the_weights_between_words_in_percent():
     weights = np.array([[0.104, 0.5, 0.396, 0], [0.3, 0.5, 0.2, 0], [0, 0, 0.004, 0.996], [0, 0, 0, 1]])
     given = Translation("New York", ["▁Neu", "yo", "rk", "</s>"], ["▁New", "▁Y", "ork", "</s>"], -1.0, weights)
-    [pair] = Reader(page("x", BARE, ["Neuyork"], ["New York"], [given])).data
+    [pair] = PageReader(build_report("x", BARE, ["Neuyork"], ["New York"], [given])).data
     assert pair["source"] == ["Neuyork"] and pair["translation"] == ["New", "York"]
     assert pair["rows"] == [[0, 100], [0, 50]]  # a sum over source pieces, a mean over target pieces
     given = translation("a b c", "x y", np.array([[0.004, 0.996, 0, 0], [np.nan, np.inf, 0.25, 0.75], [0, 0, 0, 1]]))
-    [pair] = Reader(page("x", BARE, ["a b c"], ["x y"], [given])).data
+    [pair] = PageReader(build_report("x", BARE, ["a b c"], ["x y"], [given])).data
     assert pair["rows"] == [[1, 100], [2, 25]]
 
 
 def test_unknown_words_are_shown_as_they_were_written():
     known = translation("ein <unk> <unk>", "a lynx")
-    data = Reader(page("x", BARE, ["ein  Luchs gähnt"], ["a lynx yawns"], [known])).data
+    data = PageReader(build_report("x", BARE, ["ein  Luchs gähnt"], ["a lynx yawns"], [known])).data
     assert (data[0]["source"], data[0]["translation"]) == (["ein", "Luchs", "gähnt"], ["a", "lynx"])
-    data = Reader(page("x", BARE, ["ein Luchs"], ["a lynx yawns"], [known])).data
+    data = PageReader(build_report("x", BARE, ["ein Luchs"], ["a lynx yawns"], [known])).data
     assert data[0]["source"] == ["ein", "<unk>", "<unk>"]
 
 
@@ -83,27 +83,27 @@ def test_without_attention_there_are_pairs_and_no_matrix():
 
 def test_empty_sentences_and_an_empty_corpus():
     assert read([]).data == []
-    pairs = Reader(page("x", BARE, ["", "ja"], ["", "yes"], [Translation(""), translation("ja", "")])).data
+    pairs = PageReader(build_report("x", BARE, ["", "ja"], ["", "yes"], [Translation(""), translation("ja", "")])).data
     assert [pair["source"] for pair in pairs] == [[], ["ja"]] and not any("rows" in pair for pair in pairs)
 
 
 def test_a_page_says_what_it_leaves_out(monkeypatch):
-    monkeypatch.setattr(report, "PAIRS", 3)
-    monkeypatch.setattr(report, "CELLS", 4)
+    monkeypatch.setattr(report, "MAX_REPORT_PAIRS", 3)
+    monkeypatch.setattr(report, "MAX_MATRIX_CELLS", 4)
     text = corpus([("a", "x", "x")] * 2 + [("a b", "x", "y z")] * 2 + [("a b c", "x", "p q")])
-    assert [pair["line"] for pair in Reader(text).data] == [3, 4, 5]
-    assert ["rows" in pair for pair in Reader(text).data] == [True, True, False]
+    assert [pair["line"] for pair in PageReader(text).data] == [3, 4, 5]
+    assert ["rows" in pair for pair in PageReader(text).data] == [True, True, False]
     assert "The 3 worst of 5 sentence pairs" in text and "more than 4 cells" in text
 
 
 def test_scores_and_signatures_stand_at_the_head():
     measures = {"loss": 0.5, "ppl": 1234.5678, "bleu": 12.346, "ter": None, "aer": 0.0123, "beam_size": 5}
-    text = page("toy, test", measures | {"signatures": {"bleu": "nrefs:1|tok:13a"}}, [], [], [])
+    text = build_report("toy, test", measures | {"signatures": {"bleu": "nrefs:1|tok:13a"}}, [], [], [])
     assert re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text) == [
         ("BLEU", "12.35"), ("TER", "–"), ("AER", "0.0123"), ("loss", "0.5000"), ("ppl", "1,234.57"), ("beam size", "5"),
         ("BLEU", "nrefs:1|tok:13a"),
     ]  # fmt: skip
-    assert "AER" not in page("mine, test", {"aer": None, "signatures": {}}, [], [], [])
+    assert "AER" not in build_report("mine, test", {"aer": None, "signatures": {}}, [], [], [])
 
 
 def test_the_chart_shows_each_range_of_lengths_with_its_number_of_pairs():
@@ -112,27 +112,27 @@ def test_the_chart_shows_each_range_of_lengths_with_its_number_of_pairs():
     score = bleu([part], [full])
     assert f'aria-label="up to 5 words: BLEU 100.00 (pairs: 3); 6-10 words: BLEU {score:.2f} (pairs: 1)"' in text
     heights = [float(height) for height in re.findall('class="bar".*? height="(.*?)"', text)]
-    assert heights[0] == report.TALL and heights[1] < heights[0]
+    assert heights[0] == report.BAR_AREA_HEIGHT and heights[1] < heights[0]
 
 
 def one(title, name, value, reference, pieces):
     given = Translation("".join(pieces), pieces, pieces, -1.0, np.ones((len(pieces), len(pieces))))
     named = {"any " + name: value}  # not a name that has its place
-    return page(title, named | {"signatures": named}, ["x"], [reference], [given])
+    return build_report(title, named | {"signatures": named}, ["x"], [reference], [given])
 
 
-PLAIN = Reader(one("x", "x", "x", "x", ["▁x"]))
+PLAIN = PageReader(one("x", "x", "x", "x", ["▁x"]))
 LABEL = st.text(st.characters(blacklist_categories=["Cc", "Cs"]), max_size=20)
 
 
 @given(LABEL, LABEL, LABEL, st.text(max_size=20), st.lists(st.text(max_size=8), min_size=1, max_size=4))
 @example(*HOSTILE[1:4], HOSTILE[0], HOSTILE)
 def test_text_stays_text_whatever_is_in_it(title, name, value, reference, pieces):
-    found = Reader(one(title, name, value, reference, pieces))
+    found = PageReader(one(title, name, value, reference, pieces))
     assert found.elements == PLAIN.elements and found.policy == PLAIN.policy
     [pair] = found.data
     assert pair["reference"] == reference and not re.search("[<>&\u2028\u2029]", found.text["data"])
-    assert pair["source"] == pair["translation"] == split_at_words(pieces)[0]
+    assert pair["source"] == pair["translation"] == group_by_words(pieces)[0]
     assert found.text["style"] == PLAIN.text["style"] and found.text["script"] == PLAIN.text["script"]
     assert found.text["title"].strip() == found.text["h1"].strip() == title.strip()
     assert value in found.text["dd"] and name.replace("_", " ") in found.text["dt"]
@@ -140,7 +140,7 @@ def test_text_stays_text_whatever_is_in_it(title, name, value, reference, pieces
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_words_read_back(text):
-    [pair] = Reader(one("x", "x", "x", text, ["▁" + text.replace(" ", "")])).data
+    [pair] = PageReader(one("x", "x", "x", text, ["▁" + text.replace(" ", "")])).data
     assert pair["reference"] == text and pair["source"] == [text.replace(" ", "")]
 
 
@@ -172,7 +172,7 @@ def started(tmp_path_factory):
     found = [translation(source, text) for source, text in zip(sources, texts, strict=True)]
     found[0] = translation(sources[0], texts[0], WEIGHTS)
     path = folder / "report.html"
-    text = page(HOSTILE[6], scores(texts, references), sources, references, found)
+    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, found)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
     yield SimpleNamespace(browser=browser, path=path)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import nmt, refused, works
+from builders import run_error, run_nmt, run_ok
 
 from nmt.training.checkpoint import load_config
 
@@ -22,31 +22,31 @@ by_pairs: {model.dropout: {0: 0.25}, model.hidden: {0: 64}}
 def test_a_run_is_trained_again_by_its_settings(home: Path, corpus: Path, tmp_path: Path) -> None:
     file = home / "runs" / "mine" / "config.yaml"
     taken = f"config={file}"
-    done = nmt("train", taken, "name=again", "seed=3", "train.max_steps=2", "optim.lr=0.002", folder=tmp_path)
+    done = run_nmt("train", taken, "name=again", "seed=3", "train.max_steps=2", "optim.lr=0.002", folder=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
     first, again = load_config(file.parent), load_config(tmp_path / "runs" / "again")
     assert (again.name, again.seed, again.train.max_steps, again.optim.lr) == ("again", 3, 2, 0.002)
     assert (again.data, again.model, again.tokenizer) == (first.data, first.model, first.tokenizer)
     more = ("seed=3", "optim.lr=0.002", "train.max_steps=3")
-    works("train", taken, "name=again", *more, "resume=true", folder=tmp_path)
+    run_ok("train", taken, "name=again", *more, "resume=true", folder=tmp_path)
     before = file.read_bytes()
-    assert "runs/mine holds a trained model already" in refused("train", taken, "optim.lr=0.002", folder=home)
+    assert "runs/mine already contains a trained model" in run_error("train", taken, "optim.lr=0.002", folder=home)
     assert file.read_bytes() == before
     text = file.read_text().replace("overwrite: false", "overwrite: true")  # of a run that has replaced another one
     (tmp_path / "other.yaml").write_text(text)
-    assert "holds a trained model already" in refused("train", f"config={tmp_path}/other.yaml", folder=home)
+    assert "already contains a trained model" in run_error("train", f"config={tmp_path}/other.yaml", folder=home)
 
 
 def test_files_of_ones_own(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "my $ettings.yaml").write_text(FILE.replace("CORPUS", json.dumps(str(corpus))))
     given = ('config="my $ettings.yaml"', "model.hidden=48")
-    works("train", *given, folder=tmp_path)
+    run_ok("train", *given, folder=tmp_path)
     run = load_config(tmp_path / "runs" / "from_file")
     assert (run.data.path, run.tokenizer.vocab_size, run.optim.lr) == (str(corpus), 500, 0.001)
     # The command line wins over the file, and what either sets over by_pairs, but for what is in the table alone.
     assert (run.model.embed, run.model.hidden, run.model.dropout) == (16, 48, 0.25)
     assert run.optim.schedule == "constant"  # of text, not of the built-in corpus
-    works("train", "-m", *given, "seed=1,2", "name=swept", "train.max_steps=1", folder=tmp_path)
+    run_ok("train", "-m", *given, "seed=1,2", "name=swept", "train.max_steps=1", folder=tmp_path)
     found = [load_config(tmp_path / "runs" / "swept" / f"seed={seed}") for seed in (1, 2)]
     assert [(one.seed, one.model.embed, one.optim.lr) for one in found] == [(1, 16, 0.001), (2, 16, 0.001)]
 
@@ -54,9 +54,9 @@ def test_files_of_ones_own(corpus: Path, tmp_path: Path) -> None:
 def test_the_other_commands_take_a_file_too(home: Path, tmp_path: Path) -> None:
     (tmp_path / "search.yaml").write_text("search: {beam: 2, n_best: 2}\ncheckpoint: runs/mine\n")
     taken = f"config={tmp_path}/search.yaml"
-    assert works("translate", taken, folder=home, text=b"Die Frau liest .\n").count("\n") == 2
-    assert works("translate", taken, "search.n_best=1", folder=home, text=b"Die Frau liest .\n").count("\n") == 1
-    assert "there is no key 'name'" in refused("evaluate", "config=runs/mine/config.yaml", folder=home)
+    assert run_ok("translate", taken, folder=home, text=b"Die Frau liest .\n").count("\n") == 2
+    assert run_ok("translate", taken, "search.n_best=1", folder=home, text=b"Die Frau liest .\n").count("\n") == 1
+    assert "there is no key 'name'" in run_error("evaluate", "config=runs/mine/config.yaml", folder=home)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_the_other_commands_take_a_file_too(home: Path, tmp_path: Path) -> None:
         ("seed: x", (), "config=a.yaml: seed: Value 'x' of type 'str' could not be converted to Integer"),
         ("seed: [", (), "config=a.yaml is not YAML: "),
         ("seed: !!python/object/apply:os.getcwd []", (), "config=a.yaml is not YAML: "),
-        ("a: &a [x]\nb: *a", (), "config=a.yaml: settings hold no aliases"),
+        ("a: &a [x]\nb: *a", (), "config=a.yaml: settings must not have aliases"),
         ("", (), "config=a.yaml holds no settings"),
-        ("seed: -1", (), "seed=-1 must be a number of at least 0"),
-        ("name: a${x}", (), "the name of a run's folder holds no ${"),
+        ("seed: -1", (), "seed=-1 must be at least 0"),
+        ("name: a${x}", (), "the name of a run folder cannot contain ${"),
         ("seed: 1", ("model=luong",), "model= and config=a.yaml both say what many keys are"),
         ("seed: 1", ("experiment=small",), "experiment= and config=a.yaml both say what many keys are"),
         ("seed: 1", ("config=b.yaml",), "config=b.yaml: config= is there already"),
@@ -80,15 +80,15 @@ def test_the_other_commands_take_a_file_too(home: Path, tmp_path: Path) -> None:
 )
 def test_slips_name_the_file(content: str, arguments: tuple[str, ...], answer: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(content)
-    assert answer in refused("train", "config=a.yaml", *arguments, folder=tmp_path)
+    assert answer in run_error("train", "config=a.yaml", *arguments, folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
 @pytest.mark.parametrize("argument", ["config=none.yaml", "config=.", "config=a.yaml,b.yaml", "config=[a]"])
 def test_what_is_no_file(argument: str, tmp_path: Path) -> None:
-    assert argument.partition(",")[0] in refused("train", argument, folder=tmp_path)
+    assert argument.partition(",")[0] in run_error("train", argument, folder=tmp_path)
 
 
 def test_a_file_of_any_name_is_quoted_in_the_answer(tmp_path: Path) -> None:
-    answer = refused("train", "config=ünï.yaml", folder=tmp_path)
-    assert answer.endswith("quote a name that has signs in it: 'config=\"ünï.yaml\"'")
+    answer = run_error("train", "config=ünï.yaml", folder=tmp_path)
+    assert answer.endswith("quote names with special characters: 'config=\"ünï.yaml\"'")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import ROOT, refused, works
+from builders import ROOT, run_error, run_ok
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
@@ -15,7 +15,7 @@ from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.data.encoding import SIDES
 from nmt.errors import UserError
 from nmt.runtime.command_line import to_dataclasses
-from nmt.training.presets import SECTIONS, WHY, apply_presets
+from nmt.training.presets import PRESET_REASONS, PRESET_SECTIONS, apply_presets
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
@@ -39,8 +39,8 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     assert run == wanted
     assert caplog.messages[-3:] == [
         "30 training pairs, for which by_pairs has",
-        f"  tokenizer.vocab_size=400 (from 30 to below 40): {WHY['tokenizer.vocab_size']}",
-        f"  model.dropout=0.5 (below 31): {WHY['model.dropout']}",
+        f"  tokenizer.vocab_size=400 (from 30 to below 40): {PRESET_REASONS['tokenizer.vocab_size']}",
+        f"  model.dropout=0.5 (below 31): {PRESET_REASONS['model.dropout']}",
     ]
 
 
@@ -93,16 +93,16 @@ def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, t
             for name in ("small", recipe)
         )
     picked = apply_presets(small, ())
-    for section in SECTIONS:
+    for section in PRESET_SECTIONS:
         assert getattr(picked, section) == getattr(own, section)
 
 
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ({"model.dropuot": {0: 0.1}}, "model.dropuot is no key of tokenizer, .*; did you mean 'model.dropout'"),
-        ({"model": {0: {"dropout": 0.1}}}, "model is no key"),
-        ({"data.limit": {0: 1}}, "data.limit is no key"),
+        ({"model.dropuot": {0: 0.1}}, "model.dropuot is not a key of tokenizer, .*; did you mean 'model.dropout'"),
+        ({"model": {0: {"dropout": 0.1}}}, "model is not a key"),
+        ({"data.limit": {0: 1}}, "data.limit is not a key"),
         ({"model.dropout": {0: "much"}}, "model.dropout"),
         ({"model.dropout": {0: 2.0}}, "model.dropout=2.0"),
     ],
@@ -120,17 +120,17 @@ def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
         *("train", "experiment=small", f"data.path={corpus.path}", "tokenizer.vocab_size=300", "device=cpu"),
         *("model.embed=8", "model.hidden=16", "train.max_steps=2"),
     )
-    works(*command, "train.validate_every=1", folder=tmp_path)
+    run_ok(*command, "train.validate_every=1", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "30 training pairs, for which by_pairs has\n" in log and "vocab_size" not in log
     dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
     assert f"model.dropout={dropout} (below" in log
-    works(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
+    run_ok(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
     given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
-    works(*command, "name=given", *given, folder=tmp_path)
+    run_ok(*command, "name=given", *given, folder=tmp_path)
     assert "by_pairs has nothing\n" in (tmp_path / "runs" / "given" / "train.log").read_text()
     stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
-    assert "write '~by_pairs'" in refused(*stream, folder=tmp_path)
-    works(*stream, "~by_pairs", folder=tmp_path)
+    assert "write '~by_pairs'" in run_error(*stream, folder=tmp_path)
+    run_ok(*stream, "~by_pairs", folder=tmp_path)

@@ -20,17 +20,26 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from builders import CONTEXT, TINY, environment, fresh, in_folder, program, refused, works
+from builders import (
+    CONTEXT,
+    TINY_SETTINGS,
+    command_environment,
+    run_error,
+    run_in_folder,
+    run_in_new_process,
+    run_ok,
+    run_program,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import AlignRun, TranslateRun
-from nmt.data.readers import jsonl_pairs, text_pairs, tsv_pairs
-from nmt.decoding.translator import split_long
+from nmt.data.readers import read_jsonl_pairs, read_text_pairs, read_tsv_pairs
+from nmt.decoding.translator import split_long_line
 from nmt.errors import UserError
 from nmt.runtime import lines as lines_module
-from nmt.runtime.lines import LineReader, open_unpacked
-from nmt.runtime.streams import check_files, identity, is_file, own_descriptor
+from nmt.runtime.lines import LineReader, open_decompressed
+from nmt.runtime.streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
 from nmt.runtime.text_io import TextInput, open_output, read_chunks
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
@@ -80,7 +89,7 @@ def test_a_descriptor_is_written_as_it_was_opened(
         os.write(number, b"first\n")
         write_to(path, b"second\n")
         os.write(number, b"third\n")
-        assert own_descriptor(path) == number and not is_file(path)
+        assert find_own_descriptor(path) == number and not is_regular_file(path)
     assert file.read_bytes() == (b"before\n" if flags == os.O_APPEND else b"") + b"first\nsecond\nthird\n"
     assert not list(tmp_path.glob(".*"))
 
@@ -215,14 +224,14 @@ def test_a_named_pipe_is_written_through(name: str, tmp_path: Path) -> None:
 def translating(**settings: str) -> TranslateRun:
     """The settings of `nmt.translate` as it uses them."""
     command = TranslateRun("runs/mine", **settings)
-    check_files(command, ("input", "target", "prefix"), ("output", "alignments"))
+    check_file_arguments(command, ("input", "target", "prefix"), ("output", "alignments"))
     return command
 
 
 def aligning(**settings: str) -> AlignRun:
     """The settings of `nmt.align` as it uses them."""
     command = AlignRun("runs/mine", **settings)
-    check_files(command, ("source", "target", "gold"), ("output",))
+    check_file_arguments(command, ("source", "target", "gold"), ("output",))
     return command
 
 
@@ -279,7 +288,7 @@ def test_the_message_names_both_settings() -> None:
 def test_what_is_read_is_not_what_standard_output_replaces(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x\n")
     with as_descriptor(1, tmp_path / "file", os.O_APPEND):
-        assert identity("/dev/stdout") == identity(str(tmp_path / "file"))
+        assert get_file_identity("/dev/stdout") == get_file_identity(str(tmp_path / "file"))
         for settings in ({"input": str(tmp_path / "file")}, {"alignments": str(tmp_path / "file")}):
             with pytest.raises(UserError, match="is the same file as"):
                 translating(**settings)
@@ -319,7 +328,7 @@ def test_what_has_arrived_is_a_chunk() -> None:
     ours, theirs = os.pipe()
     with open(ours, "rb") as file, open(theirs, "wb", buffering=0) as pipe:
         reader = LineReader(file, "pipe")
-        rows = read_chunks(((line.decode(),) for line in reader), reader.more)
+        rows = read_chunks(((line.decode(),) for line in reader), reader.has_more)
         for text, found in ((b"one\n", ["one"]), (b"two\r\nthree\nfo", ["two", "three"]), (b"ur\n\n", ["four", ""])):
             pipe.write(text)
             assert next(rows) == [(line,) for line in found]
@@ -344,21 +353,21 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
     threading.Thread(target=feed).start()
     with open(ours, "rb") as file:
         reader = LineReader(file, "pipe")
-        found = list(read_chunks(((line.decode(),) for line in reader), reader.more))
+        found = list(read_chunks(((line.decode(),) for line in reader), reader.has_more))
     assert [len(chunk) for chunk in found[:4]] == [4096] * 4
     assert len(found) > 5 and sum(map(len, found)) == 20_100
     assert b"".join(row.encode() + b"\n" for [row] in itertools.chain(*found)).startswith(text)
 
 
 def test_long_lines_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.runtime.text_io.CHARACTERS", 10)
+    monkeypatch.setattr("nmt.runtime.text_io.MAX_CHUNK_CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
     assert [len(chunk) for chunk in read_chunks(rows, lambda since: True)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["x", "x.gz", "x.zst", "/dev/zero"])
 def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 100_000)
     path = tmp_path / name
     content = b"a line\n" + b"x" * 100_000 + b"\n"
 
@@ -373,10 +382,14 @@ def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: p
     other = tmp_path / f"other{path.suffix}"
     other.symlink_to(path)
     number = 1 if name == "/dev/zero" else 2
-    message = re.escape(f"{path}:{number}: the line has more than 100,000 bytes; write one sentence a line")
+    message = re.escape(f"{path}:{number}: the line has more than 100,000 bytes; write one sentence per line")
     with pytest.raises(UserError, match=message):
         list(TextInput(str(path)))
-    readers = (text_pairs, lambda left, _: tsv_pairs(left, "1", "2"), lambda left, _: jsonl_pairs(left, "a", "b"))
+    readers = (
+        read_text_pairs,
+        lambda left, _: read_tsv_pairs(left, "1", "2"),
+        lambda left, _: read_jsonl_pairs(left, "a", "b"),
+    )
     for reader in readers:
         with pytest.raises(UserError, match=message):
             list(reader(path, other))
@@ -384,11 +397,11 @@ def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: p
 
 def test_a_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"ab . " * 2_000_000)
-    with open_unpacked(tmp_path / "x") as file:
+    with open_decompressed(tmp_path / "x") as file:
         [line] = LineReader(file, "x")
     pieces = ["▁ab", "▁."] * 2_000_000
     began = time.process_time()
-    parts = split_long(list(range(len(pieces))), pieces, 100)
+    parts = split_long_line(list(range(len(pieces))), pieces, 100)
     assert time.process_time() - began < 20  # quadratic copies took minutes
     assert len(line) == 10_000_000 and sum(map(len, parts)) == len(pieces) and max(map(len, parts)) <= 100
 
@@ -398,7 +411,9 @@ def test_a_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
 def started(folder: Path, stdin: Path, stdout: Path, command: str, *arguments: str) -> Iterator[CONTEXT.Process]:
     """A command with these files, pipes or terminals as standard input and output; standard error goes to `err`."""
     streams = [stdin, stdout, folder / "err"]
-    process = CONTEXT.Process(target=in_folder, args=(folder, environment(folder), streams, command, *arguments))
+    process = CONTEXT.Process(
+        target=run_in_folder, args=(folder, command_environment(folder), streams, command, *arguments)
+    )
     process.start()
     try:
         yield process
@@ -436,7 +451,7 @@ LINES = [b"Die Frau liest ein Buch .\n", b"\r\n", b"Der Hund schl\xc3\xa4ft .\r\
 
 @pytest.mark.parametrize("format", ["text", "jsonl", "links"])
 def test_a_program_may_wait_for_each_translation(format: str, pipes: Path) -> None:
-    at_once = works("translate", *FAST, f"format={format}", "alignments=at_once", folder=pipes, text=b"".join(LINES))
+    at_once = run_ok("translate", *FAST, f"format={format}", "alignments=at_once", folder=pipes, text=b"".join(LINES))
     settings = (*FAST, f"format={format}", "alignments=one_by_one", "input=-", "output=-")
     with (
         started(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
@@ -505,15 +520,15 @@ def test_lines_typed_at_a_terminal_are_translated_where_the_output_goes_elsewher
 
 def test_align_reads_and_writes_standard_streams(home: Path, corpus: Path) -> None:
     sources, target = (corpus / "test.de").read_bytes(), corpus / "test.en"
-    piped = works("align", "checkpoint=runs/mine", "source=-", f"target={target}", folder=home, text=sources)
-    given = works(
+    piped = run_ok("align", "checkpoint=runs/mine", "source=-", f"target={target}", folder=home, text=sources)
+    given = run_ok(
         "align", "checkpoint=runs/mine", f"source={corpus}/test.de", f"target={target}", "output=-", folder=home
     )
     assert piped == given and piped.count("\n") == 30
     (home / "gold").write_text("\n" * 30)
     gold = ("gold=-", "output=links")
-    assert "aer" in works("align", "checkpoint=runs/mine", *gold, folder=home, text=b"0-0\n" * 30)
-    message = refused("align", "checkpoint=runs/mine", "source=-", "target=-", folder=home, text=b"x\n")
+    assert "aer" in run_ok("align", "checkpoint=runs/mine", *gold, folder=home, text=b"0-0\n" * 30)
+    message = run_error("align", "checkpoint=runs/mine", "source=-", "target=-", folder=home, text=b"x\n")
     assert "target=- is the same file as source=-" in message
 
 
@@ -521,7 +536,7 @@ def test_output_is_appended_where_the_shell_appends(home: Path) -> None:
     (home / "all.txt").write_bytes(b"before\n")
     command = f"{sys.executable} -m nmt.translate {' '.join(FAST)}"
     line = f"cd '{home}' && echo 'Der Hund .' | {command} output=/dev/stdout >> all.txt"
-    assert os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", line], environment(home)) == 0
+    assert os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", line], command_environment(home)) == 0
     found = (home / "all.txt").read_bytes()
     assert found.startswith(b"before\n") and found.count(b"\n") == 2
 
@@ -530,7 +545,7 @@ def test_output_is_appended_where_the_shell_appends(home: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_what_is_translated(number: signal.Signals, pipes: Path) -> None:
     lines = "".join(f"{i} Der Hund schläft .\n" for i in range(6000)).encode()
-    whole = works("translate", *FAST, folder=pipes, text=lines)
+    whole = run_ok("translate", *FAST, folder=pipes, text=lines)
     with (
         started(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process,
         open(pipes / "stdin", "wb", buffering=0) as text,
@@ -571,14 +586,14 @@ def test_a_signal_while_waiting_for_a_line_loses_nothing(pipes: Path) -> None:
     os.close(text)
     os.close(found)
     said = (pipes / "err").read_text()
-    assert process.exitcode == 130 and "stopped: 1 line translated; 1 line read and not translated" in said
+    assert process.exitcode == 130 and "stopped: 1 line translated; 1 line read but not translated" in said
     assert "Traceback" not in said
 
 
 # -------------------------------------------------------------------------------------------------------------- locale
 def in_ascii(folder: Path, command: str, *arguments: str) -> None:
     """A command that finds streams that are ASCII, as PYTHONIOENCODING=ascii makes them."""
-    run = program
+    run = run_program
 
     def ascii_program(*given: str) -> None:
         for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -588,7 +603,9 @@ def in_ascii(folder: Path, command: str, *arguments: str) -> None:
     import conftest
 
     conftest.program = ascii_program
-    in_folder(folder, environment(folder), [Path(os.devnull), folder / "out", folder / "err"], command, *arguments)
+    run_in_folder(
+        folder, command_environment(folder), [Path(os.devnull), folder / "out", folder / "err"], command, *arguments
+    )
 
 
 @pytest.mark.parametrize(
@@ -624,11 +641,11 @@ def test_nothing_depends_on_the_locale(corpus: Path, tmp_path: Path, monkeypatch
         (folder / path.name).write_bytes(path.read_bytes())
     for key, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}.items():
         monkeypatch.setenv(key, value)
-    settings = ('name="größe"', "data=text", 'data.path="../größe"', *TINY, "train.max_steps=1")
-    done = fresh("train", *settings, folder=folder)
+    settings = ('name="größe"', "data=text", 'data.path="../größe"', *TINY_SETTINGS, "train.max_steps=1")
+    done = run_in_new_process("train", *settings, folder=folder)
     assert done.returncode == 0, done.stderr.decode()
     assert "größe" in (folder / "runs" / "größe" / "config.yaml").read_text(encoding="utf-8")
     assert "größe" in done.stderr.decode() and (folder / "runs" / "größe" / "train.log").read_text(encoding="utf-8")
     text = "Ein größerer Hund .\n"
-    done = fresh("translate", 'checkpoint="runs/größe"', "format=jsonl", folder=folder, text=text.encode())
+    done = run_in_new_process("translate", 'checkpoint="runs/größe"', "format=jsonl", folder=folder, text=text.encode())
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == text.strip()

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import ROOT, TINY, environment, fresh
+from builders import ROOT, TINY_SETTINGS, command_environment, run_in_new_process
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from nmt.config import MONITORS, TrainRun
+from nmt.config import MONITOR_METRICS, TrainRun
 from nmt.errors import UserError
 from nmt.runtime.cli import main
-from nmt.runtime.command_line import CONFIGS, UNNAMED
-from nmt.runtime.sweep_names import NAME_BYTES, name_by_varying_keys, run_name
-from nmt.train import check_direction
+from nmt.runtime.command_line import CONFIG_DIR, KEYS_NOT_IN_RUN_NAMES
+from nmt.runtime.sweep_names import MAX_RUN_NAME_BYTES, build_run_name, exclude_constant_keys
+from nmt.train import check_sweep_direction
 
 # Best where optim.lr is 0.01, as far as anybody can tell.
 PROGRAM = """
@@ -62,7 +62,7 @@ def plugin(name: str) -> None:
 def start(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
     """Sweep over jobs of no work."""
     (folder / "program.py").write_text(PROGRAM)
-    settings = environment(folder) | {"PYTHONPATH": path}
+    settings = command_environment(folder) | {"PYTHONPATH": path}
     command = [sys.executable, "program.py", "-m", *arguments]
     return subprocess.Popen(command, cwd=folder, env=settings, text=True, stderr=subprocess.PIPE)
 
@@ -103,10 +103,10 @@ def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> N
     ("arguments", "answer"),
     [
         (["seed=range(6,9)", "optim.lr=choice(0.01,0.02)"], ""),
-        (["optim.lr=interval(0.01,0.02)"], "interval() is for a search: write hydra/sweeper=optuna too"),
-        (["optim.lr=tag(log,interval(0.01,0.02))"], "interval() is for a search: write hydra/sweeper=optuna too"),
+        (["optim.lr=interval(0.01,0.02)"], "interval() needs hydra/sweeper=optuna"),
+        (["optim.lr=tag(log,interval(0.01,0.02))"], "interval() needs hydra/sweeper=optuna"),
         (["optim.lt=interval(0.01,0.02)"], "there is no key 'optim.lt'; did you mean 'optim.lr'?"),
-        (["data.path=a,b"], "data.path=a,b: runs of a sweep have no names by data.path; give a command and a name= to"),
+        (["data.path=a,b"], "data.path=a,b: data.path is not part of run names; use one command per value"),
         (["device=cpu,"], "device=cpu, cannot be read"),
         (["hydra/launcher=submitit"], "hydra/launcher=submitit is not one of basic"),
     ],
@@ -132,7 +132,7 @@ def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
     lists = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
     (tmp_path / "program.py").write_text(PROGRAM.replace("Path(f", "0 and Path(f"))
     command = [sys.executable, "program.py", "-m", *many, *lists, "hydra.sweep.dir=out"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
     assert done.stderr.count("error: tokenizer.type=bpe/../x is not one of") == 6 and done.returncode == 1
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     start = "model.attention.score=dot,optim.lr=0.0001,tokenizer.type="
@@ -161,10 +161,10 @@ def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
     jobs = [
         [f"{key}={value if key == keys[-1] else own}" for key, own in MANY.items() if key in keys] for value in values
     ]
-    names = [run_name(job, ["name"]) for job in jobs]
-    assert len(set(names)) == len(values) and max(map(len, names)) <= NAME_BYTES
+    names = [build_run_name(job, ["name"]) for job in jobs]
+    assert len(set(names)) == len(values) and max(map(len, names)) <= MAX_RUN_NAME_BYTES
     assert all(re.fullmatch(r"[\w.+=,-]+", name, re.ASCII) for name in names)
-    assert names == [run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # whatever the order
+    assert names == [build_run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # whatever the order
     assert count > 1 or names[0] == f"{keys[0]}=1"
     assert all(f"{keys[-1].rpartition('.')[2]}=" in name for name in names) or count > 5
 
@@ -180,20 +180,20 @@ def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
     ],
 )
 def test_what_is_the_same_in_all_jobs_is_left_out_of_their_names(arguments: list[str], left_out: str | None) -> None:
-    added = [argument for argument in name_by_varying_keys(arguments) if argument not in arguments]
-    wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*UNNAMED, str(left_out)])}]"]
+    added = [argument for argument in exclude_constant_keys(arguments) if argument not in arguments]
+    wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*KEYS_NOT_IN_RUN_NAMES, str(left_out)])}]"]
     assert added == (wanted if left_out else [])
 
 
 def test_keys_without_a_name_are_those_of_the_configuration() -> None:
-    hydra = yaml.safe_load((CONFIGS / "train.yaml").read_text())["hydra"]
-    assert hydra["job"]["config"]["override_dirname"]["exclude_keys"] == [*UNNAMED]
+    hydra = yaml.safe_load((CONFIG_DIR / "train.yaml").read_text())["hydra"]
+    assert hydra["job"]["config"]["override_dirname"]["exclude_keys"] == [*KEYS_NOT_IN_RUN_NAMES]
 
 
 def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "__init__.py").touch()  # in the place of those that are installed
-    told = "error: hydra/launcher=joblib is a plug-in that is not installed: in the checkout, pip install '.[sweep]'\n"
+    told = "error: hydra/launcher=joblib needs a missing plug-in; run pip install '.[sweep]' in the checkout\n"
     assert sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, told)
 
 
@@ -201,7 +201,7 @@ def test_a_sweep_on_a_cluster_composes() -> None:
     plugin("submitit_launcher")
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     chosen = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         launcher = compose("train", overrides=chosen, return_hydra_config=True).hydra.launcher
     assert launcher.partition == "gpu" and launcher.gpus_per_node == 1
 
@@ -221,25 +221,27 @@ def test_a_search_goes_on_past_jobs_that_fail(tmp_path: Path) -> None:
     assert f"Best value: {best['best_value']}" in message
 
 
-@pytest.mark.parametrize("monitor", MONITORS)
+@pytest.mark.parametrize("monitor", MONITOR_METRICS)
 def test_a_search_for_the_worst_model_is_refused(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = ("maximize", "minimize") if MONITORS[monitor] else ("minimize", "maximize")
+    right, wrong = ("maximize", "minimize") if MONITOR_METRICS[monitor] else ("minimize", "maximize")
     for direction in (right, wrong):
         composed = OmegaConf.create({"sweeper": {"direction": direction}})
         monkeypatch.setattr(HydraConfig, "get", lambda composed=composed: composed)
         if direction == right:
-            check_direction(monitor)
+            check_sweep_direction(monitor)
         else:
-            with pytest.raises(UserError, match=f"direction={wrong} looks for the worst {monitor}; write {right}"):
-                check_direction(monitor)
+            with pytest.raises(UserError, match=f"direction={wrong} searches for the worst {monitor}; write {right}"):
+                check_sweep_direction(monitor)
 
 
 @pytest.mark.slow
 def test_training_in_two_processes(tmp_path: Path) -> None:
     plugin("joblib_launcher")
     sizes = ("model.hidden=31,32", "data.limit=300", "train.max_steps=5")
-    settings = [setting for setting in TINY if not setting.startswith("model.hidden")]
-    done = fresh("train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path)
+    settings = [setting for setting in TINY_SETTINGS if not setting.startswith("model.hidden")]
+    done = run_in_new_process(
+        "train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path
+    )
     message = done.stderr.decode()
     assert done.returncode == 1 and message.count("error: model.hidden=31 must be even") == 1, message
     [metrics] = (tmp_path / "runs" / "run").glob("*/metrics.jsonl")

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import refused, works
+from builders import run_error, run_ok
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,23 +13,23 @@ from sacrebleu.metrics import BLEU
 
 from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
 from nmt.data import words as module
-from nmt.data.tokenizer import JOINT, split_at_words, train_tokenizer, words
-from nmt.data.words import join_sentences, script_of, segmenter, split_words, words_in
+from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
+from nmt.data.words import detect_script, join_sentences, segment_words, segmenter_name, split_words
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
     bleu_by_rarity,
     choose_tokenizer,
-    missing,
+    compute_scores,
+    find_tokenizer_problem,
     paired_bootstrap,
-    scores,
-    words_and_marks,
+    split_words_and_marks,
 )
-from nmt.evaluation.report import glued_words
-from nmt.train import warn_of_sentences
+from nmt.evaluation.report import find_glued_words
+from nmt.train import warn_of_unspaced_text
 
-JAPANESE = "char" if missing("ja-mecab") else "ja-mecab"
+JAPANESE = "char" if find_tokenizer_problem("ja-mecab") else "ja-mecab"
 
 # A sentence of each language: {n} does {v} with {k} of {o} today.
 LANGUAGES = {
@@ -66,7 +66,7 @@ def write_language(folder: Path, language: str) -> Path:
 @pytest.fixture
 def characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the extra `cjk` is not installed."""
-    monkeypatch.setattr(module, "breaker", lambda: None)
+    monkeypatch.setattr(module, "get_word_breaker", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def characters(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_characters_are_words_where_no_segmenter_is(line: str, expected: str, characters: None) -> None:
-    assert words_in(line) == expected.split(" ") * bool(expected)
-    assert segmenter() == "characters"
+    assert segment_words(line) == expected.split(" ") * bool(expected)
+    assert segmenter_name() == "characters"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_characters_are_words_where_no_segmenter_is(line: str, expected: str, ch
 )
 def test_words_by_icu(line: str, expected: str) -> None:
     pytest.importorskip("icu4py")
-    assert words_in(line) == expected.split(" ")
-    assert segmenter().startswith("icu-")
+    assert segment_words(line) == expected.split(" ")
+    assert segmenter_name().startswith("icu-")
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda text: " " not in text)))
@@ -122,20 +122,20 @@ def test_words_make_the_text_again(parts: list[str]) -> None:
 
 @given(st.text(st.characters(max_codepoint=0xDFF)))
 def test_other_text_is_divided_at_white_space_alone(line: str) -> None:
-    assert words_in(line) == line.split()
+    assert segment_words(line) == line.split()
 
 
 # ----------------------------------------------------------------------------------------------------- words of pieces
 def test_pieces_belong_to_the_word_in_which_they_begin(characters: None) -> None:
-    assert split_at_words(["▁", "狗", "看见", "3.5", "本", "。", "▁ok", "</s>"]) == (
+    assert group_by_words(["▁", "狗", "看见", "3.5", "本", "。", "▁ok", "</s>"]) == (
         ["狗", "看见", "3.5", "本", "。", "ok"],
         [0, 0, 1, 2, 3, 4, 5, -1],
     )
     bytes_of = [f"<0x{byte:02X}>" for byte in "狗看".encode()]
-    assert split_at_words(["▁", *bytes_of]) == (["狗", "看"], [0, 0, 0, 0, 1, 1, 1])
-    assert split_at_words(["▁狗", "<0xE7>", "看"]) == (["狗", "\ufffd", "看"], [0, 1, 2])  # a byte that is no text
-    assert split_at_words(["▁狗看 见", "猫"]) == words(["▁狗看 见", "猫"])  # a space within a piece
-    assert split_at_words(["▁Ein", "▁Hu", "nd", "</s>"]) == words(["▁Ein", "▁Hu", "nd", "</s>"])
+    assert group_by_words(["▁", *bytes_of]) == (["狗", "看"], [0, 0, 0, 0, 1, 1, 1])
+    assert group_by_words(["▁狗", "<0xE7>", "看"]) == (["狗", "\ufffd", "看"], [0, 1, 2])  # a byte that is no text
+    assert group_by_words(["▁狗看 见", "猫"]) == group_by_spaces(["▁狗看 见", "猫"])  # a space within a piece
+    assert group_by_words(["▁Ein", "▁Hu", "nd", "</s>"]) == group_by_spaces(["▁Ein", "▁Hu", "nd", "</s>"])
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
@@ -145,7 +145,7 @@ def test_no_piece_spans_two_words_that_are_given(kind: str, normalization: str) 
     config = TokenizerConfig(type=kind, vocab_size=310, normalization=normalization)
     side = train_tokenizer(lines, lines, config).source
     given = ["狗", "今天", "看见", "鯨", "3", "本"]
-    [ids], [owners] = side.encode_words([["猫", JOINT.join(given), "ok"]])
+    [ids], [owners] = side.encode_words([["猫", JOIN_MARKER.join(given), "ok"]], joined=True)
     texts = [side.decode([i for i, owner in zip(ids, owners, strict=True) if owner == n]) for n in range(8)]
     assert texts == ["猫", *given, "ok"] and owners == sorted(owners)
     assert side.decode(ids) == " ".join(["猫", "".join(given), "ok"])
@@ -159,17 +159,17 @@ def test_parts_of_a_long_line_are_joined_as_the_script_does() -> None:
 
 def test_a_tokenizer_of_words_on_text_without_spaces_warns(caplog: pytest.LogCaptureFixture) -> None:
     run = TrainRun(tokenizer=TokenizerConfig(type="word"))
-    warn_of_sentences(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
+    warn_of_unspaced_text(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
     assert "the target text has few spaces" in caplog.text and "source" not in caplog.text
     caplog.clear()
-    warn_of_sentences(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
-    warn_of_sentences(TrainRun(), Dataset.from_dict({"source": ["狗今天看见书。"], "target": ["x"]}))
+    warn_of_unspaced_text(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
+    warn_of_unspaced_text(TrainRun(), Dataset.from_dict({"source": ["狗今天看见书。"], "target": ["x"]}))
     assert not caplog.text
 
 
 def test_a_page_has_no_spaces_that_the_text_has_not() -> None:
-    assert glued_words("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
-    assert glued_words("a a  b", ["a", "a", "b"]) == glued_words("x", ["<unk>", "y"]) == []
+    assert find_glued_words("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
+    assert find_glued_words("a a  b", ["a", "a", "b"]) == find_glued_words("x", ["<unk>", "y"]) == []
 
 
 # ---------------------------------------------------------------------------------------------------- BLEU's tokenizer
@@ -197,9 +197,9 @@ def test_a_page_has_no_spaces_that_the_text_has_not() -> None:
     ],
 )
 def test_the_tokenizer_follows_the_script(references: list[str], script: str | None, tokenizer: str) -> None:
-    assert script_of(references) == script and choose_tokenizer("auto", references) == tokenizer
+    assert detect_script(references) == script and choose_tokenizer("auto", references) == tokenizer
     if references:
-        assert f"tok:{tokenizer}" in scores(references, references)["signatures"]["bleu"]
+        assert f"tok:{tokenizer}" in compute_scores(references, references)["signatures"]["bleu"]
 
 
 def test_all_tokenizers_of_sacrebleu_are_choices() -> None:
@@ -212,7 +212,7 @@ def test_scores_tell_good_translations_from_bad_ones(language: str) -> None:
         sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 3) for o in range(3)
     ]
     near = [sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 9) for o in range(3)]
-    same, other, none = (scores(texts, references) for texts in (references, near, ["x"] * len(references)))
+    same, other, none = (compute_scores(texts, references) for texts in (references, near, ["x"] * len(references)))
     assert same["bleu"] == pytest.approx(100) and same["ter"] == 0
     assert 20 < other["bleu"] < 95 and 1 < other["ter"] < 20
     assert none["bleu"] < 1 and none["ter"] >= 90
@@ -229,7 +229,7 @@ def test_sentences_are_grouped_by_words(language: str) -> None:
     sources = [sentence(language, (n, 0, 3, 0)) for n in range(4)]
     [(name, count, score)] = bleu_by_length(sources, sources, sources)
     assert count == 4 and score == pytest.approx(100) and name != "up to 5"
-    counts = {word: 10 for word in words_and_marks(sources[0])}
+    counts = {word: 10 for word in split_words_and_marks(sources[0])}
     found = bleu_by_rarity(sources, sources, sources, counts)
     assert [name for name, *_ in found] == ["0", "6-20"]  # a dog is known, a teacher is not
     one_range = bleu_by_rarity(["x"], [sources[0]], [sources[0]], {})
@@ -239,21 +239,21 @@ def test_sentences_are_grouped_by_words(language: str) -> None:
 def test_a_given_tokenizer_is_used() -> None:
     chinese, english = ["狗看见书。"], ["the cat sat on the mat."]
     assert bleu(chinese, chinese, "none") == bleu(chinese, chinese, "13a") == 0  # one token has no 4-grams
-    assert "tok:char" in scores(english, english, "char")["signatures"]["bleu"]
+    assert "tok:char" in compute_scores(english, english, "char")["signatures"]["bleu"]
 
 
 def test_a_tokenizer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**settings: object) -> None:
         raise RuntimeError
 
-    missing.cache_clear()
+    find_tokenizer_problem.cache_clear()
     monkeypatch.setattr("nmt.evaluation.metrics.BLEU", fail)
     with pytest.raises(UserError, match=r"bleu_tokenizer=ko-mecab needs MeCab.*nmt\[cjk\]"):
         choose_tokenizer("ko-mecab", [])
     with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):
         choose_tokenizer("flores200", [])
     assert choose_tokenizer("auto", ["私は学生です。"]) == "char"
-    missing.cache_clear()
+    find_tokenizer_problem.cache_clear()
 
 
 # -------------------------------------------------------------------------------------------------------- all commands
@@ -271,7 +271,7 @@ SETTINGS = (
 def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Path) -> None:
     write_language(tmp_path, language)
     text = ("data=text", f"data.path={tmp_path}")
-    works("train", "name=there", *text, "data.source=en", f"data.target={language}", *SETTINGS, folder=tmp_path)
+    run_ok("train", "name=there", *text, "data.source=en", f"data.target={language}", *SETTINGS, folder=tmp_path)
     run = tmp_path / "runs/there"
     assert f"bleu_tokenizer: {tokenizer}\n" in (run / "config.yaml").read_text().replace("'", "")
     assert f"BLEU by sacreBLEU's tokenizer {tokenizer} (by the script" in (run / "train.log").read_text()
@@ -282,7 +282,7 @@ def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Pat
     assert seen[best]["bleu"] == max(event["bleu"] for event in seen.values()) > 10
     assert seen[best]["loss"] < least + 0.1
 
-    printed = works("evaluate", "checkpoint=runs/there", "pictures=0", folder=tmp_path)
+    printed = run_ok("evaluate", "checkpoint=runs/there", "pictures=0", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == tokenizer and f"tok:{tokenizer}" in printed
     assert metrics["bleu"] > 10 and metrics["ter"] < 80
@@ -295,20 +295,20 @@ def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Pat
         assert between.join(record["target_words"]) == line and len(record["target_words"]) > 1
     assert "BLEU by source length" in (run / "eval/test/report.html").read_text()
 
-    works("evaluate", "checkpoint=runs/there", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("evaluate", "checkpoint=runs/there", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == "char" and "tok:char" in metrics["signatures"]["bleu"]
 
     files = ("source=test.en", f"target=test.{language}")
-    works("align", "checkpoint=runs/there", *files, "output=links.jsonl", folder=tmp_path)
+    run_ok("align", "checkpoint=runs/there", *files, "output=links.jsonl", folder=tmp_path)
     aligned = [json.loads(line) for line in (tmp_path / "links.jsonl").read_text().splitlines()]
-    assert [record["target_words"] for record in aligned] == [words_in(line) for line in references]
+    assert [record["target_words"] for record in aligned] == [segment_words(line) for line in references]
     assert all(len(set(record["target_word_of_piece"]) - {-1}) == len(record["target_words"]) for record in aligned)
-    links = works("align", "checkpoint=runs/there", *files, folder=tmp_path).splitlines()
+    links = run_ok("align", "checkpoint=runs/there", *files, folder=tmp_path).splitlines()
     assert len({link.split("-")[1] for link in links[0].split()}) > 1
 
     line = (tmp_path / "test.en").read_text().splitlines()[0]
-    printed = works("translate", "checkpoint=runs/there", "format=links", folder=tmp_path, text=line.encode())
+    printed = run_ok("translate", "checkpoint=runs/there", "format=links", folder=tmp_path, text=line.encode())
     assert printed.count("=") > 1
 
 
@@ -323,16 +323,16 @@ def test_a_run_keeps_its_tokenizer(tmp_path: Path) -> None:
         *SETTINGS,
         "train.max_steps=4",
     )
-    works("train", "name=a", *settings, folder=tmp_path)
+    run_ok("train", "name=a", *settings, folder=tmp_path)
     more = ("name=a", *settings, "resume=true", "train.max_steps=6")
-    assert "bleu_tokenizer=char (was zh)" in refused("train", *more, "bleu_tokenizer=char", folder=tmp_path)
-    works("train", *more, folder=tmp_path)
+    assert "bleu_tokenizer=char (was zh)" in run_error("train", *more, "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("train", *more, folder=tmp_path)
     assert "bleu_tokenizer: zh" in (tmp_path / "runs/a/config.yaml").read_text()
-    works("train", "name=b", *settings, "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("train", "name=b", *settings, "bleu_tokenizer=char", folder=tmp_path)
     compare = "compare=[runs/a,runs/b]"
-    message = refused("evaluate", compare, folder=tmp_path)
-    assert "runs/a: zh, runs/b: char" in message and "write bleu_tokenizer=NAME" in message
-    printed = works("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
+    message = run_error("evaluate", compare, folder=tmp_path)
+    assert "runs/a: zh, runs/b: char" in message and "set one for all with bleu_tokenizer=NAME" in message
+    printed = run_ok("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
     assert "tok:zh" in printed
     settings_of = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())["settings"]
     assert {own["bleu_tokenizer"] for own in settings_of.values()} == {"zh"}
@@ -342,4 +342,6 @@ def test_gold_links_of_text_without_spaces_say_what_they_count(home: Path, tmp_p
     for name, line in (("a", "狗看见书。"), ("b", "The dog sees books."), ("gold", "0-1 1-2")):
         (tmp_path / name).write_text(line + "\n", encoding="utf-8")
     files = [f"{key}={tmp_path / name}" for key, name in (("source", "a"), ("target", "b"), ("gold", "gold"))]
-    assert "write spaces between the words of the text" in refused("align", "checkpoint=runs/mine", *files, folder=home)
+    assert "write spaces between the words of the text" in run_error(
+        "align", "checkpoint=runs/mine", *files, folder=home
+    )

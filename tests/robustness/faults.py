@@ -1,15 +1,15 @@
-"""Break things and see that nmt keeps what docs/reliability.md promises.
+"""Inject faults and check the guarantees of docs/reliability.md.
 
-faults.py kill=100    end training at 100 random moments (SIGKILL), go on each time
+faults.py kill=100    kill training at 100 random moments (SIGKILL), and resume it each time
 faults.py term=100    the same with SIGTERM
-faults.py gaps=100    end training and evaluation between two changes of files, at 100 places
-faults.py flip=1000    flip single bits in the files of a run and read it
+faults.py gaps=100    kill training and evaluation between two file operations, at 100 places
+faults.py flip=1000    flip single bits in the files of a run, and load it
 faults.py noise=10000    translate random bytes
-faults.py lines=1000000    train on a corpus of which one line in a hundred is damaged
-faults.py soak=30    train and evaluate for 30 minutes, again and again
+faults.py lines=1000000    train on a corpus in which one line in a hundred is damaged
+faults.py soak=30    train and evaluate repeatedly for 30 minutes
 
-Several can be given. All work on the built-in corpus, in a temporary folder or in folder=DIR, which stays, and print
-what they found. A broken promise ends the program with exit code 1.
+Several can be given. All work on the built-in corpus, in a temporary folder or in folder=DIR, which is kept, and print
+their results. A violated guarantee ends the program with exit code 1.
 """
 
 import json
@@ -31,40 +31,42 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # with a model as small as this threads only wait for each other
-os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a process that is killed leaves semaphores
+os.environ["OMP_NUM_THREADS"] = "1"  # threads do not pay off for such a small model
+os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a killed process leaves semaphores
 
-from nmt.config import immutable_settings  # noqa: E402
+from nmt.config import select_immutable_settings  # noqa: E402
 from nmt.data.toy.corpus import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.runtime.streams import use_utf8  # noqa: E402
 from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
-    STEP_FOLDER,
+    STEP_FOLDER_PATTERN,
     find_checkpoint,
-    last_checkpoint,
-    last_intact,
+    find_last_checkpoint,
+    find_last_intact_checkpoint,
+    load_config_and_tokenizer,
     load_model,
-    load_verified,
-    step_of,
+    parse_step,
 )
 from nmt.training.state import read_progress  # noqa: E402
 
-SMALL = (
+SMALL_SETTINGS = (
     "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
     "optim.lr=0.005", "device=cpu", "precision=fp32",
 )  # fmt: skip
-CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")  # events that Python announces before they happen
-CONTEXT = multiprocessing.get_context("forkserver")  # a process that has imported everything begins within a second
+AUDIT_EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")  # audited by Python before they happen
+CONTEXT = multiprocessing.get_context("forkserver")  # with all imports preloaded, a process starts within a second
 
 
 def count_changes(folder: str, gap: int | None, report: Callable[[int], Any]) -> None:
-    """Kill this process just before the change number `gap` of names in a file system, which Python announces; the
-    first one counted is in `folder`. Without a gap, `report` how many there have been."""
+    """Kill this process just before its file operation number `gap`, counted from the first one in `folder`.
+
+    Without a gap, `report` the number of operations after each.
+    """
     count = 0
 
-    def announced(event: str, arguments: tuple[Any, ...]) -> None:
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count
-        if event not in CHANGES or not (count or folder in str(arguments[0])):
+        if event not in AUDIT_EVENTS or not (count or folder in str(arguments[0])):
             return
         count += 1
         if gap is None:
@@ -72,11 +74,13 @@ def count_changes(folder: str, gap: int | None, report: Callable[[int], Any]) ->
         elif count == gap:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sys.addaudithook(announced)
+    sys.addaudithook(audit)
 
 
-def command(name: str, arguments: tuple[str, ...], folder: Path, said: str, gap: tuple[str, int | None] | None) -> None:
-    """In a process of its own: `python -m nmt.<name>` in a folder; what it says goes to a file there."""
+def run_program(
+    name: str, arguments: tuple[str, ...], folder: Path, said: str, gap: tuple[str, int | None] | None
+) -> None:
+    """Run `python -m nmt.<name>` in this process, in a folder, with output appended to the file `said`."""
     os.chdir(folder)
     if gap:
         counted = os.open("changes", os.O_CREAT | os.O_WRONLY)
@@ -90,24 +94,24 @@ def command(name: str, arguments: tuple[str, ...], folder: Path, said: str, gap:
     getattr(module, name)()
 
 
-def start(
+def start_program(
     name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
 ) -> Any:
-    process = CONTEXT.Process(target=command, args=(name, arguments, folder, said, gap))
+    process = CONTEXT.Process(target=run_program, args=(name, arguments, folder, said, gap))
     process.start()
     return process
 
 
-def done(
+def run_to_exit(
     name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
 ) -> int:
-    process = start(name, *arguments, folder=folder, said=said, gap=gap)
+    process = start_program(name, *arguments, folder=folder, said=said, gap=gap)
     process.join()
     return process.exitcode
 
 
 def write_corpus(folder: Path, **sizes: int) -> str:
-    """Text of the built-in corpus as files; returns the settings that name them."""
+    """Write text of the built-in corpus, and return the data.path setting."""
     (folder / "text").mkdir(parents=True, exist_ok=True)
     for split, pairs in generate(1, sizes).items():
         for side, texts in {"de": [p.german for p in pairs], "en": [p.english for p in pairs]}.items():
@@ -116,75 +120,75 @@ def write_corpus(folder: Path, **sizes: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- kill
-def kill(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> None:
-    """Training that is ended `times` times ends with the files of a training that is not."""
+def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> None:
+    """Check that training killed `times` times ends with the same files as uninterrupted training."""
     rng = random.Random(1)
     settings = (
-        "data=text", write_corpus(folder, train=400, valid=20, test=2), *SMALL, f"train.max_steps={6 * times + 60}",
+        "data=text", write_corpus(folder, train=400, valid=20, test=2), *SMALL_SETTINGS,
+        f"train.max_steps={6 * times + 60}",
         "train.max_epochs=null", "train.save_every=2", "train.validate_every=25", "train.log_every=10", "resume=auto",
     )  # fmt: skip
     began = time.monotonic()
-    assert done("train", "name=whole", *settings, folder=folder) == 0, (folder / "said").read_text()
+    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "said").read_text()
     whole = time.monotonic() - began
     began = time.monotonic()
-    assert done("train", "name=whole", *settings, folder=folder) == 0
+    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0
     opening = time.monotonic() - began
-    wanted, ended, trainings, moments = fruits(folder / "runs" / "whole"), 0, 0, Counter[str]()
-    print(f"undisturbed: {whole:.1f} s, of which {opening:.1f} s to begin")
+    wanted, ended, trainings, moments = read_results(folder / "runs" / "whole"), 0, 0, Counter[str]()
+    print(f"undisturbed: {whole:.1f} s, of which {opening:.1f} s to start")
     while ended < times:
         trainings += 1
         shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
         finished = False
         while not finished:
-            process = start("train", "name=torn", *settings, folder=folder)
+            process = start_program("train", "name=torn", *settings, folder=folder)
             if ended < times:
                 process.join(rng.uniform(0.5 * opening, opening + 3 * (whole - opening) / times))
             else:
                 process.join()
             finished = process.exitcode == 0
             if process.exitcode is None:
-                if ended % 2:  # one in two while a checkpoint is written, or just after
-                    await_writing(folder / "runs" / "torn", process, rng.uniform(0, 0.02))
+                if ended % 2:  # every second one during or just after writing a checkpoint
+                    wait_for_checkpoint_write(folder / "runs" / "torn", process, rng.uniform(0, 0.02))
                 if process.is_alive():
                     os.kill(process.pid, number)
                 process.join()
                 ended += 1
-                moments[moment(folder / "runs" / "torn")] += 1
+                moments[describe_moment(folder / "runs" / "torn")] += 1
                 said = (folder / "said").read_text()[-2000:]
-                promise(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
+                require(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
             else:
-                promise(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
-        compare(fruits(folder / "runs" / "torn"), wanted)
+                require(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
+        check_equal(read_results(folder / "runs" / "torn"), wanted)
     print(f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: checkpoints and validations equal")
 
 
-def compare(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Promise that both are the same, and say of which files that is not so."""
+def check_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Require that both are the same, and name the files that differ."""
     others = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
     state = {key: "missing" if key not in found else "extra" if key not in wanted else "different" for key in others}
-    promise(not others, ", ".join(f"{key} is {what}" for key, what in state.items()))
+    require(not others, ", ".join(f"{key} is {what}" for key, what in state.items()))
 
 
-def await_writing(run: Path, process: Any, seconds: float) -> None:
-    """Wait until a checkpoint is begun, and so many seconds more."""
+def wait_for_checkpoint_write(run: Path, process: Any, seconds: float) -> None:
+    """Wait until a checkpoint is being written, and `seconds` more."""
     last = time.monotonic() + 5
     while process.is_alive() and time.monotonic() < last and not any(run.glob("checkpoints/.step_*.new")):
         pass
     time.sleep(seconds)
 
 
-def moment(run: Path) -> str:
-    """What a training was doing when it was ended."""
+def describe_moment(run: Path) -> str:
+    """Describe what a training was doing when it was killed."""
     checkpoints = run / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    if any(STEP_FOLDER.fullmatch(name) and name.startswith(".") for name in names):
+    if any(STEP_FOLDER_PATTERN.fullmatch(name) and name.startswith(".") for name in names):
         return "while writing a checkpoint"
     return "before its first checkpoint" if not names else "elsewhere"
 
 
-def fruits(run: Path) -> dict[str, Any]:
-    """All that a training comes to, but for the speed that it had: a signal may have left a checkpoint more, before the
-    last one."""
+def read_results(run: Path) -> dict[str, Any]:
+    """Read the best and last checkpoints and the validations of a run, which do not depend on interruptions."""
     found: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
     for folder in sorted({run / "checkpoints" / name.strip() for name in found.values()}):
         found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
@@ -193,53 +197,57 @@ def fruits(run: Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gaps
-def gaps(times: int, folder: Path) -> None:
-    """Training and evaluation that are killed between two changes of files leave one state, which readers find at once:
-    the best checkpoint by the validations that the last one knows; files of results that belong together, or no
-    metrics.json. Done again, they leave what they leave undisturbed, and nothing else."""
+def check_gaps(times: int, folder: Path) -> None:
+    """Check that training and evaluation killed between two file operations leave a consistent state.
+
+    The best checkpoint must be the one by the validations in the last checkpoint. Result files must be of one
+    evaluation, or metrics.json must be missing. Running again must give the files of an uninterrupted run.
+    """
     settings = (
-        "data=text", write_corpus(folder, train=300, valid=20, test=20), *SMALL, "train.max_steps=12",
+        "data=text", write_corpus(folder, train=300, valid=20, test=20), *SMALL_SETTINGS, "train.max_steps=12",
         "train.max_epochs=null", "train.save_every=3", "train.validate_every=4", "train.monitor=loss", "train.keep=2",
         "resume=auto",
     )  # fmt: skip
     places, rng = Counter[str](), random.Random(1)
-    done("train", "name=first", *settings, folder=folder)  # from here on the text is in the cache
-    wanted = everything(folder, "train", "name=whole", *settings, gap=("runs/whole", None))
+    run_to_exit("train", "name=first", *settings, folder=folder)  # fills the cache
+    wanted = run_and_read_files(folder, "train", "name=whole", *settings, gap=("runs/whole", None))
     changes = int((folder / "changes").read_text())
-    final = range(changes - changes // 4, changes + 1)  # the last save and what comes after it
+    final = range(changes - changes // 4, changes + 1)  # the last save and everything after it
     for gap in rng.sample(final, min(len(final), times // 2)) + rng.sample(range(1, final[0]), times // 4):
         shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
-        code = done("train", "name=torn", *settings, folder=folder, gap=("runs/torn", gap))
-        promise(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+        code = run_to_exit("train", "name=torn", *settings, folder=folder, gap=("runs/torn", gap))
+        require(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
         places[check_best(folder / "runs" / "torn")] += 1
-        compare(everything(folder, "train", "name=torn", *settings), wanted)
+        check_equal(run_and_read_files(folder, "train", "name=torn", *settings), wanted)
     results = folder / "runs" / "whole" / "eval"
     other, one = (("evaluate", "checkpoint=runs/whole", "device=cpu", f"search.beam={beam}") for beam in (1, 3))
-    before = everything(folder, *other, results=True)
-    after = everything(folder, *one, results=True, gap=("eval/", None))
+    before = run_and_read_files(folder, *other, results=True)
+    after = run_and_read_files(folder, *one, results=True, gap=("eval/", None))
     changes = int((folder / "changes").read_text())
     for gap in rng.sample(range(1, changes + 1), min(changes, times - times // 2 - times // 4)):
-        promise(everything(folder, *other, results=True) == before, "the same evaluation has other results")
-        code = done(*one, folder=folder, gap=("eval/", gap))
-        promise(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
-        left = {key: value for key, value in files_of(results).items() if key.startswith("test/")}
+        require(run_and_read_files(folder, *other, results=True) == before, "the same evaluation has other results")
+        code = run_to_exit(*one, folder=folder, gap=("eval/", gap))
+        require(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+        left = {key: value for key, value in read_files(results).items() if key.startswith("test/")}
         if "test/metrics.json" in left:
-            compare(left, before if left["test/metrics.json"] == before["test/metrics.json"] else after)
+            check_equal(left, before if left["test/metrics.json"] == before["test/metrics.json"] else after)
         places["evaluate, with whole results" if "test/metrics.json" in left else "evaluate, without metrics.json"] += 1
-        compare(everything(folder, *one, results=True), after)
+        check_equal(run_and_read_files(folder, *one, results=True), after)
     print(f"killed in {places.total()} gaps: {dict(places)}; nothing was different, missing or extra")
 
 
-def everything(folder: Path, *given: str, results: bool = False, gap: tuple[str, int | None] | None = None) -> Any:
-    """Do it to the end; then what is in the run's checkpoints, and its validations, or in its results."""
-    code = done(*given, folder=folder, gap=gap)
-    promise(code == 0, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
+def run_and_read_files(
+    folder: Path, *given: str, results: bool = False, gap: tuple[str, int | None] | None = None
+) -> Any:
+    """Run a command, and read the checkpoints and validations of its run, or its evaluation results."""
+    code = run_to_exit(*given, folder=folder, gap=gap)
+    require(code == 0, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
     run = folder / "runs" / given[1].partition("=")[2].removeprefix("runs/")
-    return files_of(run / "eval") if results else fruits(run) | files_of(run / "checkpoints")
+    return read_files(run / "eval") if results else read_results(run) | read_files(run / "checkpoints")
 
 
-def files_of(folder: Path) -> dict[str, Any]:
-    """What is in all files below a folder, but for the speed of an evaluation."""
+def read_files(folder: Path) -> dict[str, Any]:
+    """Read all files below a folder, without the speed of evaluations."""
     found: dict[str, Any] = {}
     for path in folder.rglob("*"):
         if path.is_file():
@@ -249,26 +257,26 @@ def files_of(folder: Path) -> dict[str, Any]:
 
 
 def check_best(run: Path) -> str:
-    """Promise that of a run that was killed the best checkpoint is read that its validations say."""
-    last = last_checkpoint(run)
+    """Require that the best checkpoint of a killed run is the best by its validations, and describe the run."""
+    last = find_last_checkpoint(run)
     if last is None:
         return "train, without a checkpoint"
     judged = read_progress(last / "state.json").validated_step
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     losses = {e["step"]: e["loss"] for e in events if e["event"] == "validate" and e["step"] <= judged}
     found = find_checkpoint(str(run))[1]
-    best = min(losses, key=losses.__getitem__) if losses else step_of(last.name)
-    promise(step_of(found.name) == best, f"{found} is taken for the best checkpoint, but step {best} is the best")
+    best = min(losses, key=losses.__getitem__) if losses else parse_step(last.name)
+    require(parse_step(found.name) == best, f"{found} is loaded as the best checkpoint, but step {best} is the best")
     load_model(str(run))
     return "train, after its last validation" if judged == 12 else "train"
 
 
 # ---------------------------------------------------------------------------------------------------------------- flip
-def flip(times: int, folder: Path) -> None:
-    """A flipped bit in a file of a run is named, or changes nothing."""
-    run, rng, found = small_run(folder), random.Random(1), Counter[str]()
-    wanted = contents(run)
-    step = last_intact(run)
+def check_flips(times: int, folder: Path) -> None:
+    """Check that a flipped bit in a file of a run is reported or harmless."""
+    run, rng, found = train_small_run(folder), random.Random(1), Counter[str]()
+    wanted = load_run(run)
+    step = find_last_intact_checkpoint(run)
     files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *step.iterdir()]
     files = sorted(path for path in files if path.is_file())
     warnings = MemoryHandler(times)
@@ -280,53 +288,54 @@ def flip(times: int, folder: Path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
         warnings.buffer.clear()
         try:
-            same = contents(run) == wanted
-            promise(same or len(warnings.buffer) > 0, f"bit {bit} of byte {place} of {path} changes what is read")
-            found["named, and the checkpoint before taken" if warnings.buffer else "harmless"] += 1
+            same = load_run(run) == wanted
+            require(same or len(warnings.buffer) > 0, f"bit {bit} of byte {place} of {path} changes the loaded run")
+            found["reported, previous checkpoint loaded" if warnings.buffer else "harmless"] += 1
         except UserError:
-            found["named"] += 1
+            found["reported"] += 1
         path.write_bytes(content)
     print(f"{times} bits flipped in {', '.join(path.name for path in files)}: {dict(found)}")
 
 
-def contents(run: Path) -> tuple[Any, ...]:
-    """What is read of a run: a model to translate with, and where training goes on."""
-    step = last_intact(run)
-    config, tokenizer = load_verified(run, step)
-    goes_on = immutable_settings(asdict(config)), tokenizer, step, read_progress(step / "state.json")
+def load_run(run: Path) -> tuple[Any, ...]:
+    """Load the model and the training state of a run."""
+    step = find_last_intact_checkpoint(run)
+    config, tokenizer = load_config_and_tokenizer(run, step)
+    goes_on = select_immutable_settings(asdict(config)), tokenizer, step, read_progress(step / "state.json")
     loaded = load_model(str(run))
     weights = {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()}
-    return *goes_on, weights, loaded.tokenizer, immutable_settings(asdict(loaded.config))
+    return *goes_on, weights, loaded.tokenizer, select_immutable_settings(asdict(loaded.config))
 
 
-def small_run(folder: Path) -> Path:
-    """A model of two epochs."""
-    settings = ("data=text", write_corpus(folder, train=600, valid=40, test=30), *SMALL, "train.max_epochs=2")
-    promise(done("train", "name=small", *settings, folder=folder) == 0, (folder / "said").read_text())
+def train_small_run(folder: Path) -> Path:
+    """Train a model for two epochs, and return its run folder."""
+    settings = ("data=text", write_corpus(folder, train=600, valid=40, test=30), *SMALL_SETTINGS, "train.max_epochs=2")
+    require(run_to_exit("train", "name=small", *settings, folder=folder) == 0, (folder / "said").read_text())
     return folder / "runs" / "small"
 
 
 # --------------------------------------------------------------------------------------------------------------- noise
-def noise(lines: int, folder: Path) -> None:
-    """Whatever bytes come in, as many lines go out; and how much memory that takes, also for a tenth of them."""
-    run, rng, peaks = small_run(folder), random.Random(1), {}
+def check_noise(lines: int, folder: Path) -> None:
+    """Check that any bytes translate to as many lines, and print the memory for all lines and for a tenth of them."""
+    run, rng, peaks = train_small_run(folder), random.Random(1), {}
     for count in (lines // 10, lines):
-        text = b"\n".join(nonsense(rng) for _ in range(count)) + b"\n"
+        text = b"\n".join(make_noise_line(rng) for _ in range(count)) + b"\n"
         (folder / "noise").write_bytes(text)
-        program = "from nmt import memory, translate; translate.translate(); print(memory.peak_memory())"
+        imports = "from nmt.runtime.memory import peak_memory; from nmt.translate import translate"
+        program = f"{imports}; translate(); print(peak_memory())"
         call = ["-c", program, f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
         process = subprocess.run([sys.executable, *call], cwd=folder, capture_output=True, text=True)
-        promise(process.returncode == 0 and "Traceback" not in process.stderr, process.stderr[-2000:])
+        require(process.returncode == 0 and "Traceback" not in process.stderr, process.stderr[-2000:])
         got, wanted = (folder / "out").read_bytes(), text.count(b"\n")
-        promise(got.count(b"\n") == wanted, f"{got.count(10)} lines came of {wanted}")
+        require(got.count(b"\n") == wanted, f"{wanted} lines became {got.count(10)}")
         got.decode()
         peaks[wanted] = int(process.stdout) / 1e6
     shown = " and ".join(f"{number:,} in {peak:.0f} MB" for number, peak in peaks.items())
-    print(f"lines of random bytes: {shown}; as many came out")
+    print(f"lines of random bytes: {shown}; output has the same number of lines")
 
 
-def nonsense(rng: random.Random) -> bytes:
-    """A line of bytes, sometimes several, that nobody would write."""
+def make_noise_line(rng: random.Random) -> bytes:
+    """Return random bytes of some kind, sometimes with line breaks."""
     kind, length = rng.randrange(6), int(rng.expovariate(1 / 30))
     if kind < 3:
         return rng.randbytes(length)
@@ -339,8 +348,8 @@ def nonsense(rng: random.Random) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
-def lines(count: int, folder: Path) -> None:
-    """A corpus of which one line in a hundred is damaged: refused, or trained on without those lines."""
+def check_lines(count: int, folder: Path) -> None:
+    """Check that a corpus with one damaged line in a hundred is refused, or trained on without those lines."""
     setting, rng, damaged = write_corpus(folder, train=20_000, valid=20, test=20), random.Random(1), Counter[str]()
     texts = [(folder / "text" / f"train.{side}").read_bytes().splitlines() for side in ("de", "en")]
     files = [open(folder / "text" / f"train.{side}", "wb") for side in ("de", "en")]  # noqa: SIM115
@@ -355,71 +364,82 @@ def lines(count: int, folder: Path) -> None:
             file.write(line + b"\n")
     for file in files:
         file.close()
-    few = ("data=text", setting, *SMALL, "train.max_steps=5", "data.cache=" + str(folder / "cache"))
+    few = ("data=text", setting, *SMALL_SETTINGS, "train.max_steps=5", "data.cache=" + str(folder / "cache"))
     for invalid in ("refuse", "drop"):
         began, said = time.monotonic(), f"said_{invalid}"
-        process = start("train", f"name={invalid}", f"data.invalid={invalid}", *few, folder=folder, said=said)
+        process = start_program("train", f"name={invalid}", f"data.invalid={invalid}", *few, folder=folder, said=said)
         process.join()
-        promise(process.exitcode == (invalid == "refuse"), (folder / said).read_text()[-2000:])
+        require(process.exitcode == (invalid == "refuse"), (folder / said).read_text()[-2000:])
         print(f"data.invalid={invalid}, {time.monotonic() - began:.0f} s:\n{(folder / said).read_text()}")
-    print(f"damaged were: {dict(damaged)}")
+    print(f"damaged lines: {dict(damaged)}")
     path = folder / "text" / "train.en"
     content, gone = path.read_bytes().split(b"\n"), rng.randrange(count)
     path.write_bytes(b"\n".join(content[:gone] + content[gone + 1 :]))
-    promise(done("train", "name=parted", "data.invalid=drop", *few, folder=folder, said="parted") == 1, "not refused")
+    require(
+        run_to_exit("train", "name=parted", "data.invalid=drop", *few, folder=folder, said="parted") == 1, "not refused"
+    )
     print(f"without line {gone + 1} of train.en:\n{(folder / 'parted').read_text()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- soak
-def soak(minutes: int, folder: Path) -> None:
-    """One process that trains and evaluates for long needs no more memory and no more files at the end."""
+def check_soak(minutes: int, folder: Path) -> None:
+    """Check that memory and open files of a process that trains and evaluates repeatedly do not grow."""
     setting = write_corpus(folder, train=600, valid=40, test=30)
-    process = CONTEXT.Process(target=rounds, args=(folder, setting, 60.0 * minutes))
+    process = CONTEXT.Process(target=train_in_rounds, args=(folder, setting, 60.0 * minutes))
     process.start()
     process.join()
-    promise(process.exitcode == 0, (folder / "said").read_text()[-2000:])
+    require(process.exitcode == 0, (folder / "said").read_text()[-2000:])
     measured = json.loads((folder / "measured.json").read_text())
     settled = measured[len(measured) // 10]
     last = measured[-1]
     growth = last["rss"] / settled["rss"] - 1
     print(
         f"{len(measured)} trainings with evaluations in {minutes} minutes: {settled['rss'] / 1e6:.1f} MB after a tenth "
-        f"of it, {last['rss'] / 1e6:.1f} MB at the end ({growth:+.2%}); open files: {settled['files']}, {last['files']}"
+        f"of the time, {last['rss'] / 1e6:.1f} MB at the end ({growth:+.2%}); "
+        f"open files: {settled['files']}, {last['files']}"
     )
-    promise(growth < 0.01 and last["files"] <= settled["files"], "memory or open files grow")
+    require(growth < 0.01 and last["files"] <= settled["files"], "memory or open files grow")
 
 
-def rounds(folder: Path, setting: str, seconds: float) -> None:
-    """Train and evaluate in this process until the time is over; measure after each."""
+def train_in_rounds(folder: Path, setting: str, seconds: float) -> None:
+    """Train and evaluate repeatedly in this process for `seconds`, and record memory and open files."""
     measured, began, number = [], time.monotonic(), 0
     while time.monotonic() - began < seconds:
         number += 1
-        settings = ("name=soak", "data=text", setting, *SMALL, "train.max_epochs=2", "overwrite=true", f"seed={number}")
-        command("train", settings, folder, "said", None)
-        command("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said", None)
+        settings = (
+            "name=soak",
+            "data=text",
+            setting,
+            *SMALL_SETTINGS,
+            "train.max_epochs=2",
+            "overwrite=true",
+            f"seed={number}",
+        )
+        run_program("train", settings, folder, "said", None)
+        run_program("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said", None)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         measured.append({"rss": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
         (folder / "measured.json").write_text(json.dumps(measured))
 
 
-def promise(kept: bool, otherwise: str) -> None:
+def require(kept: bool, otherwise: str) -> None:
     if not kept:
         sys.exit(f"BROKEN: {otherwise}")
 
 
 TRIALS: dict[str, Callable[[int, Path], None]] = {
-    "kill": kill,
-    "term": lambda times, folder: kill(times, folder, signal.SIGTERM),
-    "gaps": gaps,
-    "flip": flip,
-    "noise": noise,
-    "lines": lines,
-    "soak": soak,
+    "kill": check_kills,
+    "term": lambda times, folder: check_kills(times, folder, signal.SIGTERM),
+    "gaps": check_gaps,
+    "flip": check_flips,
+    "noise": check_noise,
+    "lines": check_lines,
+    "soak": check_soak,
 }
 
 
 def run_trials(trials: dict[str, Callable[[int, Path], None]]) -> None:
-    """Those that the command line names, each so large, in a temporary folder or in folder=DIR."""
+    """Run the trials and sizes given on the command line, in a temporary folder or in folder=DIR."""
     use_utf8()
     given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
     if not given.keys() & trials.keys() or given.keys() - {*trials, "folder"}:

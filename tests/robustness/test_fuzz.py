@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import SUBWORDS, TYPES, Reader, ends_in_returns, environment, peak, trained, written
+from builders import (
+    SUBWORDS,
+    TOKENIZER_TYPES,
+    PageReader,
+    command_environment,
+    has_carriage_return_lines,
+    make_tokenizer,
+    measure_peak_memory,
+    write_alignments,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,20 +35,20 @@ import nmt
 from nmt.align import align
 from nmt.config import DataConfig, LinksConfig, ModelConfig, SearchConfig, TranslateRun
 from nmt.data.corpus import load_pairs
-from nmt.data.readers import CLIPPED, LINE_READERS, BadLine, Line
+from nmt.data.readers import LINE_READERS, MAX_VALUE_CHARS, BadLine, LinePair
 from nmt.data.tokenizer import load_tokenizer
-from nmt.data.word_links import Link, parse_gold, pharaoh, read_gold
-from nmt.data.words import words_in
-from nmt.decoding.alignment import Record, as_written
+from nmt.data.word_links import Link, format_pharaoh, parse_gold_links, read_gold_links
+from nmt.data.words import segment_words
+from nmt.decoding.alignment import Record, restore_unknown_words
 from nmt.decoding.translator import Translation, Translator
 from nmt.errors import UserError
-from nmt.evaluation.metrics import scores
-from nmt.evaluation.report import page
+from nmt.evaluation.metrics import compute_scores
+from nmt.evaluation.report import build_report
 from nmt.model.seq2seq import build_model
 from nmt.runtime.text_io import read_dictionary
 from nmt.training.checkpoint import load_config, load_model
 from nmt.training.state import read_progress
-from nmt.translate import FORMATS, translate
+from nmt.translate import OUTPUT_FORMATS, translate
 
 ODD = (
     "  \t\0\x07\x1c\x7f\x85\n\r\u00a0\u0301\u1680\u2028\u2029\u200d\u202e\u2581\u2585\u3000\ufeff\ufffd<>&\"'\\{}aäשמ"
@@ -126,7 +135,7 @@ def lines_in(content: bytes) -> list[bytes]:
 
 def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> dict[int, Any] | None:
     """The pair of each line by its number, None for a line that holds none; or None, where there is no telling."""
-    if any(map(ends_in_returns, contents)):
+    if any(map(has_carriage_return_lines, contents)):
         return None
     lines = [lines_in(content) for content in contents]
     found: dict[int, Any] = {}
@@ -160,15 +169,15 @@ def read_by_hand(kind: str, contents: list[bytes], sides: tuple[str, str]) -> di
     return found
 
 
-def read(format: str, *arguments: Any) -> list[Line | BadLine]:
+def read(format: str, *arguments: Any) -> list[LinePair | BadLine]:
     """What a reader finds, in the order of the lines."""
-    found: list[Line | BadLine] = []
+    found: list[LinePair | BadLine] = []
     for item in LINE_READERS[format](*arguments):
         pairs = [] if isinstance(item, BadLine) else item.to_pylist()
         found += (
             [item]
             if isinstance(item, BadLine)
-            else [Line(*(p[k] for k in ("line", "source", "target"))) for p in pairs]
+            else [LinePair(*(p[k] for k in ("line", "source", "target"))) for p in pairs]
         )
     return sorted(found, key=lambda line: line.number)
 
@@ -190,7 +199,7 @@ def test_each_line_of_a_damaged_file_is_a_pair_or_named(kind: str, folder: Path)
             assert expected is None
             outcomes["refused"] += 1
             continue
-        found = {item.number: (item.source, item.target) if isinstance(item, Line) else None for item in items}
+        found = {item.number: (item.source, item.target) if isinstance(item, LinePair) else None for item in items}
         assert expected is not None and list(found.items()) == list(expected.items())
         outcomes["bad" if None in expected.values() else "fine"] += 1
     assert outcomes["bad"] > 10 and outcomes["fine"] > 10
@@ -219,7 +228,7 @@ def test_a_damaged_corpus_is_refused_by_its_first_bad_line_or_read_without_such_
             assert len(load_pairs(DataConfig(**common), "train")) == len(expected) == len(good)
         except UserError as error:
             first = min(expected.keys() - good.keys())
-            assert re.match(rf"{re.escape(str(place))}/train\.\w+:{first}: .*; mend the line", str(error))
+            assert re.match(rf"{re.escape(str(place))}/train\.\w+:{first}: .*; fix the line", str(error))
 
 
 @pytest.mark.parametrize("format", ["text", "tsv", "jsonl"])
@@ -239,7 +248,7 @@ def test_texts_read_back(format: str, folder: Path, pairs: list[tuple[str, str]]
         end = "\r\n" if crlf else "\n"
         path.write_bytes(b"\xef\xbb\xbf" + "".join(line + end for line in lines).encode())
     names = {"text": (), "tsv": ("1", "2"), "jsonl": ("x.a", "b")}[format]
-    assert read(format, *paths, *names) == [Line(n, *pair) for n, pair in enumerate(pairs, 1)]
+    assert read(format, *paths, *names) == [LinePair(n, *pair) for n, pair in enumerate(pairs, 1)]
 
 
 @fuzz
@@ -253,7 +262,7 @@ def test_a_complaint_is_a_short_line_whatever_it_names(folder: Path, names: list
     with pytest.raises(UserError) as error:
         list(LINE_READERS["tsv"](path, "no such", "key"))
     for message in (bad.reason, str(error.value)):
-        assert message.isprintable() and len(message) < 25 * (CLIPPED + 5) + len(str(path)) + 200
+        assert message.isprintable() and len(message) < 25 * (MAX_VALUE_CHARS + 5) + len(str(path)) + 200
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer
@@ -262,7 +271,7 @@ def test_a_complaint_is_a_short_line_whatever_it_names(folder: Path, names: list
 @given(line=any_line)
 def test_any_line_comes_back(type: str, line: str) -> None:
     """With spaces for U+2581 and line breaks; in a list that goes to several threads, too."""
-    side = trained(type).source
+    side = make_tokenizer(type).source
     *many, ids = side.encode([line] * 40)
     assert all(other == ids for other in many) and [ids] == side.encode([line])
     assert side.decode(ids) == re.sub("[▁\n\r]", " ", line)
@@ -270,27 +279,27 @@ def test_any_line_comes_back(type: str, line: str) -> None:
 
 
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
-@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("type", TOKENIZER_TYPES)
 @fuzz
 @given(line=any_line, words=some_words, seed=st.integers(0, 99))
 def test_each_piece_has_its_word(type: str, normalization: str, line: str, words: list[str], seed: int) -> None:
-    side = trained(type, normalization=normalization).source
+    side = make_tokenizer(type, normalization=normalization).source
     there = len([word for word in line.split(" ") if word])
     for ids in (side.encode([line])[0], side.encode([line], 0.5 * (type in ("bpe", "unigram")), seed)[0]):
-        owners = side.words_of(line, ids)
+        owners = side.word_indices(line, ids)
         assert len(owners) == len(ids) and set(owners) <= {*range(-1, there)}
         known = [owner for owner in owners if owner >= 0]
         assert known == sorted(known) and all(0 <= i < side.vocab_size for i in ids)
     [ids], [owners] = side.encode_words([words])
     assert len(owners) == len(ids) and owners == sorted(owners) and set(owners) <= {*range(len(words))}
     if type == "word":
-        assert len(side.spelled(line)) == len(side.encode([line])[0])
+        assert len(side.normalized_words(line)) == len(side.encode([line])[0])
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from nmt.data.tokenizer import load_tokenizer, words
+from nmt.data.tokenizer import group_by_spaces, load_tokenizer
 from nmt.errors import UserError
 lines = ["", "der Hund", "▁ a▁b  c\\0\\x07 😀", "x" * 300, "<s> </s> \\u00bd \\ufb01 e\\u0301"] * 8
 for folder in sorted(Path(sys.argv[1]).iterdir(), key=lambda folder: int(folder.name)):
@@ -303,7 +312,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir(), key=lambda folder: int(folder.
     for line, ids in [*zip(lines, side.encode(lines)), *zip(lines, side.encode(lines, 0.5, 1))]:
         assert all(0 <= i < side.vocab_size for i in ids)
         assert not set("\\n\\r") & set(side.decode(ids))
-        assert len(words(side.pieces([*ids, 3]))[1]) == len(ids) + 1 == len(side.words_of(line, [*ids, 3]))
+        assert len(group_by_spaces(side.pieces([*ids, 3]))[1]) == len(ids) + 1
+        assert len(side.word_indices(line, [*ids, 3])) == len(ids) + 1
     print("works", flush=True)
 """
 
@@ -311,11 +321,11 @@ for folder in sorted(Path(sys.argv[1]).iterdir(), key=lambda folder: int(folder.
 def test_a_damaged_tokenizer_is_refused_or_works(tmp_path: Path) -> None:
     """In a process of its own, for SentencePiece is a library in C++. It ends with the last file, and silently."""
     for seed in range(300):
-        side = trained(TYPES[seed % 4], normalization=("identity", "nmt_nfkc")[seed % 20 == 0]).source
+        side = make_tokenizer(TOKENIZER_TYPES[seed % 4], normalization=("identity", "nmt_nfkc")[seed % 20 == 0]).source
         (tmp_path / "models" / str(seed)).mkdir(parents=True)
         (tmp_path / "models" / str(seed) / "tokenizer.model").write_bytes(damaged(side.model, seed // 4))
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "models")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, env=command_environment(tmp_path))
     outcomes = dict(line.split() for line in done.stdout.splitlines() if " " in line.strip())
     assert done.returncode == 0 and len(outcomes) == 300, done.stdout[-50:] + done.stderr
     assert min(Counter(outcomes.values()).values()) > 20, Counter(outcomes.values())
@@ -332,7 +342,7 @@ def test_a_damaged_tokenizer_is_refused_or_works(tmp_path: Path) -> None:
     ],
 )
 def test_pieces_that_cannot_be_are_refused(tmp_path: Path, type: str, old: bytes, new: bytes) -> None:
-    model = trained(type).source.model
+    model = make_tokenizer(type).source.model
     place = model.index(old)
     (tmp_path / "tokenizer.model").write_bytes(model[:place] + new + model[place + len(new) :])
     with pytest.raises(UserError, match="is not a tokenizer of this program"):
@@ -356,7 +366,7 @@ def models(home: Path) -> dict[str, nmt.Model]:
 @pytest.fixture(scope="module")
 def of_few_words() -> Translator:
     """A model that knows little and writes <unk> for most."""
-    tokenizer = trained("word")
+    tokenizer = make_tokenizer("word")
     torch.manual_seed(1)
     model = build_model(ModelConfig(embed=8, hidden=8), tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     with torch.no_grad():
@@ -374,18 +384,18 @@ def check(translation: Translation) -> None:
 
 
 def check_links(record: Record, links: list[Link], source: int, target: int) -> None:
-    assert parse_gold(pharaoh(links), 0, source, target).sure == set(links)
+    assert parse_gold_links(format_pharaoh(links), 0, source, target).sure == set(links)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 @settings(fuzz, max_examples=15)
-@given(pairs=st.lists(st.tuples(some_line, any_text), max_size=4), begun=st.booleans())
+@given(pairs=st.lists(st.tuples(some_line, any_text), max_size=4), has_prefixes=st.booleans())
 def test_a_line_becomes_a_line(
-    name: str, models: dict[str, nmt.Model], pairs: list[tuple[str, str]], begun: bool
+    name: str, models: dict[str, nmt.Model], pairs: list[tuple[str, str]], has_prefixes: bool
 ) -> None:
     model, lines = models[name], [line for line, _ in pairs]
-    beginnings = [beginning[:10] for _, beginning in pairs] if begun else None
-    found = model.translate_n_best(lines, weights=True, beginnings=beginnings)
+    prefixes = [prefix[:10] for _, prefix in pairs] if has_prefixes else None
+    found = model.translate_n_best(lines, weights=True, prefixes=prefixes)
     assert len(found) == len(lines)
     command = TranslateRun("-", search=model.translator.config)
     for line, options in zip(lines, found, strict=True):
@@ -393,8 +403,8 @@ def test_a_line_becomes_a_line(
             check(option)
             assert line.strip() or not option.text
         assert name == "samples" or len({option.text for option in options}) == len(options)
-        assert FORMATS["text"](line, options, command).count("\n") == command.search.n_best
-        assert json.loads(FORMATS["jsonl"](line, options, command))["source"] == line
+        assert OUTPUT_FORMATS["text"](line, options, command).count("\n") == command.search.n_best
+        assert json.loads(OUTPUT_FORMATS["jsonl"](line, options, command))["source"] == line
     assert all(map(math.isfinite, model.score(lines, [options[0].text for options in found])))
 
 
@@ -409,7 +419,7 @@ def test_words_of_the_source_break_no_line(of_few_words: Translator, lines: list
 
 def test_unknown_words_that_are_given_stay(of_few_words: Translator) -> None:
     of_few_words.dictionary = {}
-    [[option, *_]] = of_few_words.translate(["Die Katze schläft ."], beginnings=["The ocelot \u2581 yawns"])
+    [[option, *_]] = of_few_words.translate(["Die Katze schläft ."], prefixes=["The ocelot \u2581 yawns"])
     assert option.text.startswith("The ocelot yawns ") and option.target_pieces[1] == "▁<unk>"
 
 
@@ -433,7 +443,7 @@ def test_random_bytes_are_translated_line_by_line(home: Path, tmp_path: Path) ->
     links = (tmp_path / "links").read_text().split("\n")
     assert len(texts) == len(links) == 2 * len(lines) + 1 and not any("\r" in text for text in texts)
     for text, line in zip(texts, links, strict=True):
-        parse_gold(line, 0, 10**6, len([word for word in text.split(" ") if word]))
+        parse_gold_links(line, 0, 10**6, len([word for word in text.split(" ") if word]))
     rows = [json.loads(row) for row in (tmp_path / "begun").read_text(encoding="utf-8").split("\n")[:-1]]
     given = lines_in((tmp_path / "in").read_bytes())
     assert [row["source"] for row in rows] == [line.decode(errors="replace") for line in given]
@@ -464,7 +474,7 @@ def test_random_bytes_are_aligned_line_by_line(home: Path, tmp_path: Path) -> No
     assert len(links) == 201 and sum(map(bool, links)) > 50
     texts = [lines_in((tmp_path / name).read_bytes()) for name in SIDES]
     for line, source, target in zip(links[:-1], *texts, strict=True):
-        parse_gold(line, 0, *(len(words_in(side.decode(errors="replace"))) for side in (source, target)))
+        parse_gold_links(line, 0, *(len(segment_words(side.decode(errors="replace"))) for side in (source, target)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- gold
@@ -478,13 +488,13 @@ def test_damaged_gold_is_within_range_or_named(folder: Path) -> None:
         path.write_bytes(damaged(GOLD, seed))
         lines = lines_in(path.read_bytes())
         try:
-            found = read_gold(path, 0, *WORDS)
+            found = read_gold_links(path, 0, *WORDS)
         except UserError as error:
             assert str(error).isprintable() and len(str(error)) < len(str(path)) + 200
             if not str(error).startswith(f"{path} has {len(lines)} lines for {len(WORDS[0])} pairs"):
                 number = int(str(error).removeprefix(f"{path}:").partition(":")[0])
                 with pytest.raises(ValueError):
-                    parse_gold(lines[number - 1].decode(), 0, *(len(side[number - 1]) for side in WORDS))
+                    parse_gold_links(lines[number - 1].decode(), 0, *(len(side[number - 1]) for side in WORDS))
             outcomes[False] += 1
             continue
         for gold, source, target in zip(found, *WORDS, strict=True):
@@ -602,12 +612,12 @@ HOSTILE = {
 def test_hostile_settings_are_refused_soon(name: str, tmp_path: Path) -> None:
     """In seconds, and in little more memory than they have themselves."""
     (tmp_path / "config.yaml").write_text(HOSTILE[name])
-    peak()
-    before, began = peak(), time.process_time()
+    measure_peak_memory()
+    before, began = measure_peak_memory(), time.process_time()
     with pytest.raises(UserError, match=re.escape(f"{tmp_path}/config.yaml")):
         load_config(tmp_path)
     assert time.process_time() - began < 5
-    assert peak() - before < 200e6
+    assert measure_peak_memory() - before < 200e6
 
 
 def test_a_setting_of_another_kind_is_refused_or_checked(home: Path, tmp_path: Path) -> None:
@@ -646,18 +656,20 @@ def translations(draw: Any) -> Translation:
 def test_a_report_has_the_elements_of_a_tame_one(rows: list[tuple[str, str, Translation]], title: str) -> None:
     """Nothing in the data is markup: letters in its place make the same page."""
     sources, references, found = ([row[column] for row in rows] for column in range(3))
-    measures = scores([one.text for one in found], references) | {"any": title}
-    report = Reader(page(title, measures, sources, references, found))
-    tame = [" ".join("x" for _ in words_in(source)) for source in sources]
-    plain = Reader(page("x", measures | {"any": "x"}, tame, ["x"] * len(rows), [Translation("x")] * len(rows)))
+    measures = compute_scores([one.text for one in found], references) | {"any": title}
+    report = PageReader(build_report(title, measures, sources, references, found))
+    tame = [" ".join("x" for _ in segment_words(source)) for source in sources]
+    plain = PageReader(
+        build_report("x", measures | {"any": "x"}, tame, ["x"] * len(rows), [Translation("x")] * len(rows))
+    )
     assert report.elements == plain.elements and report.policy == plain.policy
     assert report.text["script"] == plain.text["script"] and report.text["style"] == plain.text["style"]
     assert sorted(pair["line"] for pair in report.data) == [*range(1, len(rows) + 1)]
     for pair in report.data:
         source, reference, translation = rows[pair["line"] - 1]
         record = translation.record
-        assert (pair["reference"], pair["source"]) == (reference, as_written(source, record.source_words))
-        assert pair["translation"] == as_written(translation.text, record.target_words)
+        assert (pair["reference"], pair["source"]) == (reference, restore_unknown_words(source, record.source_words))
+        assert pair["translation"] == restore_unknown_words(translation.text, record.target_words)
 
 
 @fuzz
@@ -665,10 +677,10 @@ def test_a_report_has_the_elements_of_a_tame_one(rows: list[tuple[str, str, Tran
 def test_alignments_read_back(found: list[Translation]) -> None:
     """JSON to the last bit but for what is not finite; links of Pharaoh; arrays but for zeros at the ends of words."""
     records = [translation.record for translation in found]
-    *lines, end = written("x.jsonl", records).decode().split("\n")
-    *links, last = written("x", records).decode().split("\n")
+    *lines, end = write_alignments("x.jsonl", records).decode().split("\n")
+    *links, last = write_alignments("x", records).decode().split("\n")
     assert end == last == "" and len(lines) == len(links) == len(records)
-    arrays = np.load(io.BytesIO(written("x.npz", records)), allow_pickle=False)
+    arrays = np.load(io.BytesIO(write_alignments("x.npz", records)), allow_pickle=False)
     for number, (record, line, link) in enumerate(zip(records, lines, links, strict=True)):
         read = json.loads(line)
         for name in ("source_pieces", "target_pieces", "source_words", "target_words"):
@@ -678,4 +690,4 @@ def test_alignments_read_back(found: list[Translation]) -> None:
         if record.weights is not None:
             again = np.array(read["weights"], dtype=float)
             assert np.array_equal(again, np.where(np.isfinite(record.weights), record.weights, np.nan), equal_nan=True)
-        assert parse_gold(link, 0, len(record.source_words), len(record.target_words)).sure == set(record.links())
+        assert parse_gold_links(link, 0, len(record.source_words), len(record.target_words)).sure == set(record.links())

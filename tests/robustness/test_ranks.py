@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 import torch
 from builders import (
-    EXACT,
-    SIZES,
-    environment,
-    events,
-    last_weights,
-    program,
-    ranks_refused,
-    ranks_work,
+    EXACT_SETTINGS,
+    SMALL_SETTINGS,
+    command_environment,
+    load_last_weights,
+    read_events,
+    run_program,
     run_ranks,
+    run_ranks_error,
+    run_ranks_ok,
     write_corpus,
 )
 from safetensors.torch import load_file, save_file
@@ -39,17 +39,23 @@ from nmt.data.batching import Batch, Indices, collate, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runtime.device import move_model
 from nmt.runtime.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
-from nmt.runtime.launch import LAUNCHED
+from nmt.runtime.launch import LAUNCH_ENV
 from nmt.train import read_corpus
 from nmt.training import step as training_step
-from nmt.training.checkpoint import find_checkpoint, last_intact
+from nmt.training.checkpoint import find_checkpoint, find_last_intact_checkpoint
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
-from nmt.training.step import forward_backward, parts_of, size_of_parts, train_step
+from nmt.training.step import choose_micro_batch_size, forward_backward, split_share, train_step
 
 RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # as --standalone, under the name of all jobs
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, "--nproc-per-node=2")
-LONG = (*SIZES, "train.max_steps=100", "train.max_epochs=null", "train.validate_every=100", "train.save_every=20")
+LONG = (
+    *SMALL_SETTINGS,
+    "train.max_steps=100",
+    "train.max_epochs=null",
+    "train.validate_every=100",
+    "train.save_every=20",
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +69,13 @@ def launched(folder: Path, *arguments: str, restarts: int = 0) -> "subprocess.Po
     """`torchrun -m nmt.train`; what it says goes to a file."""
     whole = (*TORCHRUN, f"--max-restarts={restarts}", "-m", "nmt.train", *arguments)
     with open(folder / "said", "wb") as said:
-        return subprocess.Popen(whole, cwd=folder, env=environment(folder), stdout=said, stderr=said)
+        return subprocess.Popen(whole, cwd=folder, env=command_environment(folder), stdout=said, stderr=said)
 
 
 def assert_same_run(one: Path, other: Path, rtol: float) -> None:
     """Every number of two runs but their speeds."""
     for kind in ("train", "validate"):
-        pairs = list(zip(events(one, kind), events(other, kind), strict=True))
+        pairs = list(zip(read_events(one, kind), read_events(other, kind), strict=True))
         assert pairs
         for first, second in pairs:
             numbers = [key for key in first if key != "event" and not key.endswith("per_second")]
@@ -77,12 +83,12 @@ def assert_same_run(one: Path, other: Path, rtol: float) -> None:
             numbers = [key for key in numbers if first[key] is not None]
             wanted = [first[key] for key in numbers]
             assert [second[key] for key in numbers] == pytest.approx(wanted, rel=rtol, abs=rtol), numbers
-    torch.testing.assert_close(last_weights(one), last_weights(other), rtol=rtol, atol=rtol)
+    torch.testing.assert_close(load_last_weights(one), load_last_weights(other), rtol=rtol, atol=rtol)
 
 
 def meet_thrice(late: int) -> None:
     for _ in range(3):
-        time.sleep(0.5 * (LAUNCHED["RANK"] == late))
+        time.sleep(0.5 * (LAUNCH_ENV["RANK"] == late))
         with process_group("cpu"):
             assert all_gather(rank()) == [0, 1]
 
@@ -111,24 +117,24 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 def test_numbers_do_not_depend_on_the_number_of_processes(case: str, text: tuple[str, ...], tmp_path: Path) -> None:
     settings, counts = CASES[case]
     for count in (1, *counts):
-        ranks_work(count, tmp_path, "train", f"name={count}", *text, *EXACT, *settings)
+        run_ranks_ok(count, tmp_path, "train", f"name={count}", *text, *EXACT_SETTINGS, *settings)
     for count in counts:
         run = tmp_path / "runs" / str(count)
         assert_same_run(tmp_path / "runs" / "1", run, 1e-9)
-        assert [event["step"] for event in events(run, "train")] == [*range(1, 21)]  # nothing is written twice
+        assert [event["step"] for event in read_events(run, "train")] == [*range(1, 21)]  # nothing is written twice
         log = (run / "train.log").read_text()
         assert log.count("finished at step 20") == 1 and f"{count} processes" in log
 
 
 def test_a_run_goes_on_with_another_number_of_processes(text: tuple[str, ...], tmp_path: Path) -> None:
-    ranks_work(1, tmp_path, "train", "name=whole", *text, *EXACT)
+    run_ranks_ok(1, tmp_path, "train", "name=whole", *text, *EXACT_SETTINGS)
     for count, steps in ((2, 7), (1, 13), (3, 20)):
         settings = (f"train.max_steps={steps}", "resume=auto", "name=parts")
-        said = ranks_work(count, tmp_path, "train", *text, *EXACT, *settings)
+        said = run_ranks_ok(count, tmp_path, "train", *text, *EXACT_SETTINGS, *settings)
         assert "changes its numbers" not in said
     whole, parts = (tmp_path / "runs" / name for name in ("whole", "parts"))
-    torch.testing.assert_close(last_weights(parts), last_weights(whole), rtol=1e-9, atol=1e-9)
-    losses = [[event["loss"] for event in events(run, "train")] for run in (parts, whole)]
+    torch.testing.assert_close(load_last_weights(parts), load_last_weights(whole), rtol=1e-9, atol=1e-9)
+    losses = [[event["loss"] for event in read_events(run, "train")] for run in (parts, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
@@ -189,8 +195,8 @@ def test_processes_with_different_text_are_refused(text: tuple[str, ...], tmp_pa
         shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
     path = tmp_path / "1" / "text" / "train.en"
     path.write_text(path.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
-    code, said = run_ranks(2, tmp_path, run_apart, tmp_path, "train", "data=text", "data.path=text", *EXACT)
-    assert code == 1 and said.count("error: the processes of this job have different text, or made different") == 1
+    code, said = run_ranks(2, tmp_path, run_apart, tmp_path, "train", "data=text", "data.path=text", *EXACT_SETTINGS)
+    assert code == 1 and said.count("error: the processes of this job have different text, or trained different") == 1
 
 
 def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
@@ -238,7 +244,7 @@ def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
         state, indices = opened(text, folder)
         tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: world_size()]
         gradients = all_reduce_sum(
-            forward_backward(state, parts_of(state, own, size_of_parts(state, own)), tokens, 10)[0]
+            forward_backward(state, split_share(state, own, choose_micro_batch_size(state, own)), tokens, 10)[0]
         )
         twin = DistributedDataParallel(Mean(state.model))
         (world_size() * twin(collate(state.train, own), tokens)).backward()  # torch takes the mean over processes
@@ -275,7 +281,7 @@ def test_translations_do_not_depend_on_the_number_of_processes(home: Path, corpu
             folder = tmp_path / str(count)
             folder.mkdir(exist_ok=True)
             shutil.copy(tmp_path / "in", folder / "in")
-            ranks_work(count, folder, "translate", *model, f"output={way}", *arguments)
+            run_ranks_ok(count, folder, "translate", *model, f"output={way}", *arguments)
             made.append({path.name: path.read_bytes() for path in folder.glob("*") if path.name not in ("said", "in")})
         assert made[0] == made[1] and len(made[0][way].splitlines()) >= len(lines), way
 
@@ -285,7 +291,7 @@ def test_measures_do_not_depend_on_the_number_of_processes(home: Path, corpus: P
     for count in (1, 2):
         folder = tmp_path / str(count)
         shutil.copytree(home / "runs" / "mine", folder / "mine", ignore=shutil.ignore_patterns("eval"))
-        said = ranks_work(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
+        said = run_ranks_ok(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
         assert said.count("sentences_per_second") == 1
         results = folder / "mine" / "eval" / "test"
         written.append([(results / name).read_bytes() for name in ("translations.txt", "alignments.jsonl")])
@@ -300,7 +306,7 @@ def test_measures_do_not_depend_on_the_number_of_processes(home: Path, corpus: P
 def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
     files = (f"checkpoint={home / 'runs' / 'mine'}", f"source={corpus / 'valid.de'}", f"target={corpus / 'valid.en'}")
     for name, gold in (("links.pharaoh", (f"gold={corpus / 'valid.links'}",)), ("weights.jsonl", ())):
-        said = [ranks_work(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
+        said = [run_ranks_ok(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
         assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
         tables = [re.findall("^(?:aer|oracle|prec|rec).*", each, re.MULTILINE) for each in said]
         assert tables[0] == tables[1] and bool(tables[0]) == bool(gold)
@@ -311,21 +317,21 @@ def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus:
     [
         ("output=out", "2 processes cannot share standard input; write input=FILE"),
         ("input=nowhere", "input=nowhere is not a file"),
-        ("input=in search.max_length=2 prefix=in", "line 1: the given beginning has"),
-        ("input=in prefix=more", "prefix=more and the input have different numbers of lines, from 2 on"),
+        ("input=in search.max_length=2 prefix=in", "line 1: the prefix has"),
+        ("input=in prefix=more", "prefix=more and the input have different numbers of lines: only one"),
     ],
 )
 def test_translate_says_once_what_is_wrong(argument: str, message: str, home: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("Ein Hund schläft .\n")
     (tmp_path / "more").write_text("A dog\n\n")
     model = f"checkpoint={home / 'runs' / 'mine'}"
-    assert ranks_refused(2, tmp_path, "translate", model, *argument.split()).startswith(message)
+    assert run_ranks_error(2, tmp_path, "translate", model, *argument.split()).startswith(message)
 
 
 def run_apart(folder: Path, name: str, *arguments: str) -> None:
     """As on machines that have each a disk of its own."""
-    os.chdir(folder / str(LAUNCHED["RANK"]))
-    program(name, *arguments)
+    os.chdir(folder / str(LAUNCH_ENV["RANK"]))
+    run_program(name, *arguments)
 
 
 APART = {
@@ -364,23 +370,23 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a device for one": (("device=cuda:0",), "device=cuda:0 is "),
     "a folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
     "a tokenizer": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
-    "astray": (("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"), "3 updates in a row"),
+    "astray": (("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"), "training diverged: 3 updates in a row"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_once(name: str, text: tuple[str, ...], tmp_path: Path) -> None:
     arguments, message = MISTAKES[name]
-    assert ranks_refused(2, tmp_path, "train", "name=x", *text, *EXACT, "precision=fp32", *arguments).startswith(
-        message
-    )
+    assert run_ranks_error(
+        2, tmp_path, "train", "name=x", *text, *EXACT_SETTINGS, "precision=fp32", *arguments
+    ).startswith(message)
     assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "astray")
 
 
 def test_a_damaged_line_is_told_once(text: tuple[str, ...], tmp_path: Path) -> None:
     path = write_corpus(tmp_path, train=40, valid=4, test=2) / "train.de"
     path.write_bytes(path.read_bytes().replace(b"\n", b" \xff\n", 1))
-    message = ranks_refused(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *EXACT)
+    message = run_ranks_error(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *EXACT_SETTINGS)
     assert "train.de:1: not UTF-8" in message
 
 
@@ -405,14 +411,14 @@ def worker(launcher: "subprocess.Popen[bytes]", number: int) -> int:
 def undisturbed(text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes come to that nobody disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    ranks_work(2, folder, "train", "name=x", *text, *LONG)
+    run_ranks_ok(2, folder, "train", "name=x", *text, *LONG)
     return folder / "runs" / "x"
 
 
 def assert_equal(run: Path, undisturbed: Path) -> None:
-    torch.testing.assert_close(last_weights(run), last_weights(undisturbed), rtol=0, atol=0)
-    assert events(run, "validate") == events(undisturbed, "validate")
-    assert [event["step"] for event in events(run, "train")] == [50, 100]
+    torch.testing.assert_close(load_last_weights(run), load_last_weights(undisturbed), rtol=0, atol=0)
+    assert read_events(run, "validate") == read_events(undisturbed, "validate")
+    assert [event["step"] for event in read_events(run, "train")] == [50, 100]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
@@ -428,7 +434,7 @@ def test_the_death_of_one_ends_all(number: int, undisturbed: Path, text: tuple[s
     assert "another process of this job has ended" in said and not re.search('File ".*nmt/(?!.*site-packages)', said), (
         said
     )
-    ranks_work(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
+    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
     assert_equal(run, undisturbed)
 
 
@@ -449,10 +455,10 @@ def test_torchrun_starts_them_again(number: int, undisturbed: Path, text: tuple[
 def test_what_was_refused_is_not_resumed_when_torchrun_starts_again(text: tuple[str, ...], tmp_path: Path) -> None:
     """Nor does another job of that name count, which had begun there."""
     for steps, restarts in ((2, 0), (3, 1)):
-        launcher = launched(tmp_path, "name=x", *text, *SIZES, f"train.max_steps={steps}", restarts=restarts)
+        launcher = launched(tmp_path, "name=x", *text, *SMALL_SETTINGS, f"train.max_steps={steps}", restarts=restarts)
         assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "said").read_text()
-    assert "holds a trained model already" in (tmp_path / "said").read_text()
-    assert last_intact(tmp_path / "runs" / "x").name == "step_000002"
+    assert "already contains a trained model" in (tmp_path / "said").read_text()
+    assert find_last_intact_checkpoint(tmp_path / "runs" / "x").name == "step_000002"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -464,7 +470,7 @@ def test_a_signal_to_torchrun_saves(
     await_step(run, 20, launcher)
     launcher.send_signal(number)
     code, said = launcher.wait(60), (tmp_path / "said").read_text()
-    (step,) = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto goes on", said))
-    assert code != 0 and step >= 20 and last_intact(run).name == f"step_{step:06}"
-    ranks_work(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
+    (step,) = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto continues", said))
+    assert code != 0 and step >= 20 and find_last_intact_checkpoint(run).name == f"step_{step:06}"
+    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
     assert_equal(run, undisturbed)

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from builders import written
+from builders import write_alignments
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import LinksConfig
-from nmt.data.word_links import GoldLinks, alignment_targets, pharaoh
-from nmt.decoding.alignment import WRITERS, Record, extract_links, pool
+from nmt.data.word_links import GoldLinks, alignment_targets, format_pharaoh
+from nmt.decoding.alignment import ALIGNMENT_WRITERS, Record, extract_links, pool_to_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation.metrics import LinkCounts
 
@@ -58,7 +58,7 @@ def weighted_pairs(draw):
 @given(weighted_pairs())
 def test_word_weights_and_links_are_what_they_are_defined_to_be(pair):
     weights, source, target = pair
-    words = pool(*pair)[:-1, :-1]
+    words = pool_to_words(*pair)[:-1, :-1]
     assert words.shape == (max(target) + 1, max(source) + 1)
     np.testing.assert_allclose(words, np.reshape(slow_word_weights(*pair), words.shape), atol=1e-12)
     assert extract_links(*pair) == slow_links(*pair)
@@ -89,7 +89,7 @@ def test_links(weights, source, target, expected):
 def test_nothing_was_translated():
     for threshold in (None, 0.5):
         assert extract_links(np.zeros((0, 3)), [0, 1, -1], [], threshold) == []
-    assert pool(np.zeros((0, 3)), [0, 1, -1], []).shape == (1, 3)
+    assert pool_to_words(np.zeros((0, 3)), [0, 1, -1], []).shape == (1, 3)
 
 
 @given(weighted_pairs(), st.data())
@@ -101,7 +101,7 @@ def test_who_knows_the_gold_links_is_read_as_knowing_them(pair, data):
     choices = st.tuples(st.none() | word, st.sets(word)) if source_words else st.just((None, set()))
     chosen = [data.draw(choices) for _ in range(target_words)]
     sure = {(s, t) for t, (s, _) in enumerate(chosen) if s is not None}
-    gold = GoldLinks.of(sure, {(s, t) for t, (_, others) in enumerate(chosen) for s in others})
+    gold = GoldLinks.from_pairs(sure, {(s, t) for t, (_, others) in enumerate(chosen) for s in others})
     weights = alignment_targets(gold, source, target)
     np.testing.assert_allclose(weights.sum(1), 1)
     links = extract_links(weights, source, target)
@@ -113,7 +113,7 @@ def test_who_knows_the_gold_links_is_read_as_knowing_them(pair, data):
 
 
 def test_of_two_sure_links_of_a_target_word_the_best_one_is_read_or_both_over_a_threshold():
-    gold = GoldLinks.of({(0, 0), (2, 0)}, {(1, 0)})
+    gold = GoldLinks.from_pairs({(0, 0), (2, 0)}, {(1, 0)})
     weights = alignment_targets(gold, [0, 0, 1, 2, -1], [0, -1])
     np.testing.assert_allclose(weights, [[0.25, 0.25, 0, 0.5, 0], [0, 0, 0, 0, 1]])
     assert extract_links(weights, [0, 0, 1, 2, -1], [0, -1]) == [(0, 0)]
@@ -167,25 +167,25 @@ def test_what_is_not_finite_becomes_null():
 
 
 def test_a_file_is_what_its_ending_says():
-    assert set(WRITERS) == {".jsonl", ".npz"}
+    assert set(ALIGNMENT_WRITERS) == {".jsonl", ".npz"}
     records = [a_record(1), Translation("").record, a_record(2)]
-    lines = written("a/b.jsonl", records).decode().split("\n")
+    lines = write_alignments("a/b.jsonl", records).decode().split("\n")
     assert lines == [one.to_json() for one in records] + [""]
     for path in ("-", "links", "x.jsonl/links.pharaoh", "links.txt"):
-        lines = written(path, records).decode().split("\n")
-        assert lines == [pharaoh(one.links(LinksConfig())) for one in records] + [""]
+        lines = write_alignments(path, records).decode().split("\n")
+        assert lines == [format_pharaoh(one.links(LinksConfig())) for one in records] + [""]
     assert lines[0] and not lines[1]
 
 
 @pytest.mark.parametrize("path", [".jsonl", "x.npz", "links"])
 def test_no_pairs_make_a_file_too(path):
-    assert len(written(path, [])) == (22 if path.endswith("npz") else 0)  # an empty archive has its end
+    assert len(write_alignments(path, [])) == (22 if path.endswith("npz") else 0)  # an empty archive has its end
 
 
 def test_arrays_are_loaded_without_pickle():
     records = [a_record(1), record(None), Translation("").record, a_record(2)]
-    assert written("x.npz", records) == written("x.npz", records)
-    with np.load(io.BytesIO(written("x.npz", records)), allow_pickle=False) as arrays:
+    assert write_alignments("x.npz", records) == write_alignments("x.npz", records)
+    with np.load(io.BytesIO(write_alignments("x.npz", records)), allow_pickle=False) as arrays:
         for number, one in enumerate(records):
             for name in Record.__slots__:
                 value = getattr(one, name)

@@ -6,26 +6,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import ATTENTION_STYLES, REACH, VOCABULARY, attention_model, ragged_batch, randomize_
+from builders import ATTENTION_STYLES, REACH, VOCABULARY, make_attention_model, make_ragged_batch, randomize_
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.config import model as schema
 from nmt.decoding.search import score_targets, search
-from nmt.decoding.translator import warn_of_reach
-from nmt.model.attention import SCORES, Attention
+from nmt.decoding.translator import warn_if_out_of_reach
+from nmt.model.attention import SCORE_CLASSES, Attention
 from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
-from nmt.model.normalizers import NORMALIZERS
-from nmt.model.recurrence import CELLS
+from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.recurrence import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.model.windows import WHOLE, WINDOWS
+from nmt.model.windows import MAX_WINDOWS_TO_MASK, WINDOW_CLASSES
 
-OWN_SCORES = [score for score in SCORES if score != "concat"]  # which is `additive` under another name
+OWN_SCORES = [score for score in SCORE_CLASSES if score != "concat"]  # which is `additive` under another name
 FAMILY = [
     {"score": score, "window": window, "normalizer": normalizer, "heads": heads, "coverage": coverage}
     for score, window, normalizer, heads, coverage in itertools.product(
-        OWN_SCORES, WINDOWS, NORMALIZERS, (1, 2), (False, True)
+        OWN_SCORES, WINDOW_CLASSES, NORMALIZER_FNS, (1, 2), (False, True)
     )
 ]
 
@@ -101,7 +101,7 @@ def attend(p: dict[str, np.ndarray], kind: AttentionConfig, q: np.ndarray, h: np
     return context if kind.heads == 1 else p["output.weight"] @ context, weights, window
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", WINDOW_CLASSES)
 @pytest.mark.parametrize("score", OWN_SCORES)
 def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> None:
     """Three queries a sentence at chosen places; windows that are cut at both ends, and one wider than any sentence;
@@ -120,7 +120,7 @@ def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> No
         parameters = {key: value.numpy() for key, value in attention.state_dict().items()}
         look = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
         context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if settings.coverage else None)
-        whole = window == "global" or WHOLE * (2 * half_width + 1) >= 6
+        whole = window == "global" or MAX_WINDOWS_TO_MASK * (2 * half_width + 1) >= 6
         assert weights is not None and weights.weights_BQW.shape[2] == (6 if whole else 2 * half_width + 1)
         dense_BQS = weights.dense(6).detach().numpy()
         for b, q in itertools.product(range(4), range(3)):
@@ -144,7 +144,7 @@ def test_attention_is_the_equations_of_the_papers(score: str, window: str) -> No
     assert (cut > 0) == (window != "global")
 
 
-@pytest.mark.parametrize("window", [window for window in WINDOWS if window != "global"])
+@pytest.mark.parametrize("window", [window for window in WINDOW_CLASSES if window != "global"])
 @pytest.mark.parametrize("score", OWN_SCORES)
 def test_a_local_window_is_the_same_cut_out_or_in_its_place(
     score: str, window: str, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +163,7 @@ def test_a_local_window_is_the_same_cut_out_or_in_its_place(
         inputs = [values_BSM, query_BQD, *covered, *attention.parameters()]
         ways = []
         for whole in (0, 2):
-            monkeypatch.setattr("nmt.model.windows.WHOLE", whole)
+            monkeypatch.setattr("nmt.model.windows.MAX_WINDOWS_TO_MASK", whole)
             look = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
             context_BQM, weights = look(query_BQD, position_BQ, coverage_BQS if covered else None)
             assert weights is not None and (weights.first_BQ is None) == (whole > 0)
@@ -174,23 +174,23 @@ def test_a_local_window_is_the_same_cut_out_or_in_its_place(
             torch.testing.assert_close(one, other, msg=name(kind))
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("normalizer", NORMALIZER_FNS)
 def test_normalizers_sum_to_one_and_see_no_masked_score(normalizer: str) -> None:
     torch.manual_seed(3)
     scores = torch.randn(5, 40, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [1], [10], [1000]])
     scores[:, ::7] = float("-inf")
     scores[0, 1:4] = 2.0  # equal ones
     for dtype in (torch.float64, torch.float32):
-        weights = NORMALIZERS[normalizer](scores.to(dtype))
+        weights = NORMALIZER_FNS[normalizer](scores.to(dtype))
         expected = np.array([EQUATIONS[normalizer](row - row.max()) for row in scores.numpy()])
         np.testing.assert_allclose(weights.numpy(), expected, atol=1e-12 if dtype == torch.float64 else 1e-6)
         assert (weights.sum(1) - 1).abs().max() < 1e-5 and not weights[:, ::7].any()
     finite = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(NORMALIZERS[normalizer], finite)
-    assert NORMALIZERS[normalizer](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
+    assert torch.autograd.gradcheck(NORMALIZER_FNS[normalizer], finite)
+    assert NORMALIZER_FNS[normalizer](torch.full((2, 4), float("nan"))).isnan().all()  # and no index out of range
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", WINDOW_CLASSES)
 @pytest.mark.parametrize("score", OWN_SCORES)
 def test_attention_passes_gradcheck(score: str, window: str) -> None:
     """Contexts and weights with respect to queries, encoder outputs, coverage and all parameters, over two steps."""
@@ -235,7 +235,7 @@ def test_additive_scores_by_rows_equal_those_at_once(heads: int, monkeypatch: py
         return scores_RHQW, *torch.autograd.grad(scores_RHQW, (query_RHQA, keys_RHWA, score.v), weights_RHQW)
 
     at_once = run()
-    monkeypatch.setattr("nmt.model.attention.CACHED", 2 * query_RHQA[0].numel() * 4)
+    monkeypatch.setattr("nmt.model.attention.CACHE_NUMEL", 2 * query_RHQA[0].numel() * 4)
     torch.testing.assert_close(run(), at_once)
 
 
@@ -252,11 +252,11 @@ PAIRWISE = [kind for number, kind in enumerate(FAMILY) if number % 4 == number /
 def test_every_attention_decodes_alike_in_every_way(style: str) -> None:
     """All positions at once equal one at a time; hypotheses share the memory of their sentence; neighbors and padding
     change nothing."""
-    source_BS, length_B, target_BT = ragged_batch(target=3)
+    source_BS, length_B, target_BT = make_ragged_batch(target=3)
     for own, number, kind in in_styles(FAMILY):
         if own != style:
             continue
-        model = attention_model(style, number, **kind)
+        model = make_attention_model(style, number, **kind)
         with torch.no_grad():
             memory, start = model.start(source_BS, length_B)
             together, weights, last = model.decode(target_BT, start, memory)
@@ -295,13 +295,13 @@ def flat(state: Any) -> list[Tensor]:
 @pytest.mark.parametrize("style", ATTENTION_STYLES)
 def test_every_attention_is_searched_and_forced(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and beam search run, and forced decoding of what they found gives the same scores and weights."""
-    monkeypatch.setattr("nmt.decoding.search.STEP", 1)  # sentences leave as soon as they are done
-    source_BS, length_B, _ = ragged_batch()
+    monkeypatch.setattr("nmt.decoding.search.SHAPE_MULTIPLE", 1)  # sentences leave as soon as they are done
+    source_BS, length_B, _ = make_ragged_batch()
     ended = 0
     for own, number, kind in in_styles(PAIRWISE):
         if own != style:
             continue
-        model = attention_model(style, number, **kind)
+        model = make_attention_model(style, number, **kind)
         with torch.no_grad():
             model.output.bias[EOS] += 1
         for beam in (1, 3):
@@ -324,12 +324,12 @@ def test_every_attention_is_searched_and_forced(style: str, monkeypatch: pytest.
 def test_neighbors_change_no_translation(style: str) -> None:
     """In fp32, the n best of each sentence in a batch and alone: scores to 1e-5, texts where the next best is more than
     1e-4 behind (with equal scores either may come first)."""
-    source_BS, length_B, _ = ragged_batch((9, 2, 6, 1, 7))
+    source_BS, length_B, _ = make_ragged_batch((9, 2, 6, 1, 7))
     equal = 0
     for own, number, kind in in_styles(PAIRWISE):
         if own != style:
             continue
-        model = attention_model(style, number, **kind).float()
+        model = make_attention_model(style, number, **kind).float()
         model.dtype = torch.float32
         with torch.no_grad():
             model.output.bias[EOS] += 1
@@ -350,12 +350,12 @@ def test_neighbors_change_no_translation(style: str) -> None:
 @pytest.mark.parametrize("style", ATTENTION_STYLES)
 def test_gradients_of_every_attention_equal_finite_differences(style: str) -> None:
     """Of all parameters at once in a random direction, coverage loss included."""
-    batch = ragged_batch()
+    batch = make_ragged_batch()
     generator = torch.Generator().manual_seed(0)
     for own, number, kind in in_styles(PAIRWISE):
         if own != style:
             continue
-        model = attention_model(style, number, **kind)
+        model = make_attention_model(style, number, **kind)
         coverage = 0.5 if kind.get("coverage") else 0.0
 
         def loss(model: Seq2Seq = model, coverage: float = coverage) -> Tensor:
@@ -383,11 +383,11 @@ def test_gradients_of_every_attention_equal_finite_differences(style: str) -> No
 
 
 def test_half_precision_stays_near_double() -> None:
-    batch = ragged_batch()
+    batch = make_ragged_batch()
     for style, number, kind in in_styles(PAIRWISE):
         losses, gradients = [], []
         for dtype in (torch.float64, torch.bfloat16):
-            model = attention_model(style, number, **kind)
+            model = make_attention_model(style, number, **kind)
             model.to(torch.promote_types(dtype, torch.float32)).dtype = dtype
             loss, weights = model.loss(*batch, smoothing=0.1)
             loss.smoothed.backward()
@@ -401,23 +401,25 @@ def test_half_precision_stays_near_double() -> None:
 def cell_step(rnn: Any, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """torch's own cells."""
     parameters = (rnn.weight_ih, rnn.weight_hh, rnn.bias_ih, rnn.bias_hh)
-    return torch.lstm_cell(x, state, *parameters) if rnn.states == 2 else (torch.gru_cell(x, state[0], *parameters),)
+    return (
+        torch.lstm_cell(x, state, *parameters) if rnn.num_states == 2 else (torch.gru_cell(x, state[0], *parameters),)
+    )
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize(
     ("style", "readout"), [*((style, "tanh") for style in ATTENTION_STYLES), ("bahdanau", "maxout")]
 )
 @pytest.mark.parametrize("kind", [{}, {"window": "local_m", "half_width": 1}, {"coverage": True}], ids=name)
 def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: str, kind: dict[str, Any]) -> None:
-    """One step after the other, as docs/attention.md writes them; three layers with residual sums. Maxout is a readout
+    """One step after the other, as docs/models.md writes them; three layers with residual sums. Maxout is a readout
     of bahdanau alone: the configuration refuses it elsewhere. Attention knows the position and the weights so far."""
     changes = ATTENTION_STYLES[style] | {"cell": cell, "readout": readout, "decoder_layers": 3}
     config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=AttentionConfig(**kind), **changes)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     randomize_(model, 0.4)
-    decoder, (source_BS, length_B, target_BT) = model.decoder, ragged_batch()
+    decoder, (source_BS, length_B, target_BT) = model.decoder, make_ragged_batch()
     with torch.no_grad():
         memory, state = model.start(source_BS, length_B)
         features, _, _ = model.decode(target_BT, state, memory)
@@ -455,10 +457,10 @@ def test_styles_are_the_equations_of_the_papers(style: str, cell: str, readout: 
 
 @pytest.mark.parametrize("style", ["luong", "gnmt"])
 def test_many_positions_attend_a_few_at_a_time(style: str) -> None:
-    """Where no gradient is wanted; more than twice `decoder.QUERIES`."""
+    """Where no gradient is wanted; more than twice `decoder.MAX_QUERIES_AT_ONCE`."""
     for kind in PAIRWISE:
-        model = attention_model(style, **kind)
-        source_BS, length_B, target_BT = ragged_batch(target=38)
+        model = make_attention_model(style, **kind)
+        source_BS, length_B, target_BT = make_ragged_batch(target=38)
         features, weights, _ = model.decode(target_BT, *reversed(model.start(source_BS, length_B)))
         with torch.no_grad():
             parts, parts_weights, _ = model.decode(target_BT, *reversed(model.start(source_BS, length_B)))
@@ -469,7 +471,7 @@ def test_many_positions_attend_a_few_at_a_time(style: str) -> None:
 def test_the_shortcut_adds_each_piece_to_its_output() -> None:
     torch.manual_seed(1)
     config = ModelConfig(embed=6, hidden=8, shortcut=True)
-    encoder, (source_BS, length_B, _) = Encoder(config).double(), ragged_batch()
+    encoder, (source_BS, length_B, _) = Encoder(config).double(), make_ragged_batch()
     embedded_BSE = torch.randn(*source_BS.shape, 6, dtype=torch.float64)
     found, lasts = encoder(embedded_BSE, length_B)
     assert encoder.shortcut is not None
@@ -486,8 +488,8 @@ def test_the_shortcut_adds_each_piece_to_its_output() -> None:
 
 def test_coverage_loss_counts_what_was_attended_to_before() -> None:
     """See et al. 2017, eq. 12, over the target pieces that are not padding."""
-    model = attention_model("bahdanau", score="additive", window="local_p", coverage=True)
-    source_BS, length_B, target_BT = ragged_batch()
+    model = make_attention_model("bahdanau", score="additive", window="local_p", coverage=True)
+    source_BS, length_B, target_BT = make_ragged_batch()
     _, weights = model.loss(source_BS, length_B, target_BT)
     loss = coverage_loss(weights.dense(6), target_BT[:, 1:] != PAD)
     expected = 0.0
@@ -498,24 +500,25 @@ def test_coverage_loss_counts_what_was_attended_to_before() -> None:
 
 
 def test_choices_are_those_of_the_configuration() -> None:
-    assert (*SCORES, "none") == schema.SCORES
-    assert tuple(WINDOWS) == schema.WINDOWS and tuple(NORMALIZERS) == schema.NORMALIZERS
-    assert SCORES["concat"] is SCORES["additive"]  # so that it needs no test of its own
+    assert (*SCORE_CLASSES, "none") == schema.ATTENTION_SCORES
+    assert tuple(WINDOW_CLASSES) == schema.ATTENTION_WINDOWS and tuple(NORMALIZER_FNS) == schema.ATTENTION_NORMALIZERS
+    assert SCORE_CLASSES["concat"] is SCORE_CLASSES["additive"]  # so that it needs no test of its own
 
 
 def test_sources_beyond_reach_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_reach(attention_model("luong", score="location"), [2, REACH, REACH + 1, 9], "lines")
-    warn_of_reach(attention_model("luong", score="dot"), [9], "lines")
-    warn_of_reach(attention_model("luong", score="none"), [9], "lines")
+    warn_if_out_of_reach(make_attention_model("luong", score="location"), [2, REACH, REACH + 1, 9], "lines")
+    warn_if_out_of_reach(make_attention_model("luong", score="dot"), [9], "lines")
+    warn_if_out_of_reach(make_attention_model("luong", score="none"), [9], "lines")
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces"
+        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces; the pieces beyond get no "
+        "attention"
     ]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", WINDOW_CLASSES)
 def test_a_diverged_model_looks_nowhere_out_of_range(window: str) -> None:
     torch.manual_seed(1)
-    for normalizer in NORMALIZERS:
+    for normalizer in NORMALIZER_FNS:
         attention = attention_of(1, score="dot", window=window, normalizer=normalizer)
         memory = attention.project_memory(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
         query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)

@@ -27,10 +27,10 @@ from nmt.config import (
     TrainRun,
     TranslateRun,
 )
-from nmt.config.data import is_opposite_direction, swapped_side
+from nmt.config.data import find_swapped_side, is_opposite_direction
 from nmt.errors import UserError, suggest
 from nmt.runtime.cli import main
-from nmt.runtime.command_line import SYNONYMS, schema_keys
+from nmt.runtime.command_line import KEYS_BY_SYNONYM, list_key_types
 
 PROGRAM = """
 from nmt.config import TrainRun
@@ -79,15 +79,18 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("gpu=0", "did you mean 'device'?"),
         ("fp16=true", "did you mean 'precision'?"),
         ("beam_size=5", "there is no key 'beam_size'; other commands have 'search.beam'"),
-        ("name=a,b", """name=a,b has a comma: one value with a comma in it is written 'name="a,b"', a list"""),
-        ("data.path=/it's,here", """quote a value that has signs in it: 'data.path="/it'"'"'s,here"'"""),
-        ("data.corpora=nums", "data.corpora=nums: a list is needed here; write it as 'data.corpora=[{path:FOLDER}]'"),
-        ("data.corpora=[nums]", "data.corpora=[nums]: a corpus is needed here, with its path; write it as"),
-        ("data.corpora={path:x}", "keys with values are given where a list is needed"),
-        ("data.corpora=[{path:x,wieght:2}]", "no key 'wieght' but path, weight, .*; did you mean 'weight'?"),
-        ("data.corpora=[{path:[x]}]", "one value is needed here, not a list"),
-        ("by_pairs=3", "each with its values by numbers of pairs; write it as 'by_pairs={optim.lr: {"),
-        ("data.path={a:b}", "one value is needed here, not several by name"),
+        (
+            "name=a,b",
+            """name=a,b contains a comma; write 'name="a,b"' for one value with a comma, name=[A,B] for a list""",
+        ),
+        ("data.path=/it's,here", """quote values with special characters: 'data.path="/it'"'"'s,here"'"""),
+        ("data.corpora=nums", "data.corpora=nums: expected a list; write it as 'data.corpora=[{path:FOLDER}]'"),
+        ("data.corpora=[nums]", "data.corpora=[nums]: expected a corpus with its path; write it as"),
+        ("data.corpora={path:x}", "got keys with values where a list is expected"),
+        ("data.corpora=[{path:x,wieght:2}]", "no key 'wieght', only path, weight, .*; did you mean 'weight'?"),
+        ("data.corpora=[{path:[x]}]", "expected one value, not a list"),
+        ("by_pairs=3", "each with its values by number of pairs; write it as 'by_pairs={optim.lr: {"),
+        ("data.path={a:b}", "expected one value, not keys with values"),
         ("datta=text", "there is no key 'datta'; did you mean 'data'?"),
         ("data@valid=text", "there is no key 'data@valid'"),
         ("+model.hidden=5", "no + is needed: model.hidden=5"),
@@ -102,29 +105,32 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("model.hidden", "model.hidden cannot be read; write key=value"),
         (
             "model.hidden=[1",
-            """model.hidden=[1 cannot be read; quote a value that has signs in it: 'model.hidden="[1"'""",
+            """model.hidden=[1 cannot be read; quote values with special characters: 'model.hidden="[1"'""",
         ),
-        ("model.hidden=[1,", "model.hidden=[1, cannot be read; a list has no spaces, or is quoted as a whole"),
-        ("data.path=[a,b]", "data.path=[a,b]: one value is needed here, not a list"),
-        ("data.path=~/text", "data.path=~/text cannot be read: the shell left ~ as it is; write data.path=$HOME/text"),
-        ("init_from=[~/a,~/b]", "the shell left ~ as it is; write init_from=[$HOME/a,$HOME/b]"),
-        ("name=a=b", """name=a=b cannot be read; quote a value that has signs in it: 'name="a=b"'"""),
+        ("model.hidden=[1,", "model.hidden=[1, cannot be read; write a list without spaces or quote it as a whole"),
+        ("data.path=[a,b]", "data.path=[a,b]: expected one value, not a list"),
+        (
+            "data.path=~/text",
+            "data.path=~/text cannot be read because the shell did not expand ~; write data.path=$HOME/text",
+        ),
+        ("init_from=[~/a,~/b]", "the shell did not expand ~; write init_from=[$HOME/a,$HOME/b]"),
+        ("name=a=b", """name=a=b cannot be read; quote values with special characters: 'name="a=b"'"""),
         ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
         ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
         ("overwrite=maybe", "overwrite=maybe: Value 'maybe' is not a valid bool (type str)"),
-        ("seed=null", "seed=null: a value is needed here"),
+        ("seed=null", "seed=null: expected a value"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
-        ("model.attention=dot", "model.attention=dot: model.attention is a section; set the keys in it"),
+        ("model.attention=dot", "model.attention=dot: model.attention is a section; set its keys"),
         ("data=txt", "data=txt is not one of hub, jsonl, parquet, text, toy, tsv; did you mean 'text'?"),
         ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, luong, luong2015"),
-        ("init_from=", "init_from=: a value is needed; leave init_from out, or write init_from=VALUE"),
-        ("name=2024_11_24", """name=2024_11_24 would be taken for 20241124; quote it: 'name="2024_11_24"'"""),
-        ("data.path=1.10", "data.path=1.10 would be taken for 1.1; quote it"),
-        ("model=null", "model=null: write model=CHOICE, or leave model out"),
+        ("init_from=", "init_from=: the value is missing; leave init_from out or write init_from=VALUE"),
+        ("name=2024_11_24", """name=2024_11_24 would be read as 20241124; quote it: 'name="2024_11_24"'"""),
+        ("data.path=1.10", "data.path=1.10 would be read as 1.1; quote it"),
+        ("model=null", "model=null: write model=CHOICE or leave model out"),
         ("experiment=nothing", "experiment"),
         ("model.attention.score=dott", "model.attention.score=dott is not one of additive, concat, dot,"),
-        ("seed=-1", "seed=-1 must be a number of at least 0"),
+        ("seed=-1", "seed=-1 must be at least 0"),
         ("hydra.nothing=1", "hydra.nothing"),
     ],
 )
@@ -148,10 +154,10 @@ def test_the_quoting_that_is_advised_works(train: Callable[..., Result], value: 
 
 
 def test_synonyms_are_of_keys_that_there_are() -> None:
-    known = {key for schema in COMMANDS.values() for key in schema_keys(schema)}
-    assert {name for names in SYNONYMS.values() for name in names} <= known
-    leaves = {key.rpartition(".")[2] for key in schema_keys(TrainRun)}
-    assert not {name for name in SYNONYMS if name in leaves} - {"max_length"}
+    known = {key for schema in COMMANDS.values() for key in list_key_types(schema)}
+    assert {name for names in KEYS_BY_SYNONYM.values() for name in names} <= known
+    leaves = {key.rpartition(".")[2] for key in list_key_types(TrainRun)}
+    assert not {name for name in KEYS_BY_SYNONYM if name in leaves} - {"max_length"}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_a_flag_between_settings_is_named(train: Callable[..., Result]) -> None:
     assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
     assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
     code, message = train("model.hidden=32", "-m", "seed=1,2")
-    assert (code, message) == (1, "error: -m stands between settings; write it before them\n")
+    assert (code, message) == (1, "error: -m is between settings; move it to the front\n")
 
 
 def test_a_sweep_goes_on_after_a_job_that_fails(train: Callable[..., Result]) -> None:
@@ -228,8 +234,8 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
 @pytest.mark.parametrize(
     ("build", "answer"),
     [
-        (lambda: TrainRun(name=""), "name='' names no folder"),
-        (lambda: TrainRun(name=".."), "name='..' names no folder"),
+        (lambda: TrainRun(name=""), "name='' is not a valid folder name"),
+        (lambda: TrainRun(name=".."), "name='..' is not a valid folder name"),
         (lambda: TrainRun(device="gpu"), "device=gpu is not one of auto, cpu, cuda, cuda:N, mps"),
         (lambda: TrainRun(device="cuda:-1"), "device=cuda:-1"),
         (lambda: TrainRun(precision="fp23"), "precision=fp23 is not one of .*did you mean 'fp32'"),
@@ -243,16 +249,16 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: DataConfig(format="text"), "data.path is not set"),
         (lambda: DataConfig(source="en"), "data.source and data.target are both 'en'"),
         (lambda: DataConfig(source="fr"), "the built-in corpus has de and en"),
-        (lambda: DataConfig(limit=0), "data.limit=0 must be a number of at least 1"),
-        (lambda: SearchConfig(max_length=10**19), "search.max_length=1.* must be a number of at least 1 and below 2"),
+        (lambda: DataConfig(limit=0), "data.limit=0 must be at least 1"),
+        (lambda: SearchConfig(max_length=10**19), "search.max_length=1.* must be at least 1 and below 2"),
         (lambda: DataConfig(max_length=0), "data.max_length=0"),
         (lambda: DataConfig(invalid="ignore"), "data.invalid=ignore is not one of refuse, drop"),
         (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),
         (lambda: TokenizerConfig(vocab_size=0), "tokenizer.vocab_size=0"),
-        (lambda: TokenizerConfig(source_vocab_size=0, joint=False), "tokenizer.source_vocab_size=0 must be a number"),
+        (lambda: TokenizerConfig(source_vocab_size=0, joint=False), "tokenizer.source_vocab_size=0 must be at least 8"),
         (
             lambda: TokenizerConfig(target_vocab_size=500),
-            "tokenizer.target_vocab_size=500 .* tokenizer.joint=false too",
+            "tokenizer.target_vocab_size=500 .* tokenizer.joint=false as well",
         ),
         (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
         (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
@@ -262,68 +268,71 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: ModelConfig(dropout=float("nan")), "model.dropout=nan"),
         (lambda: ModelConfig(bridge="last", encoder_hidden=8), "model.bridge=last copies the encoder's state"),
         (lambda: ModelConfig(encoder_hidden=8, attention=AttentionConfig(score="dot")), "or use general"),
-        (lambda: ModelConfig(attention=AttentionConfig(score="dot", size=8)), "model.attention.size=8 has no meaning"),
+        (lambda: ModelConfig(attention=AttentionConfig(score="dot", size=8)), "model.attention.size=8 has no effect"),
         (
             lambda: ModelConfig(attention=AttentionConfig(score="location", size=8)),
-            "model.attention.size=8 has no meaning",
+            "model.attention.size=8 has no effect",
         ),
         (lambda: ModelConfig(attention=AttentionConfig(heads=3)), "model.attention.heads=3 must divide .* output, 512"),
         (
             lambda: ModelConfig(attention=AttentionConfig(heads=4, size=6)),
             "model.attention.heads=4 must divide 6, which is model.attention.size",
         ),
-        (lambda: AttentionConfig(half_width=0), "model.attention.half_width=0 must be a number of at least 1"),
+        (lambda: AttentionConfig(half_width=0), "model.attention.half_width=0 must be at least 1"),
         (
             lambda: AttentionConfig(score="none", window="local_p", heads=2),
-            "window=local_p model.attention.heads=2: nothing attends .* or write model.attention.window=glob",
+            "window=local_p model.attention.heads=2 has no effect .* or write model.attention.window=glob",
         ),
         (lambda: ModelConfig(style="gnmt"), "model.style=gnmt needs model.decoder_layers=2 or more"),
         (
             lambda: ModelConfig(style="luong", readout="maxout"),
-            "model.readout=maxout is a part of model.style=bahdanau",
+            "model.readout=maxout needs model.style=bahdanau",
         ),
-        (lambda: TrainRun(train=TrainConfig(coverage_loss=1.0)), "write model.attention.coverage=true too"),
+        (lambda: TrainRun(train=TrainConfig(coverage_loss=1.0)), "model.attention.coverage=true as well"),
         (
             lambda: TrainRun(train=TrainConfig(r_drop=5.0), model=ModelConfig(dropout=0.0)),
-            "train.r_drop=5.0 compares two passes with different dropout, and model.dropout=0 has none",
+            "train.r_drop=5.0 compares two passes with different dropout, but model.dropout=0",
         ),
-        (lambda: TrainConfig(coverage_loss=-1.0), "train.coverage_loss=-1.0 must be a number of at least 0"),
+        (lambda: TrainConfig(coverage_loss=-1.0), "train.coverage_loss=-1.0 must be at least 0"),
         (lambda: AttentionConfig(window="local"), "model.attention.window=local is not one of"),
-        (lambda: OptimConfig(lr=0), "optim.lr=0 must be a number greater than 0"),
+        (lambda: OptimConfig(lr=0), "optim.lr=0 must be greater than 0"),
         (lambda: OptimConfig(lr=float("inf")), "optim.lr=inf"),
         (lambda: OptimConfig(weight_decay=float("inf")), "optim.weight_decay=inf"),
         (lambda: OptimConfig(decay=1.0), "optim.decay=1.0 must be below 1"),
-        (lambda: OptimConfig(decay=0.3), "optim.decay=0.3 is of optim.schedule=plateau"),
+        (lambda: OptimConfig(decay=0.3), "optim.decay=0.3 needs optim.schedule=plateau"),
         (lambda: OptimConfig(schedule="inverse_sqrt"), "needs optim.warmup"),
         (lambda: OptimConfig(label_smoothing=1.0), "optim.label_smoothing=1.0"),
-        (lambda: TrainConfig(max_epochs=None), "training needs an end"),
+        (lambda: TrainConfig(max_epochs=None), "training would never end"),
         (lambda: TrainConfig(batch_tokens=0), "train.batch_tokens=0"),
         (lambda: TrainRun(bleu_tokenizer="ja"), "bleu_tokenizer=ja is not one of auto, 13a, .*ja-mecab"),
         (lambda: EvaluateRun(checkpoint="x", bleu_tokenizer="flores"), "bleu_tokenizer=flores is not .*'flores\\d+'"),
         (lambda: TrainConfig(monitor="belu"), "train.monitor=belu is not one of .*did you mean 'bleu'"),
         (lambda: SearchConfig(beam=0), "search.beam=0"),
-        (lambda: ModelConfig(bridge="zero", attention=AttentionConfig(score="none")), "nothing of the source would"),
-        (lambda: SearchConfig(beam=2, n_best=3), "search.n_best=3 must not be more than search.beam=2"),
+        (
+            lambda: ModelConfig(bridge="zero", attention=AttentionConfig(score="none")),
+            "the decoder would not see the source",
+        ),
+        (lambda: SearchConfig(beam=2, n_best=3), "search.n_best=3 must not exceed search.beam=2"),
         (lambda: EvaluateRun(), "checkpoint is not set"),
         (lambda: TranslateRun(), "checkpoint is not set"),
         (lambda: TranslateRun(checkpoint="x", mode="score"), "mode=score needs two files"),
         (lambda: TranslateRun(checkpoint="x", target="y"), "target=y is for mode=score only"),
         (lambda: SearchConfig(sample=True, top_p=0.0), "search.top_p=0.0 must be greater than 0 and at most 1"),
-        (lambda: SearchConfig(sample=True, temperature=0.0), "search.temperature=0.0 must be a number greater than 0"),
-        (lambda: DataConfig(split="../test"), "data.split=../test is the name of a split"),
+        (lambda: SearchConfig(sample=True, temperature=0.0), "search.temperature=0.0 must be greater than 0"),
+        (lambda: DataConfig(split="../test"), "data.split=../test is a path"),
         (lambda: LinksConfig(unit="word"), "links.unit=word is not one of words, pieces"),
         (lambda: LinksConfig(threshold=0), "links.threshold=0 must be greater than 0 and at most 1"),
         (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan"),
         (lambda: AlignRun(), "checkpoint is not set"),
         (lambda: AlignRun("x", source="a"), "give both, or neither"),
         (lambda: AlignRun("x", source="a", target="b", data=DataOverride(split="valid")), "leave out data.*"),
-        (lambda: AlignRun("x", gold_base=1), "gold_base=1 is of a file of gold links: write gold=FILE too"),
+        (lambda: AlignRun("x", gold_base=1), "gold_base=1 applies to a file of gold links; write gold=FILE as well"),
         (lambda: AlignRun("x", gold="g", gold_base=2), "gold_base=2 is not one of 0, 1"),
         (lambda: AlignRun("x", gold="g", links=LinksConfig(unit="pieces")), "links.unit=pieces: gold= and"),
         (lambda: AlignRun("x", symmetrize="union"), "symmetrize=union needs two models"),
         (lambda: AlignRun("x", "y", symmetrize="grow"), "symmetrize=grow is not one of intersection, union, grow_"),
-        (lambda: AlignRun("x", "y", output="a.npz"), "output=a.npz is for one model's weights"),
-        (lambda: AlignRun("x", max_length=1), "max_length=1 must be a number of at least 2"),
+        (lambda: AlignRun("x", "y", output="a.npz"), "output=a.npz is for the weights of one model"),
+        (lambda: AlignRun("x", max_length=1), "max_length=1 must be at least 2"),
     ],
 )
 def test_impossible_values(build: Callable[[], object], answer: str) -> None:
@@ -332,32 +341,38 @@ def test_impossible_values(build: Callable[[], object], answer: str) -> None:
 
 
 def test_settings_that_mean_nothing_are_named() -> None:
-    assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).idle == []
+    assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).unused_settings == []
     given = AttentionConfig(half_width=3, max_positions=9)
-    assert ModelConfig(residual=True, encoder_layers=2).idle == []
-    assert ModelConfig(residual=True, input_feeding=False, attention=given).idle == [
+    assert ModelConfig(residual=True, encoder_layers=2).unused_settings == []
+    assert ModelConfig(residual=True, input_feeding=False, attention=given).unused_settings == [
         "model.attention.half_width=3",
         "model.attention.max_positions=9",
         "model.residual=true",
         "model.input_feeding=false",
     ]
     two = {"style": "gnmt", "decoder_layers": 2, "residual": True}
-    assert ModelConfig(**two).idle == ["model.residual=true"]
-    assert ModelConfig(**two, encoder_layers=2).idle == ModelConfig(**two | {"decoder_layers": 3}).idle == []
-    assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).idle == ["model.shortcut=true"]
+    assert ModelConfig(**two).unused_settings == ["model.residual=true"]
+    assert (
+        ModelConfig(**two, encoder_layers=2).unused_settings
+        == ModelConfig(**two | {"decoder_layers": 3}).unused_settings
+        == []
+    )
+    assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).unused_settings == [
+        "model.shortcut=true"
+    ]
 
 
 def test_commands_take_the_data_of_the_run_unless_told() -> None:
     run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
-    assert DataOverride().over(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
-    assert DataOverride(split="valid", path="other").over(run).path == "other"
+    assert DataOverride().apply_to(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
+    assert DataOverride(split="valid", path="other").apply_to(run).path == "other"
     linked = DataConfig(format="text", path="corpus", source="fr", target="en", alignments="links")
-    assert DataOverride(format="text", path="corpus").over(linked).alignments == "links"
-    assert DataOverride(path="other").over(linked).alignments is None
+    assert DataOverride(format="text", path="corpus").apply_to(linked).alignments == "links"
+    assert DataOverride(path="other").apply_to(linked).alignments is None
     table = DataConfig(format="tsv", path="corpus", source="2", target="1")
-    assert DataOverride(path="other", source="1", target="2").over(table).source == "1"  # columns, not languages
+    assert DataOverride(path="other", source="1", target="2").apply_to(table).source == "1"  # columns, not languages
     with pytest.raises(UserError, match="the model was trained to translate 2 to 1"):
-        DataOverride(path="corpus", source="1", target="2").over(table)
+        DataOverride(path="corpus", source="1", target="2").apply_to(table)
 
 
 def test_directions_are_told_by_the_names_of_the_sides() -> None:
@@ -410,4 +425,4 @@ def test_a_side_with_the_language_of_the_other_one(parent: str, child: str, side
         DataConfig(format="tsv", path="corpus", source=source, target=target)
         for source, target in (child.split(), parent.split())
     )
-    assert swapped_side(one, other) == side
+    assert find_swapped_side(one, other) == side

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import SHARED, ends_in_returns, environment
+from builders import SHARED, command_environment, has_carriage_return_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,9 +28,9 @@ from nmt.config import DataConfig
 from nmt.config.data import DataOverride
 from nmt.data import cache, corpus, readers
 from nmt.data.cache import cache_folder
-from nmt.data.corpus import as_texts, column, load_pairs, origins, streamed
-from nmt.data.readers import LINE_READERS, strings
-from nmt.data.splits import VALID
+from nmt.data.corpus import cast_to_text, describe_origins, iter_column, load_pairs, stream_pairs
+from nmt.data.readers import LINE_READERS, build_string_array
+from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
 from nmt.runtime.lines import LineReader, read_lines
@@ -105,8 +105,8 @@ def test_text(read: Read) -> None:
     assert read(files) == (["ein Hund", "", "zwei\u2028 Hunde"], ["a dog", "two  dogs", " \rx"])
 
 
-@pytest.mark.parametrize("name", VALID)
-@pytest.mark.parametrize("asked", VALID)
+@pytest.mark.parametrize("name", VALID_SPLITS)
+@pytest.mark.parametrize("asked", VALID_SPLITS)
 def test_the_validation_split_has_several_names(read: Read, name: str, asked: str) -> None:
     assert read({f"{name}.de": "a\n", f"{name}.en": "b\n"}, split=asked) == (["a"], ["b"])
 
@@ -125,9 +125,9 @@ def test_limit_is_for_training(read: Read) -> None:
         ({"train.de": "a\n", "train.en": "a\nb\nc"}, r"train.de has 1 line and .*train.en has 3;"),
         ({"train.de": "a\n", "train.en": "\n\n\n\n"}, r"train.de has 1 line and .*train.en has 4;"),
         ({"train.de": "", "train.en": "a\n"}, r"train.de has 0 lines and .*train.en has 1;"),
-        ({"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"}, r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); mend"),
-        ({"train.de": b"ab\xfc\n", "train.en": b"\xe4\n"}, r"train.de:1: not UTF-8 \(byte 0xFC at position 3\); mend"),
-        ({"train.de": "", "train.en": ""}, "train.de has no pair of texts"),
+        ({"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"}, r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); fix"),
+        ({"train.de": b"ab\xfc\n", "train.en": b"\xe4\n"}, r"train.de:1: not UTF-8 \(byte 0xFC at position 3\); fix"),
+        ({"train.de": "", "train.en": ""}, "train.de has no sentence pairs"),
         ({"train.de": "a\n"}, r"train.en does not exist; .*data.source=de data.target=en.* The folder has train.de$"),
         ({"train.fr": "a\n"}, r"train.de does not exist; .*The folder has train.fr$"),
         ({}, r"train.de does not exist; .*The folder has nothing$"),
@@ -153,14 +153,14 @@ def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
         assert read.lines == [1, 3, 6, 7]
         assert "data.invalid=drop: left out 2 lines of " in caplog.text
         assert "train.de: not UTF-8 (first: 2, 5)" in caplog.text and "train.en: not UTF-8 (first: 4, 5)" in caplog.text
-    with pytest.raises(UserError, match="has no pair"):
+    with pytest.raises(UserError, match="has no sentence pairs"):
         read({"train.de": b"\xff", "train.en": b"a"}, invalid="drop")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_another_encoding_is_named(read: Read, ending: str) -> None:
     for invalid in ("refuse", "drop"):
-        with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; make UTF-8 of it: iconv -f UTF-16 -t UTF-8"):
+        with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"):
             text = packed("ä\nb\n".encode("utf-16"), ending) if ending else "ä\nb\n".encode("utf-16")
             read({f"train.de{ending}": text, "train.en": b"x\ny\n"}, invalid=invalid)
     with pytest.raises(UserError, match="train.en:1: not UTF-8 .*whole file has another encoding, .*: iconv -f LATIN1"):
@@ -170,10 +170,10 @@ def test_another_encoding_is_named(read: Read, ending: str) -> None:
 @pytest.mark.parametrize(
     "format, sides, lines, trouble",
     [
-        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"], {"short of columns": [2, 5]}),
-        ("tsv", ("1", "2"), [b"a\tb\tc", b"c\td", b"c\td\te\tf"], {"of too many columns": [3]}),
-        ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"short of columns": [2, 4]}),
-        ("tsv", ("x", "y"), [b"x\ty", b"a\ta\tb", b"a\tb"], {"of too many columns": [2]}),
+        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"], {"too few columns": [2, 5]}),
+        ("tsv", ("1", "2"), [b"a\tb\tc", b"c\td", b"c\td\te\tf"], {"too many columns": [3]}),
+        ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"too few columns": [2, 4]}),
+        ("tsv", ("x", "y"), [b"x\ty", b"a\ta\tb", b"a\tb"], {"too many columns": [2]}),
         (
             "jsonl",
             ("x", "y"),
@@ -187,7 +187,7 @@ def test_another_encoding_is_named(read: Read, ending: str) -> None:
                 b"\xff",
                 b'{"x": "a"}',
             ],
-            {"not JSON": [3, 4, 6], "without a text under 'x'": [5], "without a text under 'y'": [8], "not UTF-8": [7]},
+            {"not JSON": [3, 4, 6], "no text under 'x'": [5], "no text under 'y'": [8], "not UTF-8": [7]},
         ),
     ],
 )
@@ -222,9 +222,9 @@ def test_lines_keep_their_numbers_whatever_is_left_out(
     (folder / "train.de").write_bytes(b"\n".join(texts))
     (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(good)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BLOCK", block)
+        patch.setattr(readers, "TEXT_BLOCK_BYTES", block)
         if not expected:
-            with pytest.raises(UserError, match="has no pair"):
+            with pytest.raises(UserError, match="has no sentence pairs"):
                 load_pairs(data, "train")
             return
         pairs = load_pairs(data, "train")
@@ -237,13 +237,14 @@ def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     path = str(tmp_path)
     text = (f"{path}/train.de", f"{path}/train.en")
-    assert origins(DataConfig(format="text", path=path), "train") == text
-    assert origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
+    assert describe_origins(DataConfig(format="text", path=path), "train") == text
+    assert describe_origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
     news = (f"{path}/only/news.de", f"{path}/only/news.en")  # a recipe of the hub, judged on a folder of no more
-    assert origins(DataConfig(format="hub", path=f"{path}/only"), "news") == news
-    assert origins(DataConfig(format="jsonl", path=path), "valid") == (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
-    assert origins(DataConfig(format="hub", path="own/er"), "train") == ("own/er, de", "own/er, en")
-    assert origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")
+    assert describe_origins(DataConfig(format="hub", path=f"{path}/only"), "news") == news
+    dev = (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
+    assert describe_origins(DataConfig(format="jsonl", path=path), "valid") == dev
+    assert describe_origins(DataConfig(format="hub", path="own/er"), "train") == ("own/er, de", "own/er, en")
+    assert describe_origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")
 
 
 def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Path) -> None:
@@ -315,7 +316,7 @@ def test_killed_while_preparing_and_started_again(read: Read, tmp_path: Path) ->
     for name, text in TEXT.items():
         (tmp_path / "data" / name).write_text(str(text))
     arguments = [sys.executable, "-c", KILLED, str(tmp_path / "data"), str(tmp_path / "cache")]
-    done = subprocess.run(arguments, env=environment(tmp_path))
+    done = subprocess.run(arguments, env=command_environment(tmp_path))
     assert done.returncode == -signal.SIGKILL
     left = {path.suffix for path in (tmp_path / "cache" / "text").iterdir()}
     assert left == {"", ".part", ".lock"}
@@ -326,7 +327,7 @@ def test_killed_while_preparing_and_started_again(read: Read, tmp_path: Path) ->
 SLOW = """
 import sys, time
 from pathlib import Path
-from nmt.data.cache import made
+from nmt.data.cache import get_or_build
 from nmt.runtime.logging import log_to_stderr
 def fill(part):
     (part / "who").write_text(sys.argv[2])
@@ -335,8 +336,8 @@ def fill(part):
     time.sleep(0.5)
 log_to_stderr()
 import nmt.data.cache
-nmt.data.cache.LOCK_POLL = 0.1
-made(Path(sys.argv[1]), fill)
+nmt.data.cache.LOCK_NOTICE_DELAY = 0.1
+get_or_build(Path(sys.argv[1]), fill)
 """
 
 
@@ -344,7 +345,7 @@ def test_several_processes_make_it_once(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SLOW, str(tmp_path / "thing"), str(number)],
-            env=environment(tmp_path), stderr=subprocess.PIPE, text=True,
+            env=command_environment(tmp_path), stderr=subprocess.PIPE, text=True,
         )
         for number in range(3)
     ]  # fmt: skip
@@ -436,7 +437,7 @@ def test_what_killed_processes_left_is_removed_and_what_is_being_filled_stays(re
     litter = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
     for path in litter:
         path.touch()
-    with cache.building(text / "busy") as busy:
+    with cache.build_folder(text / "busy") as busy:
         os.utime(busy, (0, 0))
         assert read(TEXT) == PAIRS
         assert busy.exists() and other.exists() and not any(path.exists() for path in (left, *litter))
@@ -463,7 +464,7 @@ def slowly(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str
             if not drop:
                 side = "de" if left.decode(errors="replace").encode() != left else "en"
                 return f"train.{side}:{number}: not UTF-8"
-    return found or "train.de has no pair"
+    return found or "train.de has no sentence pairs"
 
 
 bytes_of_text = st.lists(
@@ -486,10 +487,10 @@ def test_blocks_hold_what_lines_do(
     data = DataConfig(
         format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
     )
-    old = [side for side, text in (("de", source), ("en", target)) if ends_in_returns(text)]
+    old = [side for side, text in (("de", source), ("en", target)) if has_carriage_return_lines(text)]
     expected = f"train.{old[0]}: lines end in a carriage return" if old else slowly(source, target, drop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BLOCK", block)
+        patch.setattr(readers, "TEXT_BLOCK_BYTES", block)
         try:
             pairs = load_pairs(data, "train")
             found: Any = list(zip(pairs["line"], pairs["source"], pairs["target"], strict=True))
@@ -533,7 +534,7 @@ def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
     assert read.lines is None  # which would not say of which of them
     first, last = (tmp_path / "data" / f"train{name}" for name in (names[0], names[2]))
     data = DataConfig(format="text", path=str(tmp_path / "data"))
-    assert origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
+    assert describe_origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
     with pytest.raises(UserError, match=f"train{names[1]}.en has 3 lines|train{names[1]}.de has 2 lines and .* has 3;"):
         read({f"train{names[1]}.en": "a\nb\nc"})
     with pytest.raises(UserError, match=f"train{names[1]}.en:2: not UTF-8"):
@@ -555,13 +556,13 @@ def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
 def test_shards_of_tables(read: Read, caplog: pytest.LogCaptureFixture) -> None:
     files: dict[str, str | bytes] = {"train.0.tsv": "a\tb\nc\n", "train.1.tsv": b"d\te\n\xff\n"}
     assert read(files, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
-    assert "train.0.tsv: short of columns (first: 2)" in caplog.text and "train.1.tsv: not UTF-8" in caplog.text
+    assert "train.0.tsv: too few columns (first: 2)" in caplog.text and "train.1.tsv: not UTF-8" in caplog.text
     lines = {f"train.{i}.jsonl": lines_of({"de": f"{i}", "en": "x"}) for i in range(2)}
     assert read(lines, format="jsonl")[0] == ["0", "1"]
 
 
 def test_pairs_are_written_some_at_a_time(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BATCH", 3)
+    monkeypatch.setattr(readers, "PARSE_BATCH_SIZE", 3)
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
     assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
     assert read.lines == list(range(1, 21))
@@ -583,8 +584,8 @@ def test_tsv_by_number_and_by_name(read: Read) -> None:
 @pytest.mark.parametrize(
     "table, columns, message",
     [
-        (b"a\tb\nc\n", ("1", "2"), "train.tsv:2: 1 columns, but 2 are needed; mend"),
-        (b"de\ten\na\tb\nc\n", ("de", "en"), "train.tsv:3: 1 columns, but 2 are needed; mend"),
+        (b"a\tb\nc\n", ("1", "2"), "train.tsv:2: 1 column, but 2 are needed; fix"),
+        (b"de\ten\na\tb\nc\n", ("de", "en"), "train.tsv:3: 1 column, but 2 are needed; fix"),
         (b"a\tb\n\xff\tb\n", ("1", "2"), "train.tsv:2: not UTF-8"),
         (b"a\tb\n", ("0", "1"), "counted from 1"),
         (
@@ -592,7 +593,7 @@ def test_tsv_by_number_and_by_name(read: Read) -> None:
             ("german", "englisch"),
             "no column 'englisch' .* german, english; did you mean 'english'",
         ),
-        (b"de\ten\n", ("de", "en"), "no pair"),
+        (b"de\ten\n", ("de", "en"), "no sentence pairs"),
         (b"", ("de", "en"), "no column 'de'"),
     ],
 )
@@ -637,18 +638,19 @@ def test_a_dotted_key_is_taken_as_it_stands(read: Read) -> None:
 @pytest.mark.parametrize(
     "line, message",
     [
-        ({"de": "a"}, "train.jsonl:2: no text under 'en' but None; the line has de; mend"),
+        ({"de": "a"}, "train.jsonl:2: expected text under 'en', got None; the line has de; fix"),
         (
             [{"de": "a", "en": "b"}],
-            r"train.jsonl:2: a JSON array, \[\{.*, and no object with 'de' and 'en'; .*: jq -c '.\[\]' FILE; mend",
+            r"train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON array, \[\{.*; .*: "
+            r"jq -c '.\[\]' FILE; fix",
         ),
-        (5, "train.jsonl:2: a JSON value, 5, and no object with 'de' and 'en'; mend"),
-        ("null", "train.jsonl:2: a JSON value, None, and no object"),
-        ("[", r"not JSON \(.*\); each line holds one object: jq -c '.\[\]' FILE"),
-        ("{", r"not JSON \(.*\); each line holds one object: jq -c . FILE"),
-        ({"de": 1, "en": "b"}, "train.jsonl:2: no text under 'de' but 1;"),
-        ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: no text under 'de' but {'x': 'y'};"),
-        (["a", "b"], r"train.jsonl:2: a JSON array, \['a', 'b'\], and no object with 'de' and 'en'; mend"),
+        (5, "train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON value, 5; fix"),
+        ("null", "train.jsonl:2: expected a JSON object .* got a JSON value, None;"),
+        ("[", r"not JSON \(.*\); each line must hold one object: jq -c '.\[\]' FILE"),
+        ("{", r"not JSON \(.*\); each line must hold one object: jq -c . FILE"),
+        ({"de": 1, "en": "b"}, "train.jsonl:2: expected text under 'de', got 1;"),
+        ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: expected text under 'de', got {'x': 'y'};"),
+        (["a", "b"], r"train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON array, \['a', 'b'\]; fix"),
         ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value at position 8\)"),
         (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
     ],
@@ -689,7 +691,7 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
     assert read({}, "valid", "parquet", **nested) == (["a\r", "c"], ["b", "d"])
     parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "x", "en": "b"}], "n": [2]})
     assert read({}, "valid", "parquet", **nested) == (["x", "c"], ["b", "d"])
-    with pytest.raises(UserError, match="data.source=de: .* has no such column but translation.de, translation.en, n"):
+    with pytest.raises(UserError, match="data.source=de: .* no such column; it has translation.de, translation.en, n"):
         read({}, "valid", "parquet")
     with pytest.raises(UserError, match="train.*parquet does not exist"):
         read({}, "train", "parquet")
@@ -706,21 +708,21 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table, message",
     [
-        ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002 has no text in 'de' but None"),
-        ({"de": ["a"], "en": [3]}, "row 1 has no text in 'en' but 3, of type int64"),
+        ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002: expected text in 'de', got None"),
+        ({"de": ["a"], "en": [3]}, "row 1: expected text in 'en', got 3, of type int64"),
         (
             {"de": ["a"], "en": pa.array([3]).dictionary_encode()},
-            "row 1 has no text in 'en' but 3, of type int64",
+            "row 1: expected text in 'en', got 3, of type int64",
         ),
-        ({"de": ["a"], "en": [["b"]]}, r"row 1 has no text in 'en' but \['b'\], of type list<"),
-        ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2 has no text in 'en' but None"),
+        ({"de": ["a"], "en": [["b"]]}, r"row 1: expected text in 'en', got \['b'\], of type list<"),
+        ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2: expected text in 'en', got None"),
         (
             {"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"])},
-            r"row 2 has no text in 'en', of type binary: not UTF-8 \(byte 0xFF at position 2\); write the column",
+            r"row 2: 'en', of type binary, is not UTF-8 \(byte 0xFF at position 2\); write the column",
         ),
         (
-            {"de": ["a", "b"], "en": strings(np.array([0, 1, 3]), b"cd\xff")},
-            r"row 2 has no text in 'en', of type string: not UTF-8 \(byte 0xFF at position 2\)",
+            {"de": ["a", "b"], "en": build_string_array(np.array([0, 1, 3]), b"cd\xff")},
+            r"row 2: 'en', of type string, is not UTF-8 \(byte 0xFF at position 2\)",
         ),
     ],
 )
@@ -755,7 +757,7 @@ def test_every_type_of_arrow_that_holds_text_is_read(tmp_path: Path, kind: pa.Da
             for _ in range(2):  # read, and found in the cache
                 pairs = load_pairs(data, "train")
                 assert (pairs["source"][:], pairs["target"][:]) == (texts, ["a", "b", "c", "d"])
-        [found] = streamed(replace(data, format="parquet"), "train")
+        [found] = stream_pairs(replace(data, format="parquet"), "train")
         assert found["source"].to_pylist() == texts
 
 
@@ -765,10 +767,10 @@ def test_a_dictionary_of_views_is_decoded() -> None:
     table = pa.table(
         {side: pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), values) for side in ("source", "target")}
     )
-    assert as_texts(table, "x", 0, DataConfig())["source"].to_pylist() == ["Hund", "more than twelve bytes", "Hund"]
+    assert cast_to_text(table, "x", 0, DataConfig())["source"].to_pylist() == ["Hund", "more than twelve bytes", "Hund"]
     table = pa.table({side: pa.DictionaryArray.from_arrays(pa.array([0, 2]), values) for side in ("source", "target")})
-    with pytest.raises(UserError, match="x: row 12 has no text in 'de' but None"):
-        as_texts(table, "x", 10, DataConfig())
+    with pytest.raises(UserError, match="x: row 12: expected text in 'de', got None"):
+        cast_to_text(table, "x", 10, DataConfig())
 
 
 def test_columns_may_have_each_others_names(read: Read, tmp_path: Path) -> None:
@@ -785,7 +787,7 @@ def test_a_folder_may_be_called_like_a_pattern(tmp_path: Path) -> None:
     for streaming in (False, True):
         given = {"path": str(tmp_path / "x[1]"), "streaming": streaming, "cache": str(tmp_path / "cache")}
         assert load_pairs(DataConfig(format="parquet", **given), "valid")["source"][:] == ["x[1]"]
-        with pytest.raises(UserError, match="for a pattern; rename it"):
+        with pytest.raises(UserError, match="as a pattern; rename it"):
             load_pairs(DataConfig(format="hub", **given), "valid")
 
 
@@ -793,7 +795,7 @@ def test_of_a_streamed_hub_dataset_other_splits_are_not_fetched(read: Read, tmp_
     columns = [{"de": "a", "en": "b"}, {"de": "c", "en": "d"}]
     files = {"train.jsonl": "no JSON", "validation.jsonl": "".join(map(lines_of, columns))}
     assert read(files, "valid", "hub", streaming=True) == (["a", "c"], ["b", "d"])
-    assert DataOverride().over(DataConfig(format="hub", path=str(tmp_path), streaming=True)).streaming
+    assert DataOverride().apply_to(DataConfig(format="hub", path=str(tmp_path), streaming=True)).streaming
     with pytest.raises(UserError, match="has no split test; it has train, validation"):
         read(files, "test", "hub", streaming=True)
 
@@ -837,9 +839,10 @@ def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tm
 # ---------------------------------------------------------------------------------------------------------------- toy
 @pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
 def test_toy(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "toy_splits", lambda seed: toy.generate(seed, {"train": 20, "valid": 10, "test": 0}))
+    sizes = {"train": 20, "valid": 10, "test": 0}
+    monkeypatch.setattr(corpus, "generate_toy_splits", lambda seed: toy.generate(seed, sizes))
     data = DataConfig(source=source, target=target, seed=3)
-    pairs, known = load_pairs(data, "validation"), corpus.toy_splits(3)["valid"]
+    pairs, known = load_pairs(data, "validation"), corpus.generate_toy_splits(3)["valid"]
     assert len(pairs) == len(known) == 10
     for row, pair in zip(pairs, known, strict=True):
         assert {row["source"], row["target"]} == {pair.german, pair.english}
@@ -860,7 +863,7 @@ def test_a_column_is_read_in_order(read: Read, tmp_path: Path) -> None:
     text = "\n".join(lines)
     read({"train.de": text, "train.en": text})
     data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"), limit=20_001)
-    assert list(column(load_pairs(data, "train"), "target")) == lines[:20_001]
+    assert list(iter_column(load_pairs(data, "train"), "target")) == lines[:20_001]
 
 
 def test_the_cache_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import MODELS, SMALL_VOCABULARY, padded_batch, stand_in, training_state
+from builders import MODEL_VARIANTS, SMALL_VOCABULARY, build_padded_batch, fake_capture_graph, make_training_state
 from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.config import TrainConfig
 from nmt.data.batching import collate, epoch_batches
-from nmt.model.loss import AT_ONCE, Loss, cross_entropy
-from nmt.model.recurrence import RNN, State
+from nmt.model.loss import MAX_FP32_LOGITS, Loss, cross_entropy
+from nmt.model.recurrence import RNN, RNNState
 from nmt.training import step as update
 from nmt.training.state import TrainState
 from nmt.training.step import GraphedBackward, backward, train_step
@@ -40,11 +40,13 @@ def plain_gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> Tensor:
     return (1 - z) * torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h) + z * h_ND
 
 
-def plain_layer(self: RNN, x_BTI: Tensor, state: State) -> tuple[Tensor, State]:
+def plain_layer(self: RNN, x_BTI: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
     outputs = []
     for x_BI in x_BTI.unbind(1):
         inputs, hidden = F.linear(x_BI, self.weight_ih, self.bias_ih), F.linear(state[0], self.weight_hh, self.bias_hh)
-        state = plain_lstm(inputs + hidden, state[1]) if self.states == 2 else (plain_gru(inputs, hidden, state[0]),)
+        state = (
+            plain_lstm(inputs + hidden, state[1]) if self.num_states == 2 else (plain_gru(inputs, hidden, state[0]),)
+        )
         outputs.append(state[0])
     return torch.stack(outputs, 1), state
 
@@ -73,26 +75,26 @@ def plain_step(optimizer: torch.optim.Optimizer, norm: float, scale: Tensor, los
 
 def take_plain_paths(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("nmt.model.kernels.linear.linear_for_steps", plain_bind)
-    patch.setattr("nmt.model.recurrence.bind", plain_bind)
+    patch.setattr("nmt.model.recurrence.linear_for_steps", plain_bind)
     patch.setattr("nmt.model.recurrence._LSTMCell", SimpleNamespace(apply=plain_lstm))
     patch.setattr("nmt.model.recurrence._GRUCell", SimpleNamespace(apply=plain_gru))
     patch.setattr(RNN, "forward", plain_layer)
-    patch.setattr("nmt.model.windows.bind_values", lambda values: lambda weights: weights @ values)
-    patch.setattr("nmt.model.windows.bind_rows", lambda table: lambda index: table[index])
-    patch.setattr("nmt.model.attention.CACHED", 2**40)  # all at once
+    patch.setattr("nmt.model.windows.values_for_steps", lambda values: lambda weights: weights @ values)
+    patch.setattr("nmt.model.windows.rows_for_steps", lambda table: lambda index: table[index])
+    patch.setattr("nmt.model.attention.CACHE_NUMEL", 2**40)  # all at once
     patch.setattr("nmt.model.seq2seq.cross_entropy", plain_loss)
-    patch.setattr("nmt.training.step.guarded_step", plain_step)
+    patch.setattr("nmt.training.step.step_if_finite", plain_step)
 
 
 def take_fast_paths(patch: pytest.MonkeyPatch) -> None:
     """As they are, but in several parts where this small model would have one."""
-    patch.setattr("nmt.model.attention.CACHED", 200)
-    patch.setitem(AT_ONCE, "cpu", 100)
-    patch.setattr("nmt.model.loss.SLAB", 7)
+    patch.setattr("nmt.model.attention.CACHE_NUMEL", 200)
+    patch.setitem(MAX_FP32_LOGITS, "cpu", 100)
+    patch.setattr("nmt.model.loss.ROWS_PER_PRODUCT", 7)
 
 
 def gradients(state: TrainState) -> dict[str, Tensor]:
-    batch = collate(state.train, np.arange(12)).twice()
+    batch = collate(state.train, np.arange(12)).duplicate()
     torch.manual_seed(1)
     loss, weights = state.model.loss(
         batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
@@ -109,15 +111,15 @@ def curve(state: TrainState) -> list[float]:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell: str) -> None:
     for dtype, near in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         found = []
         for take in (take_fast_paths, take_plain_paths):
             with pytest.MonkeyPatch.context() as patch:
                 take(patch)
-                losses = curve(training_state(name, cell, dtype)) if dtype == torch.float64 else []
-                found.append((gradients(training_state(name, cell, dtype)), losses))
+                losses = curve(make_training_state(name, cell, dtype)) if dtype == torch.float64 else []
+                found.append((gradients(make_training_state(name, cell, dtype)), losses))
         (fast, fast_curve), (plain, plain_curve) = found
         for key, expected in plain.items():
             torch.testing.assert_close(fast[key], expected, rtol=near, atol=near * expected.abs().max().item())
@@ -126,16 +128,17 @@ def test_values_gradients_and_curves_are_those_of_the_plain_path(name: str, cell
             assert sum(fast_curve[-5:]) < 0.95 * sum(fast_curve[:5])  # the last epoch and the first
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_recorded_updates_are_those_that_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor, with a stand-in for the graph. Dropout draws the same numbers."""
     records = []
     monkeypatch.setattr(
-        "nmt.model.kernels.cuda_graphs.capture_graph", lambda *given: records.append(given) or stand_in(*given)
+        "nmt.model.kernels.cuda_graphs.capture_graph",
+        lambda *given: records.append(given) or fake_capture_graph(*given),
     )
-    state, recorded = training_state(name, "lstm", torch.float64), training_state(name, "lstm", torch.float64)
-    recorded.graphs = GraphedBackward(recorded.run, recorded.model)
-    monkeypatch.setattr("nmt.training.step.batch_of", padded_batch)
+    state, recorded = make_training_state(name, "lstm", torch.float64), make_training_state(name, "lstm", torch.float64)
+    recorded.graphed_backward = GraphedBackward(recorded.run, recorded.model)
+    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
     assert curve(recorded) == curve(state)
     assert 0 < len(records) <= 4  # shapes are few
 
@@ -149,9 +152,9 @@ def test_weights_in_one_buffer_are_those_in_four(
     torch.manual_seed(1)
     rnn = RNN(cell, 5, 7).to(torch.promote_types(dtype, torch.float32))
     x_BTI, found = torch.randn(3, 4, 5).to(dtype), []
-    state = rnn.zeros(x_BTI)
+    state = rnn.init_state(x_BTI)
     for flat in ((), ("cpu",)):
-        monkeypatch.setattr("nmt.model.recurrence.FLAT", flat)
+        monkeypatch.setattr("nmt.model.recurrence.FLAT_WEIGHT_DEVICES", flat)
         h_BTD, last = rnn(x_BTI, state)
         found.append([h_BTD, *last, *torch.autograd.grad(h_BTD.float().square().sum(), list(rnn.parameters()))])
     assert all(torch.equal(own, other) for own, other in zip(*found, strict=True))
@@ -164,13 +167,13 @@ def test_weights_in_one_buffer_are_those_in_four(
     torch.testing.assert_close(rnn(x_BTI, state)[0], found[0][0])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, for an LSTM; in training and by prepared weights."""
     found = []
     for fused in (("cpu",), ()):
-        monkeypatch.setattr("nmt.model.recurrence.FUSED_BIAS", fused)
-        state = training_state(name, "lstm", torch.float64)
+        monkeypatch.setattr("nmt.model.recurrence.FUSED_BIAS_DEVICES", fused)
+        state = make_training_state(name, "lstm", torch.float64)
         trained = [*gradients(state).values()]
         batch = collate(state.train, np.arange(12))
         state.model.eval().prepare_for_inference(int8=False)
@@ -182,7 +185,7 @@ def test_a_bias_may_be_added_outside_the_loop(name: str, monkeypatch: pytest.Mon
 
 def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     """Guided and with coverage, whose losses are of both passes too."""
-    state = training_state("coverage", "lstm", torch.float64, dropout=0.0)
+    state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
     batch = collate(state.train, np.arange(12))
     batch = batch._replace(
         alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
@@ -196,14 +199,14 @@ def test_two_passes_that_agree_have_the_loss_and_the_gradient_of_one() -> None:
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With pairs of padding, too, and whether the output layer sees padding or not."""
-    state = training_state(name, "gru", torch.float64, dropout=0.0)
+    state = make_training_state(name, "gru", torch.float64, dropout=0.0)
     batch = collate(state.train, np.arange(12))
     alignment_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
     batch = batch._replace(alignment_BTS=alignment_BTS)
-    padded = batch.padded(16, 15, 17)
+    padded = batch.pad_to(16, 15, 17)
     assert padded.alignment_BTS.shape == (16, 17, 15) and padded.alignment_BTS.sum() == pytest.approx(
         batch.alignment_BTS.sum()
     )
@@ -212,7 +215,7 @@ def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: 
     train = replace(state.run.train, guided_alignment=0.3, coverage_loss=coverage_loss)
     scales, found = (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()), []
     for own, dropping in ((batch, ("cpu",)), (padded, ("cpu",)), (padded, ())):
-        monkeypatch.setattr("nmt.model.seq2seq.DROPPING", dropping)
+        monkeypatch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", dropping)
         loss, gradients = backward(replace(state.run, train=train), state.model, own, *scales)
         found.append([*loss, *gradients])
     torch.testing.assert_close(found[1], found[0])
@@ -221,8 +224,11 @@ def test_padded_batches_have_the_same_loss_and_gradient(name: str, monkeypatch: 
 
 def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs out in its backward pass; the same batch then runs without a graph, with the same gradient."""
-    state = training_state("bahdanau", "lstm", torch.float64, dropout=0.0)
-    batch, scales = padded_batch(state, np.arange(8)), (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double())
+    state = make_training_state("bahdanau", "lstm", torch.float64, dropout=0.0)
+    batch, scales = (
+        build_padded_batch(state, np.arange(8)),
+        (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()),
+    )
     _, expected = backward(state.run, state.model, batch, *scales)
 
     def fails(work: Callable[[], Any], _: torch.device) -> None:
@@ -248,19 +254,19 @@ def test_a_capture_that_fails_leaves_no_half_gradient(monkeypatch: pytest.Monkey
 
 def test_graphs_go_with_what_they_are_of() -> None:
     """At once, not when the garbage is collected: they hold much memory of a GPU."""
-    state = training_state("bahdanau", "lstm", torch.float64)
+    state = make_training_state("bahdanau", "lstm", torch.float64)
     graphed = GraphedBackward(state.run, state.model)
-    gone = weakref.ref(graphed.graphs)
+    gone = weakref.ref(graphed.callable)
     del graphed
     assert gone() is None
 
 
 def test_padding_pairs_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = training_state("bahdanau", "lstm", torch.float64)
+    state = make_training_state("bahdanau", "lstm", torch.float64)
     rows = np.arange(8)
     sums = []
-    for make in (update.batch_of, padded_batch):
-        monkeypatch.setattr("nmt.training.step.batch_of", make)
+    for make in (update.build_batch, build_padded_batch):
+        monkeypatch.setattr("nmt.training.step.build_batch", make)
         sums.append(train_step(state, rows, 100).sums)
     assert sums[0].source == sums[1].source == state.train.lengths(rows)[0].sum()
     assert sums[0].target == sums[1].target
@@ -281,8 +287,8 @@ def test_padding_that_is_not_dropped_has_no_loss_and_no_gradient() -> None:
 
 def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Filled and with padding masked, against a batch as it is with padding dropped."""
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
-    state = training_state("coverage", "lstm", torch.float64, dropout=0.0)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
     batch = collate(state.train, np.arange(12))
     batch = batch._replace(
@@ -291,25 +297,27 @@ def test_what_is_recorded_knows_how_much_of_training_is_done(monkeypatch: pytest
     again = GraphedBackward(run, state.model)
     for share in (0.1, 0.5, 0.9):
         update_2 = torch.tensor([50, share], dtype=torch.float64)
-        given = batch.padded(12, 16, 16), update_2, torch.tensor(4.0)
+        given = batch.pad_to(12, 16, 16), update_2, torch.tensor(4.0)
         expected = backward(run, state.model, batch, *given[1:])
         with monkeypatch.context() as patch:
-            patch.setattr("nmt.model.seq2seq.DROPPING", ())
+            patch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", ())
             torch.testing.assert_close(again(*given), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_a_gpu_has_the_same_curve_and_waits_for_nothing(name: str) -> None:
-    curves = [curve(training_state(name, "lstm", torch.float64, device, dropout=0.0)) for device in ("cpu", "cuda")]
+    curves = [
+        curve(make_training_state(name, "lstm", torch.float64, device, dropout=0.0)) for device in ("cpu", "cuda")
+    ]
     assert curves[1] == pytest.approx(curves[0], rel=1e-6)
-    state = training_state(name, "lstm", torch.float32, "cuda")
+    state = make_training_state(name, "lstm", torch.float32, "cuda")
     state.model.dtype = torch.bfloat16
-    batch, found = padded_batch(state, np.arange(8)).to(state.device), []
+    batch, found = build_padded_batch(state, np.arange(8)).to(state.device), []
     update_2 = torch.tensor([50, 0.5], device=state.device)
     for again in (partial(backward, state.run, state.model), *[GraphedBackward(state.run, state.model)] * 3):
         torch.manual_seed(1)
-        loss, gradients = again(batch, update_2, state.scale.factor)
+        loss, gradients = again(batch, update_2, state.loss_scale.factor)
         found.append((loss, [None if gradient is None else gradient.clone() for gradient in gradients]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import STYLES, model_of, ragged_batch, refused, works
+from builders import STYLES, make_model, make_ragged_batch, run_error, run_ok
 from torch.nn import functional as F
 
 import nmt
@@ -13,9 +13,9 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.inference_weights import prepare_linear
 from nmt.model.kernels.linear import Linear
 from nmt.model.recurrence import RNN
-from nmt.runtime.device import bf16_is_faster, choose_precision, move_model, multiplies_int8
+from nmt.runtime.device import choose_precision, has_exact_int8_matmul, is_bf16_faster, move_model
 
-int8 = pytest.mark.skipif(not multiplies_int8(), reason="the processor has no products of 8 bits (VNNI)")
+int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the processor has no products of 8 bits (VNNI)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -39,7 +39,7 @@ def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
         rnn = RNN(cell, inputs, hidden).to(dtype)
         for sentences, steps in ((1, 1), (1, 9), (7, 1), (7, 9)):
             x_BTI = torch.randn(sentences, steps, inputs).to(dtype)
-            state = torch.randn(sentences, rnn.states * hidden).to(dtype).split(hidden, 1)
+            state = torch.randn(sentences, rnn.num_states * hidden).to(dtype).split(hidden, 1)
             with torch.no_grad():
                 rnn.inference_layer = None
                 h_BTD, last = rnn(x_BTI, state)
@@ -101,9 +101,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 @int8
 @pytest.mark.parametrize("style", STYLES)
 def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
-    source_BS, length_B, target_BT = ragged_batch()
-    exact = score_targets(model_of(style).eval(), source_BS, length_B, target_BT)
-    model = model_of(style).eval()
+    source_BS, length_B, target_BT = make_ragged_batch()
+    exact = score_targets(make_model(style).eval(), source_BS, length_B, target_BT)
+    model = make_model(style).eval()
     move_model(model, "int8", torch.device("cpu"))
     near = score_targets(model, source_BS, length_B, target_BT)
     with torch.inference_mode():
@@ -116,9 +116,9 @@ def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=int8)])
 def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -> None:
-    source_BS, length_B, target_BT = ragged_batch()
+    source_BS, length_B, target_BT = make_ragged_batch()
     for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
-        model = model_of(style, cell=cell).eval()
+        model = make_model(style, cell=cell).eval()
         move_model(model, precision, torch.device("cpu"))
         assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
         found = score_targets(model, source_BS, length_B, target_BT)
@@ -129,8 +129,8 @@ def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -
 
 @int8
 def test_members_of_an_ensemble_may_be_int8() -> None:
-    source_BS, length_B, target_BT = ragged_batch()
-    models = [model_of("bahdanau").eval(), model_of("luong", cell="gru").eval()]
+    source_BS, length_B, target_BT = make_ragged_batch()
+    models = [make_model("bahdanau").eval(), make_model("luong", cell="gru").eval()]
     exact = score_targets(Ensemble(models), source_BS, length_B, target_BT)
     for model in models:
         move_model(model, "int8", torch.device("cpu"))
@@ -146,23 +146,23 @@ def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path
     same = [a.text == b.text for a, b in zip(exact.translate(lines), near.translate(lines), strict=True)]
     assert sum(same) >= 0.7 * len(same)
     given = ("checkpoint=runs/mine", "precision=int8", "device=cpu")
-    assert works("translate", *given, folder=home, text=b"Der Hund .\n").strip()
-    works("align", *given, f"output={home / 'int8.links'}", folder=home)
+    assert run_ok("translate", *given, folder=home, text=b"Der Hund .\n").strip()
+    run_ok("align", *given, f"output={home / 'int8.links'}", folder=home)
     assert len((home / "int8.links").read_text(encoding="utf-8").splitlines()) == len(lines)
-    works("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
+    run_ok("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
 
 
 def test_where_int8_cannot_be(tmp_path: Path) -> None:
-    assert "train in auto, fp32, tf32, bf16, fp16 or fp64" in refused("train", "precision=int8", folder=tmp_path)
+    assert "train with precision=auto, fp32, tf32, bf16, fp16 or fp64" in run_error(
+        "train", "precision=int8", folder=tmp_path
+    )
     with pytest.raises(nmt.UserError, match="write device=cpu too"):
         choose_precision("int8", torch.device("cuda"))
 
 
 def test_tf32_is_for_gpus(tmp_path: Path) -> None:
-    message = refused("train", "precision=tf32", "device=cpu", folder=tmp_path)
-    assert message.endswith(
-        "precision=tf32 is for NVIDIA GPUs from Ampere on, not for device=cpu; write precision=fp32"
-    )
+    message = run_error("train", "precision=tf32", "device=cpu", folder=tmp_path)
+    assert message.endswith("precision=tf32 needs an NVIDIA GPU, Ampere or later, not device=cpu; write precision=fp32")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -172,13 +172,13 @@ def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
     errors = {}
     for precision in ("tf32", "fp32", "tf32"):
         torch.manual_seed(1)
-        model = model_of("bahdanau").eval()
+        model = make_model("bahdanau").eval()
         rnn, linear = RNN("lstm", 256, 256), Linear(256, 256)
         x_BTI = torch.randn(4, 5, 256)
-        exact = [rnn.double()(x_BTI.double(), rnn.zeros(x_BTI.double()))[0], linear.double()(x_BTI.double())]
+        exact = [rnn.double()(x_BTI.double(), rnn.init_state(x_BTI.double()))[0], linear.double()(x_BTI.double())]
         move_model(model, precision, device)
         on_gpu = x_BTI.to(device)
-        found = [rnn.float().to(device)(on_gpu, rnn.zeros(on_gpu))[0], linear.float().to(device)(on_gpu)]
+        found = [rnn.float().to(device)(on_gpu, rnn.init_state(on_gpu))[0], linear.float().to(device)(on_gpu)]
         errors[precision] = [float((own.cpu() - wanted).abs().max()) for own, wanted in zip(found, exact, strict=True)]
     assert max(errors["fp32"]) < 1e-5
     assert min(errors["tf32"]) > 1e-5
@@ -198,5 +198,5 @@ def test_auto_is_bf16_where_its_products_are_faster(
     capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert bf16_is_faster() == faster
+    assert is_bf16_faster() == faster
     assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import padded_batch, stand_in, training_state
+from builders import build_padded_batch, fake_capture_graph, make_training_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
@@ -75,14 +75,15 @@ def test_a_step_of_training(settings: dict[str, Any], expected: int, monkeypatch
 def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assembling the batch counts too; the number of parameters does not matter."""
     monkeypatch.setattr(
-        "nmt.model.kernels.cuda_graphs.capture_graph", lambda work, device: (stand_in(work, device)[0], lambda: None)
+        "nmt.model.kernels.cuda_graphs.capture_graph",
+        lambda work, device: (fake_capture_graph(work, device)[0], lambda: None),
     )
-    monkeypatch.setattr("nmt.training.step.batch_of", padded_batch)
+    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
     totals = []
     for name in ("bahdanau", "bahdanau, two layers"):
-        state = training_state(name, "lstm", torch.float32)
+        state = make_training_state(name, "lstm", torch.float32)
         state.run.train.accumulate = 1
-        state.graphs = GraphedBackward(state.run, state.model)
+        state.graphed_backward = GraphedBackward(state.run, state.model)
         rows = np.arange(8)
         for _ in range(2):
             train_step(state, rows, 100)

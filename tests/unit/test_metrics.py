@@ -8,9 +8,9 @@ from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
     bleu_by_rarity,
-    in_short,
+    compute_scores,
+    format_perplexity,
     paired_bootstrap,
-    scores,
     sentence_chrf,
 )
 
@@ -35,7 +35,7 @@ CAT = "the cat sat on the mat"
     ],
 )
 def test_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
-    measured = scores([hypothesis], [reference])
+    measured = compute_scores([hypothesis], [reference])
     assert measured["bleu"] == pytest.approx(expected_bleu)
     assert measured["ter"] == pytest.approx(expected_ter)
     assert measured["bleu"] == bleu([hypothesis], [reference])
@@ -54,7 +54,7 @@ def test_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
     ],
 )
 def test_chrf(hypothesis, reference, expected):
-    assert scores([hypothesis], [reference])["chrf"] == pytest.approx(expected, abs=1e-6)
+    assert compute_scores([hypothesis], [reference])["chrf"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_bleu_sums_over_the_corpus_before_it_divides():
@@ -76,31 +76,31 @@ def test_ranges_of_lengths_hold_every_sentence_once(lengths):
 
 def test_sentence_chrf_is_chrf_of_each_alone():
     texts, references = ["a cat", "", "the dog ran"], ["the cat", "x", "a dog runs"]
-    expected = [scores([text], [reference])["chrf"] for text, reference in zip(texts, references, strict=True)]
+    expected = [compute_scores([text], [reference])["chrf"] for text, reference in zip(texts, references, strict=True)]
     assert sentence_chrf(texts, references) == pytest.approx(expected)
 
 
 def test_signatures_say_how_it_was_computed():
-    signatures = scores([CAT], [CAT])["signatures"]
+    signatures = compute_scores([CAT], [CAT])["signatures"]
     assert set(signatures) == {"bleu", "chrf", "ter"}
     assert "case:mixed" in signatures["bleu"] and "tok:13a" in signatures["bleu"]
     assert all("version:" in signature for signature in signatures.values())
 
 
 def test_no_sentences_have_no_score():
-    assert scores([], []) == {"bleu": None, "chrf": None, "ter": None, "signatures": {}}
+    assert compute_scores([], []) == {"bleu": None, "chrf": None, "ter": None, "signatures": {}}
     assert bleu([], []) is None
 
 
 def test_a_perplexity_is_short_enough_to_be_read():
-    assert [in_short(value) for value in (1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan)] == [
+    assert [format_perplexity(value) for value in (1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan)] == [
         *("1.00", "12.35", "999999.00", "1.01e+304", "inf", "nan")
     ]
 
 
 def test_scoring_does_not_warn_by_itself(caplog):
     lines = ["Hello , world ."] * 200  # enough for sacreBLEU to complain
-    scores(lines, lines)
+    compute_scores(lines, lines)
     assert not caplog.records
 
 
@@ -117,7 +117,7 @@ def test_the_bootstrap_tells_a_difference_from_none():
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
     found, signatures = paired_bootstrap({"best": references, "worse": worse, "same": references}, references)
     assert {name: found["worse"][name].score for name in signatures} == pytest.approx(
-        {name: scores(worse, references)[name] for name in signatures}
+        {name: compute_scores(worse, references)[name] for name in signatures}
     )
     assert found["best"]["bleu"].p_value is None and found["best"]["bleu"].interval == 0
     assert found["worse"]["bleu"].p_value < 0.01 < 0.5 < found["same"]["bleu"].p_value

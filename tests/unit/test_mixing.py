@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from builders import (
-    SIZES,
+    SMALL_SETTINGS,
     Pair,
-    events,
-    first_windows,
-    last_weights,
-    pairs_of_lengths,
-    program,
-    random_pairs,
-    ranks_work,
-    run_of,
+    list_pairs,
+    load_last_weights,
+    make_pairs,
+    make_random_pairs,
+    make_run,
+    read_events,
+    run_program,
     run_ranks,
-    stopped_training,
-    texts_of,
+    run_ranks_ok,
+    take_windows,
+    train_until_signal,
     write_corpus,
     write_files,
 )
@@ -36,10 +36,10 @@ from hypothesis import strategies as st
 from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig, DataOverride
 from nmt.data import mixing
-from nmt.data.batching import epoch_batches, padding_waste, repetitions
+from nmt.data.batching import count_repetitions, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
-from nmt.data.encoding import EncodedPairs, cached_tokenizer, encode_corpus
-from nmt.data.mixing import MixturePart, check_tags, corpora_of, load_mixture
+from nmt.data.encoding import EncodedPairs, encode_corpus, get_or_train_tokenizer
+from nmt.data.mixing import MixturePart, check_tags, list_corpora, load_mixture
 from nmt.data.stream import sample_stream
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
@@ -62,12 +62,15 @@ def test_after_some_epochs_each_pair_was_used_as_often_as_its_weight_says(
     weight = np.repeat([weight for _, weight in sizes], [size for size, _ in sizes])
     rows, total = np.arange(shares[-1][0]).astype(kind), 0
     for epoch in range(epochs):
-        times = repetitions(rows, shares, epoch)
+        times = count_repetitions(rows, shares, epoch)
         assert set(times.tolist()) <= {math.floor(w + whole) for w in weight for whole in (0, 1)}
         total = total + times.astype(int)  # type: ignore[assignment]
         assert np.abs(total - (epoch + 1) * weight).max() < 1
     shuffled = np.random.default_rng(0).permutation(rows)
-    assert repetitions(shuffled, shares, epochs).tolist() == repetitions(rows, shares, epochs)[shuffled].tolist()
+    assert (
+        count_repetitions(shuffled, shares, epochs).tolist()
+        == count_repetitions(rows, shares, epochs)[shuffled].tolist()
+    )
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.1, 0.5, 0.75, 2.5])
@@ -76,7 +79,7 @@ def test_pairs_are_chosen_evenly(weight: float, first: int) -> None:
     """In each stretch of a corpus as many as its weight says, give or take a few."""
     rows, shares = np.arange(first, first + 5_000), [(first + 5_000, weight)]
     for epoch in (0, 1, 7, 100):
-        times = repetitions(rows, shares, epoch).astype(int)
+        times = count_repetitions(rows, shares, epoch).astype(int)
         for length in (20, 100, 1_000):
             found = times.reshape(-1, length).sum(axis=1)
             assert np.abs(found - weight * length).max() < 4
@@ -94,12 +97,12 @@ def test_an_epoch_has_each_pair_as_often_as_it_is_due(
 ) -> None:
     count = len(lengths)
     shares = [(1 + int(part * (count - 2)), 1.0), (count, weights[0])]
-    encoded = dataclasses.replace(pairs_of_lengths(*map(list, zip(*lengths, strict=True))), shares=shares)
+    encoded = dataclasses.replace(make_pairs(*map(list, zip(*lengths, strict=True))), mixture_weights=shares)
     config = TrainConfig(batch_sentences=budget) if by_sentences else TrainConfig(batch_tokens=budget)
     numbers = set()
     for epoch in range(4):
         batches = epoch_batches(encoded, config, 5, epoch)
-        due = repetitions(np.arange(count), shares, epoch)
+        due = count_repetitions(np.arange(count), shares, epoch)
         found = Counter(row for batch in batches for row in batch.tolist())
         assert [found[row] for row in range(count)] == due.tolist()
         numbers.add(len(batches))
@@ -113,8 +116,8 @@ def test_an_epoch_has_each_pair_as_often_as_it_is_due(
 
 def test_weights_of_one_are_no_weights() -> None:
     rng = np.random.default_rng(0)
-    encoded = pairs_of_lengths(*rng.integers(2, 20, (2, 700)).tolist())
-    weighted = dataclasses.replace(encoded, shares=[(200, 1.0), (700, 1.0)])
+    encoded = make_pairs(*rng.integers(2, 20, (2, 700)).tolist())
+    weighted = dataclasses.replace(encoded, mixture_weights=[(200, 1.0), (700, 1.0)])
     for epoch in (0, 3, 1_000):
         pair = [epoch_batches(one, TrainConfig(batch_tokens=90), 1, epoch) for one in (encoded, weighted)]
         assert [rows.tolist() for rows in pair[0]] == [rows.tolist() for rows in pair[1]]
@@ -123,9 +126,9 @@ def test_weights_of_one_are_no_weights() -> None:
 @pytest.mark.parametrize("weight", [0.5, 1.0, 2.5])
 def test_the_number_of_updates_goes_with_the_weight(weight: float) -> None:
     rng = np.random.default_rng(0)
-    encoded = pairs_of_lengths(*rng.integers(2, 20, (2, 3_000)).tolist())
+    encoded = make_pairs(*rng.integers(2, 20, (2, 3_000)).tolist())
     alone = len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, 0))
-    encoded = dataclasses.replace(encoded, shares=[(1_500, 1.0), (3_000, weight)])
+    encoded = dataclasses.replace(encoded, mixture_weights=[(1_500, 1.0), (3_000, weight)])
     found = [len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, epoch)) for epoch in range(10)]
     assert max(found) - min(found) <= 2
     assert np.mean(found) == pytest.approx(alone * (1 + weight) / 2, rel=0.03)
@@ -148,17 +151,17 @@ def test_what_a_corpus_leaves_open_is_as_in_data() -> None:
     alone = dataclasses.replace(data, corpora=[])
     more = dataclasses.replace(alone, path="z", limit=None)
     tsv = dataclasses.replace(alone, path="y", limit=None, format="tsv", source="1", target="2")
-    assert corpora_of(data) == [
+    assert list_corpora(data) == [
         MixturePart(alone, 1.0, None),
         MixturePart(more, 1.0, None),
         MixturePart(tsv, 0.5, "<bt>"),
     ]
-    assert corpora_of(DataConfig()) == [MixturePart(DataConfig(), 1.0, None)]
+    assert list_corpora(DataConfig()) == [MixturePart(DataConfig(), 1.0, None)]
 
 
 def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
     """Of whatever format, and types of text; what is empty stays so."""
-    first, second = random_pairs(5), [("a b", "A"), ("", "B"), (" \t\u2028", "C"), (" d", " D"), ("e", "")]
+    first, second = make_random_pairs(5), [("a b", "A"), ("", "B"), (" \t\u2028", "C"), (" d", " D"), ("e", "")]
     write_files(tmp_path / "x", first)
     write_files(tmp_path / "y", second)
     (tmp_path / "z").mkdir()
@@ -182,11 +185,11 @@ def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
     data = given_corpora(tmp_path / "z", *corpora[:1], **columns)
     data.corpora[0].format, data.corpora[0].source, data.corpora[0].target = "text", "de", "en"
     assert mixed(data)[0] == [*second, *tagged]
-    run = run_of(tmp_path / "x", buffer=36, corpora=corpora, limit=3)
+    run = make_run(tmp_path / "x", buffer=36, corpora=corpora, limit=3)
     texts = [list(side) for side in zip(*expected, strict=True)]
     tokenizer = train_tokenizer(*texts, TokenizerConfig(type="char", vocab_size=400))  # type: ignore[misc]
-    [window] = first_windows(run, tokenizer, 1)
-    streamed = texts_of(window)  # a fifth of 36 is 7.2, a tenth 3.6
+    [window] = take_windows(run, tokenizer, 1)
+    streamed = list_pairs(window)  # a fifth of 36 is 7.2, a tenth 3.6
     assert [streamed[0:3], streamed[7:11], streamed[11:16], streamed[29:34]] == [
         first[:3],
         tagged[:4],
@@ -197,12 +200,12 @@ def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
 
 def test_tagged_text_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = given_corpora(
-        write_files(tmp_path / "x", random_pairs(3)),
-        CorpusConfig(str(write_files(tmp_path / "y", random_pairs(4, 1))), 1, "bt"),
+        write_files(tmp_path / "x", make_random_pairs(3)),
+        CorpusConfig(str(write_files(tmp_path / "y", make_random_pairs(4, 1))), 1, "bt"),
     )
     first = mixed(data)
     held = sorted((tmp_path / "cache").rglob("*.arrow"))
-    monkeypatch.setattr(mixing, "with_tag", None)
+    monkeypatch.setattr(mixing, "prepend_tag", None)
     assert mixed(data) == first and sorted((tmp_path / "cache").rglob("*.arrow")) == held
     data.corpora[0].tag = "other"
     with pytest.raises(TypeError):
@@ -213,11 +216,12 @@ def test_empty_sources_are_dropped_with_or_without_a_tag(tmp_path: Path, caplog:
     caplog.set_level("INFO", "nmt")
     second = [("a", "A"), ("", "B"), ("\u00a0", "C"), ("d", "")]
     corpora = [CorpusConfig(str(write_files(tmp_path / "y", second)), 0.5, tag) for tag in ("bt", None)]
-    run = run_of(write_files(tmp_path / "x", random_pairs(40)), streaming=False, corpora=corpora)
+    run = make_run(write_files(tmp_path / "x", make_random_pairs(40)), streaming=False, corpora=corpora)
     run.tokenizer.vocab_size = 290
     pairs, shares = load_mixture(run.data)
-    encoded = encode_corpus(pairs, cached_tokenizer(pairs, run), run, shares)
-    assert sorted(encoded.order.tolist()) == [*range(41), 44] and encoded.shares == [(40, 1.0), (44, 0.5), (48, 0.5)]
+    encoded = encode_corpus(pairs, get_or_train_tokenizer(pairs, run), run, shares)
+    assert sorted(encoded.order.tolist()) == [*range(41), 44]
+    assert encoded.mixture_weights == [(40, 1.0), (44, 0.5), (48, 0.5)]
     assert "train: 48 pairs, dropped 6 with an empty side" in caplog.text
     assert f"left out 4 pairs of data.path={tmp_path}/x and data.corpora, de: empty" in caplog.text
 
@@ -226,12 +230,14 @@ def test_empty_sources_are_dropped_with_or_without_a_tag(tmp_path: Path, caplog:
 def test_what_is_wrong_with_another_corpus_is_said_of_its_files(
     tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = given_corpora(write_files(tmp_path / "x", random_pairs(3)), CorpusConfig(str(tmp_path / "y"), 1.0, "bt"))
-    run = run_of(tmp_path / "x", buffer=4, corpora=data.corpora, streaming=streaming)
+    data = given_corpora(
+        write_files(tmp_path / "x", make_random_pairs(3)), CorpusConfig(str(tmp_path / "y"), 1.0, "bt")
+    )
+    run = make_run(tmp_path / "x", buffer=4, corpora=data.corpora, streaming=streaming)
     tokenizer = tokenizer_of("char", True)
 
     def read() -> Any:
-        return first_windows(run, tokenizer, 1) if streaming else load_mixture(run.data)
+        return take_windows(run, tokenizer, 1) if streaming else load_mixture(run.data)
 
     with pytest.raises(UserError, match=rf"data.corpora\[0\].path={tmp_path}/y is not a folder"):
         read()
@@ -249,12 +255,12 @@ def test_what_is_wrong_with_another_corpus_is_said_of_its_files(
 
 def test_impossible_corpora() -> None:
     for values, message in (
-        ({"path": ""}, "a corpus of data.corpora needs a path"),
-        ({"weight": 0.0}, "weight=0.0 of data.corpora must be greater than 0"),
-        ({"weight": float("nan")}, "weight=nan of data.corpora must be"),
+        ({"path": ""}, "a corpus in data.corpora has no path"),
+        ({"weight": 0.0}, "weight=0.0 in data.corpora must be greater than 0"),
+        ({"weight": float("nan")}, "weight=nan in data.corpora must be"),
         ({"weight": 1001.0}, "at most 1,000"),
-        ({"format": "toy"}, "format of data.corpora=toy"),
-        ({"tag": ""}, "tag='' of data.corpora must be letters and digits"),
+        ({"format": "toy"}, "format in data.corpora=toy"),
+        ({"tag": ""}, "tag='' in data.corpora must consist of letters and digits"),
         ({"tag": "b t"}, "tag='b t'"),
         ({"tag": "<bt>"}, "tag='<bt>'"),
         ({"tag": "b_t"}, "tag='b_t'"),
@@ -264,7 +270,7 @@ def test_impossible_corpora() -> None:
             CorpusConfig(**{"path": "x"} | values)
     more = [CorpusConfig("y")]
     for data in ({}, {"format": "text", "path": "x", "alignments": "links"}):
-        with pytest.raises(UserError, match="data.corpora is for text without gold links"):
+        with pytest.raises(UserError, match="data.corpora does not support the built-in corpus or gold links"):
             DataConfig(**data, corpora=more)
 
 
@@ -276,7 +282,7 @@ TYPES = ("bpe", "unigram", "char", "word")
 @lru_cache
 def tokenizer_of(type: str, joint: bool, normalization: str = "identity") -> Tokenizer:
     """Trained on text of which a third is tagged."""
-    pairs = random_pairs(200)
+    pairs = make_random_pairs(200)
     sources = [f"{tag} {source}" for (source, _), tag in zip(pairs, [*TAGS, "bt >"] * 200, strict=False)]
     config = TokenizerConfig(type=type, vocab_size=284, joint=joint, normalization=normalization)
     return train_tokenizer(sources, [target for _, target in pairs], config, 100, TAGS)
@@ -301,7 +307,8 @@ def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalization:
                     assert [ids[1:]] == tokenizer.source.encode([text])
             [ids] = tokenizer.source.encode([f"ab {tag} cd"], sampling)
             assert ids.count(piece) == 1 and tokenizer.source.decode(ids) == f"ab {tag} cd"
-            assert tokenizer.source.words_of(f"{tag} ab", tokenizer.source.encode([f"{tag} ab"], sampling)[0])[0] == 0
+            [ids] = tokenizer.source.encode([f"{tag} ab"], sampling)
+            assert tokenizer.source.word_indices(f"{tag} ab", ids)[0] == 0
     assert (tokenizer.target.encode(["<bt>"]) == tokenizer.source.encode(["<bt>"])) == joint
     if not joint and type != "word":
         assert tokenizer.target.decode(tokenizer.target.encode(["<bt> ab"])[0]) == "<bt> ab"
@@ -321,9 +328,9 @@ def test_text_with_tags_survives(text: list[str], type: str, sampling: float) ->
 
 def test_pieces_of_tagged_text_are_the_same_word_by_word(tmp_path: Path) -> None:
     """In the cache, in a stream, and at translation."""
-    pairs = random_pairs(40)
+    pairs = make_random_pairs(40)
     corpora = [CorpusConfig(str(write_files(tmp_path / "y", pairs)), 1.0, "bt")]
-    run = run_of(write_files(tmp_path / "x", random_pairs(40, 1)), streaming=False, corpora=corpora, buffer=80)
+    run = make_run(write_files(tmp_path / "x", make_random_pairs(40, 1)), streaming=False, corpora=corpora, buffer=80)
     tokenizer = tokenizer_of("bpe", True)
     mixture, shares = load_mixture(run.data)
     encoded = encode_corpus(mixture, tokenizer, run, shares)
@@ -331,7 +338,7 @@ def test_pieces_of_tagged_text_are_the_same_word_by_word(tmp_path: Path) -> None
     assert [encoded.source[row].tolist() for row in range(80)] == expected
     assert {ids[0] for ids in expected[40:]} == {tokenizer.source.encode(["<bt>"])[0][0]}
     run.data.streaming = True
-    [window] = first_windows(run, tokenizer, 1)
+    [window] = take_windows(run, tokenizer, 1)
     found: EncodedPairs = window.pairs
     assert sorted(found.source[row].tolist() for row in range(80)) == sorted(expected)
 
@@ -347,21 +354,21 @@ def test_a_tag_that_another_runs_tokenizer_lacks_is_refused() -> None:
 
 def test_tags_are_in_the_tokenizer_of_a_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
-    pairs = [write_files(tmp_path / name, random_pairs(100, seed)) for seed, name in enumerate("xy")]
-    run = run_of(pairs[0], streaming=False)
+    pairs = [write_files(tmp_path / name, make_random_pairs(100, seed)) for seed, name in enumerate("xy")]
+    run = make_run(pairs[0], streaming=False)
     run.tokenizer.vocab_size = 290
     text = load_pairs(run.data, "train")
-    plain = cached_tokenizer(text, run)
+    plain = get_or_train_tokenizer(text, run)
     run.data.corpora = [CorpusConfig(str(pairs[1]), 1.0, tag) for tag in ("b", "a", "b", None)]
-    tagged = cached_tokenizer(text, run)
+    tagged = get_or_train_tokenizer(text, run)
     assert not plain.source.tags and tagged.source.pieces(range(4, 6)) == ["\u2581<a>", "\u2581<b>"]
     run.data.corpora = run.data.corpora[:2]
-    assert cached_tokenizer(text, run) == tagged and "was trained on this text before" in caplog.text
+    assert get_or_train_tokenizer(text, run) == tagged and "using the cached " in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 SETTINGS = (
-    *("name=x", "data=text", *SIZES, "train.log_every=1", "tokenizer.sampling=0.1", "model.dropout=0.1"),
+    *("name=x", "data=text", *SMALL_SETTINGS, "train.log_every=1", "tokenizer.sampling=0.1", "model.dropout=0.1"),
     *("train.max_steps=24", "train.validate_every=12"),
 )
 
@@ -382,24 +389,26 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> None:
     more = f"{{path:{corpora}/bt,weight:2,tag:bt}},{{path:{corpora}/web,weight:0.5,format:tsv,source:2,target:1}}"
     arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{more}]", how, "data.buffer=60")
-    ranks_work(1, tmp_path / "whole", "train", *arguments)
-    code, said = run_ranks(1, tmp_path / "stopped", stopped_training, 15, 1, *arguments)
+    run_ranks_ok(1, tmp_path / "whole", "train", *arguments)
+    code, said = run_ranks(1, tmp_path / "stopped", train_until_signal, 15, 1, *arguments)
     assert code == 143 and "stopped at step 16" in said
-    ranks_work(1, tmp_path / "stopped", "train", *arguments, "resume=auto")
+    run_ranks_ok(1, tmp_path / "stopped", "train", *arguments, "resume=auto")
     whole, again = (tmp_path / name / "runs" / "x" for name in ("whole", "stopped"))
-    torch.testing.assert_close(last_weights(again), last_weights(whole), rtol=0, atol=0)
-    assert events(again, "validate") == events(whole, "validate")
-    assert [event["loss"] for event in events(again, "train")] == [event["loss"] for event in events(whole, "train")]
+    torch.testing.assert_close(load_last_weights(again), load_last_weights(whole), rtol=0, atol=0)
+    assert read_events(again, "validate") == read_events(whole, "validate")
+    assert [event["loss"] for event in read_events(again, "train")] == [
+        event["loss"] for event in read_events(whole, "train")
+    ]
 
     side = load_tokenizer(whole).source
     assert side.tags == {"\u2581<bt>": 4}
     translated, lines = tmp_path / "whole" / "out.de", ["<bt> der Hund schläft .", "der Hund schläft ."]
     (tmp_path / "whole" / "in.de").write_text("".join(line + "\n" for line in lines))
     code, said = run_ranks(
-        1, tmp_path / "whole", program, "translate", "checkpoint=runs/x", "input=in.de", f"output={translated}"
+        1, tmp_path / "whole", run_program, "translate", "checkpoint=runs/x", "input=in.de", f"output={translated}"
     )
     assert code == 0 and len(translated.read_text().splitlines()) == 2
-    ranks_work(
+    run_ranks_ok(
         1, tmp_path / "whole", "evaluate", "checkpoint=runs/x", "data.alignments=links", "search.beam=1", "pictures=0"
     )
     assert json.loads((whole / "eval" / "test" / "metrics.json").read_text())["aer"] is not None
@@ -408,11 +417,11 @@ def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> No
 def test_other_text_can_be_measured(corpora: Path) -> None:
     """Whatever of it the training text cannot have."""
     more = [CorpusConfig(str(corpora / "bt"))]
-    for run in (given_corpora(corpora / "main", *more), run_of(corpora / "main").data):
-        found = DataOverride(alignments="links").over(run)
+    for run in (given_corpora(corpora / "main", *more), make_run(corpora / "main").data):
+        found = DataOverride(alignments="links").apply_to(run)
         assert (found.streaming, found.corpora, found.path) == (False, [], run.path)
-        assert DataOverride(format="toy").over(run).format == "toy"
-        assert DataOverride(split="valid").over(run).split == "valid"
+        assert DataOverride(format="toy").apply_to(run).format == "toy"
+        assert DataOverride(split="valid").apply_to(run).split == "valid"
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -5,28 +5,28 @@ from typing import Any
 
 import pytest
 import torch
-from builders import STYLES, model_of, ragged_batch
+from builders import STYLES, make_model, make_ragged_batch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.config import PAD, ModelConfig
-from nmt.config.model import BRIDGES, TIES
+from nmt.config.model import BRIDGE_TYPES, TIE_MODES
 from nmt.model.decoder import DecoderState
-from nmt.model.encoder import Encoder, backward_order, reverse
+from nmt.model.encoder import Encoder, compute_reverse_order, reverse_sentences
 from nmt.model.kernels.linear import Dropout, linear_for_steps
-from nmt.model.loss import AT_ONCE, cross_entropy
-from nmt.model.recurrence import CELLS, RNN
+from nmt.model.loss import MAX_FP32_LOGITS, cross_entropy
+from nmt.model.recurrence import CELL_SPECS, RNN
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("bridge", ["bridge", "last", "mean", "zero"])
 def test_padding_and_neighbors_change_nothing(style: str, cell: str, bridge: str) -> None:
-    model = model_of(style, cell, bridge=bridge).eval()
-    source_BS, length_B, target_BT = ragged_batch()
+    model = make_model(style, cell, bridge=bridge).eval()
+    source_BS, length_B, target_BT = make_ragged_batch()
     memory, state = model.start(source_BS, length_B)
     together, weights, _ = model.decode(target_BT, state, memory)
     for row, length in enumerate(length_B.tolist()):
@@ -38,11 +38,11 @@ def test_padding_and_neighbors_change_nothing(style: str, cell: str, bridge: str
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("tie", ["none", "two", "three"])
 def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> None:
-    model = model_of(style, cell, tie=tie, bridge="mean" if tie == "none" else "bridge")
-    source_BS, length_B, target_BT = ragged_batch()
+    model = make_model(style, cell, tie=tie, bridge="mean" if tie == "none" else "bridge")
+    source_BS, length_B, target_BT = make_ragged_batch()
 
     def loss() -> Tensor:
         return model.loss(source_BS, length_B, target_BT, smoothing=0.1)[0].smoothed
@@ -64,7 +64,7 @@ def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> 
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-6), name
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> None:
     torch.manual_seed(1)
     rnn = RNN(cell, 5, 7).double()
@@ -74,10 +74,10 @@ def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> N
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             getattr(reference, name).copy_(getattr(rnn, name))
     x_BTI = torch.randn(3, 4, 5, dtype=torch.float64)
-    state = expected = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.states))
+    state = expected = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.num_states))
     outputs, last = rnn(x_BTI, state)
     for projected in (0, 3, 5):
-        rnn.projected = projected
+        rnn.num_projected = projected
         step, now, wanted = rnn.prepare_steps(torch.float64), state, expected
         inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
         for t in range(4):
@@ -101,7 +101,7 @@ def packed_layer(cell: str, directions: Any, x_BSE: Tensor, length_B: Tensor) ->
     return pad_packed_sequence(outputs, batch_first=True)[0], torch.cat(list(ends), 1)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_the_encoder_is_a_stack_of_torchs_own_layers(cell: str, bidirectional: bool, layers: int) -> None:
@@ -122,12 +122,12 @@ def test_the_encoder_is_a_stack_of_torchs_own_layers(cell: str, bidirectional: b
             torch.testing.assert_close(encoder(embedded_BSE, length_B), (x_BSM, ends))
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("bridge", BRIDGES)
+@pytest.mark.parametrize("cell", CELL_SPECS)
+@pytest.mark.parametrize("bridge", BRIDGE_TYPES)
 @pytest.mark.parametrize(("layers", "beside"), [((3, 2), (1, 2)), ((2, 3), (0, 0, 1))])
 def test_bridges_are_their_equations(cell: str, bridge: str, layers: tuple[int, int], beside: tuple[int, ...]) -> None:
-    model = model_of(cell=cell, bridge=bridge, encoder_layers=layers[0], decoder_layers=layers[1]).eval()
-    source_BS, length_B, _ = ragged_batch()
+    model = make_model(cell=cell, bridge=bridge, encoder_layers=layers[0], decoder_layers=layers[1]).eval()
+    source_BS, length_B, _ = make_ragged_batch()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)  # seeded in model_of
@@ -145,10 +145,10 @@ def test_bridges_are_their_equations(cell: str, bridge: str, layers: tuple[int, 
     torch.testing.assert_close(tuple(itertools.chain(*found)), tensors)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 def test_an_lstm_begins_by_remembering(cell: str) -> None:
     """Other biases of layers, and the output layer's, begin at 0."""
-    model = model_of(cell=cell)
+    model = make_model(cell=cell)
     layers = [module for module in model.modules() if isinstance(module, RNN)]
     assert len(layers) == 6
     for rnn in layers:
@@ -158,18 +158,18 @@ def test_an_lstm_begins_by_remembering(cell: str) -> None:
     assert not model.output.bias.any()
 
 
-@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("tie", TIE_MODES)
 def test_tied_embeddings_are_the_same_tensor(tie: str) -> None:
     for embed in (6, 8):  # other than hidden, and equal
-        model = model_of(tie=tie, embed=embed)
+        model = make_model(tie=tie, embed=embed)
         assert (model.output.weight is model.target_embedding.weight) == (tie != "none")
         assert (model.source_embedding is model.target_embedding) == (tie == "three")
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", CELL_SPECS)
 def test_cells_pass_gradcheck(cell: str) -> None:
     torch.manual_seed(1)
-    step, gates, states = CELLS[cell]
+    step, gates, states = CELL_SPECS[cell]
     inputs = [torch.randn(2, 3 * gates, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     state = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(states)]
     assert torch.autograd.gradcheck(lambda a, b, *s: step(a, lambda h, plus=0: b + plus, s), (*inputs, *state))
@@ -215,7 +215,7 @@ def test_cross_entropy_equals_torchs(smoothing: float) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_r_drop_equals_torchs(smoothing: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Liang et al. 2021, eq. 2 to 4; in parts, the second half of the rows being the other pass."""
-    monkeypatch.setitem(AT_ONCE, device, 100)
+    monkeypatch.setitem(MAX_FP32_LOGITS, device, 100)
     torch.manual_seed(2)
     sizes = (150, 6), (11, 6), (11,)
     leaves = [torch.randn(size, dtype=torch.float64).to(device).requires_grad_() for size in sizes]
@@ -261,9 +261,9 @@ def test_no_gradient_of_a_large_vocabulary_overflows_fp16() -> None:
 
 
 def test_half_precision_stays_near_double() -> None:
-    for style, cell in itertools.product(STYLES, CELLS):
-        model = model_of(style, cell)
-        batch = ragged_batch()
+    for style, cell in itertools.product(STYLES, CELL_SPECS):
+        model = make_model(style, cell)
+        batch = make_ragged_batch()
         losses, gradients = [], []
         for dtype in (torch.float64, torch.bfloat16):
             model.to(torch.float64 if dtype == torch.float64 else torch.float32).dtype = dtype
@@ -278,12 +278,12 @@ def test_half_precision_stays_near_double() -> None:
 
 def test_reverse_is_its_own_inverse() -> None:
     x_BSE, length_B = torch.arange(24.0).view(2, 6, 2), torch.tensor([6, 4])
-    order_R = backward_order(length_B, 6)
-    backwards = reverse(x_BSE, order_R)
+    order_R = compute_reverse_order(length_B, 6)
+    backwards = reverse_sentences(x_BSE, order_R)
     assert backwards[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
-    torch.testing.assert_close(reverse(backwards, order_R), x_BSE)
+    torch.testing.assert_close(reverse_sentences(backwards, order_R), x_BSE)
     x_BSE.requires_grad_()
-    [gradient] = torch.autograd.grad(reverse(x_BSE, order_R), x_BSE, backwards)
+    [gradient] = torch.autograd.grad(reverse_sentences(x_BSE, order_R), x_BSE, backwards)
     torch.testing.assert_close(gradient, x_BSE.detach())
 
 
@@ -311,7 +311,7 @@ def test_dropout_is_on_embeddings_between_layers_and_before_the_output(
     style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In training only; what each returns is used."""
-    model, batch = model_of(style, dropout=0.3, encoder_layers=3, decoder_layers=3), ragged_batch()
+    model, batch = make_model(style, dropout=0.3, encoder_layers=3, decoder_layers=3), make_ragged_batch()
     names, forward = {module: name for name, module in model.named_modules()}, Dropout.forward
 
     def run(halved: int) -> tuple[list[tuple[Any, ...]], float]:

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from nmt.config import OPTIMIZERS as NAMES
-from nmt.config import SCHEDULES as SCHEDULE_NAMES
+from nmt.config import LR_SCHEDULES as SCHEDULE_NAMES
+from nmt.config import OPTIMIZER_NAMES as NAMES
 from nmt.config import OptimConfig
-from nmt.training.optim import OPTIMIZERS, SCHEDULES, LossScale, build_optimizer, guarded_step, learning_rate
+from nmt.training.optim import OPTIMIZERS, SCHEDULES, LossScale, build_optimizer, compute_learning_rate, step_if_finite
 
 
 def test_choices_are_those_of_the_configuration() -> None:
@@ -33,13 +33,13 @@ def test_choices_are_those_of_the_configuration() -> None:
 )
 def test_learning_rates(schedule: str, step: int, decays: int, expected: float) -> None:
     config = OptimConfig(lr=1.0, schedule=schedule, warmup=10)
-    assert learning_rate(config, step, 100, decays) == pytest.approx(expected, abs=1e-12)
+    assert compute_learning_rate(config, step, 100, decays) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
     config = OptimConfig(lr=0.3, schedule=schedule, warmup=7)
-    rates = [learning_rate(config, step, 50, 0) for step in range(1, 51)]
+    rates = [compute_learning_rate(config, step, 50, 0) for step in range(1, 51)]
     assert rates[:7] == sorted(rates[:7]) and rates[6:] == sorted(rates[6:], reverse=True)
     assert max(rates) == pytest.approx(0.3) and all(math.isfinite(rate) and rate >= 0 for rate in rates)
 
@@ -58,7 +58,7 @@ def test_an_update_goes_downhill(name: str) -> None:
 def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the optimizer's kernels divide and leave out by themselves."""
     if not request.param:
-        monkeypatch.setattr("nmt.training.optim.GUARDED", ())
+        monkeypatch.setattr("nmt.training.optim.FUSED_DEVICES", ())
 
 
 @pytest.mark.usefixtures("guarded")
@@ -79,7 +79,7 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
             if ours:  # as fp16 has them: too large by a factor
                 for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
                     gradient *= 1024
-                assert not guarded_step(optimizer, norm, torch.tensor(1024.0), torch.tensor(1.0))
+                assert not step_if_finite(optimizer, norm, torch.tensor(1024.0), torch.tensor(1.0))
             else:
                 torch.nn.utils.clip_grad_norm_(parameters, norm)
                 optimizer.step()
@@ -102,7 +102,7 @@ def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: fl
         for failing in steps:
             x.grad = torch.tensor([0.5, gradient if failing else 2.0])
             value = torch.tensor(loss if failing else 1.0)
-            assert guarded_step(optimizer, None, torch.tensor(1.0), value).item() == failing
+            assert step_if_finite(optimizer, None, torch.tensor(1.0), value).item() == failing
         twins.append((x.detach().clone(), optimizer.state_dict()["state"]))
     torch.testing.assert_close(*twins, rtol=0, atol=0)
 
@@ -117,12 +117,12 @@ def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
 
 
 def test_the_loss_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.training.optim.STEADY", 3)
+    monkeypatch.setattr("nmt.training.optim.GROWTH_INTERVAL", 3)
     scale, factors = LossScale(True, 8.0, 1, torch.device("cpu")), []
     for failed in (False, False, False, True, False, False, False, True, True):
-        scale.adapt(torch.tensor(failed))
+        scale.update(torch.tensor(failed))
         factors.append(scale.factor.item())
     assert factors == [8, 16, 16, 8, 8, 8, 16, 8, 4]
     still = LossScale(False, 1.0, 0, torch.device("cpu"))
-    still.adapt(torch.tensor(True))
+    still.update(torch.tensor(True))
     assert still.factor == 1

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
 
 from nmt.config import COMMANDS
-from nmt.runtime.command_line import CONFIGS, to_dataclasses
+from nmt.runtime.command_line import CONFIG_DIR, to_dataclasses
 
 MODULES = {
     ".".join(path.relative_to(ROOT / "nmt").with_suffix("").parts): path for path in sorted(ROOT.glob("nmt/**/*.py"))
@@ -42,23 +42,23 @@ def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
     assert not any("matplotlib" in name for name in names)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("**/*.yaml")), ids=lambda path: path.stem)
 def test_every_configuration_composes(path: Path) -> None:
     """Each command's own file; each choice of a group as training takes it."""
-    group = path.parent.name if path.parent != CONFIGS else None
+    group = path.parent.name if path.parent != CONFIG_DIR else None
     command = "train" if group else path.stem
     given = [] if command == "train" else ["checkpoint=runs/x"]
     if group:
         given = [f"{group}={path.stem}", *([] if path.stem == "toy" or group == "model" else ["data.path=x"])]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         run = to_dataclasses(compose(command, overrides=given))
     assert isinstance(run, COMMANDS[command])
     assert "_target_" not in path.read_text(encoding="utf-8")
 
 
 def test_a_checkout_has_its_configuration_beside_the_package() -> None:
-    assert ROOT / "configs" == CONFIGS and not (ROOT / "nmt" / "configs").exists()
+    assert ROOT / "configs" == CONFIG_DIR and not (ROOT / "nmt" / "configs").exists()
 
 
 @pytest.mark.parametrize("name", PROJECT["scripts"])

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from builders import SEARCH_OPTIONS, model_of, ragged_batch, sharp, stand_in
-from builders import attention_model as attentive
+from builders import SEARCH_OPTIONS, fake_capture_graph, make_model, make_ragged_batch, sharpen
+from builders import make_attention_model as attentive
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.decoding.search import AsyncCounter, bucket, kept, search
+from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length, search
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.kernels.cuda_graphs import GraphedCallable, GraphedModel
@@ -21,25 +21,25 @@ from nmt.runtime.memory import is_out_of_memory
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
 MODELS: dict[str, Callable[[], Any]] = {
-    "bahdanau": lambda: sharp(model_of("bahdanau", "gru")),
-    "luong": lambda: sharp(model_of("luong")),
-    "gnmt": lambda: sharp(model_of("gnmt")),
-    "local_m, coverage": lambda: sharp(
+    "bahdanau": lambda: sharpen(make_model("bahdanau", "gru")),
+    "luong": lambda: sharpen(make_model("luong")),
+    "gnmt": lambda: sharpen(make_model("gnmt")),
+    "local_m, coverage": lambda: sharpen(
         attentive("input feeding", 0, score="additive", window="local_m", coverage=True), 1.5
     ),
-    "local_p": lambda: sharp(attentive("bahdanau", 1, window="local_p", score="dot"), 1.5),
-    "none": lambda: sharp(attentive("input feeding", 2, score="none"), 1.5),
-    "two models": lambda: Ensemble([sharp(model_of()), sharp(model_of("gnmt", "gru"))]),
+    "local_p": lambda: sharpen(attentive("bahdanau", 1, window="local_p", score="dot"), 1.5),
+    "none": lambda: sharpen(attentive("input feeding", 2, score="none"), 1.5),
+    "two models": lambda: Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))]),
 }
 
 
 def compare(model: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **near: float) -> None:
     """What search finds with a model, all sentences at once, and with another, some at a time."""
-    given = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
-    source_BS, length_B, _ = ragged_batch(SENTENCES)
-    wanted = search(model, source_BS, length_B, config, keep_weights=True, given=given)
-    for at_once in (3, 12):
-        found = search(other, source_BS.to(device), length_B.to(device), config, True, given, at_once)
+    prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
+    source_BS, length_B, _ = make_ragged_batch(SENTENCES)
+    wanted = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
+    for max_active in (3, 12):
+        found = search(other, source_BS.to(device), length_B.to(device), config, True, prefixes, max_active)
         for own, expected, length in zip(found, wanted, SENTENCES, strict=True):
             assert [hypothesis.tokens for hypothesis in own] == [hypothesis.tokens for hypothesis in expected]
             for one, another in zip(own, expected, strict=True):
@@ -55,14 +55,17 @@ def compare(model: Any, other: Any, config: SearchConfig, device: torch.device =
 def test_replayed_steps_find_the_same(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"beam": 1, "n_best": 1} if options == "greedy" else SEARCH_OPTIONS[options]
     model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | own)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     for most in (replay.MAX_GRAPHS, 2):
         monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", most)
         replayed = GraphedModel(model)
         with monkeypatch.context() as late:
-            late.setattr("nmt.decoding.search.kept", lambda live, _: kept(live, GPU))
-            late.setattr("nmt.decoding.search.bucket", lambda positions, _: bucket(positions, GPU))
-            late.setattr("nmt.decoding.search.AsyncCounter", lambda late: AsyncCounter(late=True))
+            late.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
+            late.setattr(
+                "nmt.decoding.search.round_up_source_length",
+                lambda positions, _: round_up_source_length(positions, GPU),
+            )
+            late.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
             compare(model, replayed, config)
         assert 0 < len(replayed.step.graphs) <= most
 
@@ -80,7 +83,7 @@ def test_a_gpu_finds_the_same(name: str) -> None:
 
 
 def test_where_memory_is_short_graphs_are_freed_and_the_work_is_tried_once_more() -> None:
-    replayed = GraphedModel(model_of())
+    replayed = GraphedModel(make_model())
     replayed.step.graphs[()] = None
 
     held: list[int] = []
@@ -102,7 +105,7 @@ def test_an_argument_that_stays_is_copied_once(monkeypatch: pytest.MonkeyPatch) 
     """Memory is the same object at each step of search, and a new one where sentences come or go."""
     copies: list[int] = []
     recorded = GraphedCallable(lambda state, memory: memory[0] + state)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     copy = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda own, new: copies.append(id(new)) or copy(own, new))
     memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
@@ -133,7 +136,7 @@ def test_a_gpu_with_too_little_memory_goes_on_without_a_graph(short: str, monkey
     """Whether that is seen before a capture or an allocation fails during it; random numbers go on, too."""
     device = torch.device("cuda", torch.cuda.current_device())
     size = torch.cuda.mem_get_info(device)[1]
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MARGIN", 10**9 if short == "before" else 0)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MEMORY_MARGIN", 10**9 if short == "before" else 0)
 
     def work(x: torch.Tensor) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing() and short == "during":
@@ -185,23 +188,25 @@ def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
 
 def test_a_late_count_is_that_of_the_call_before() -> None:
     counts = [torch.arange(5) < count for count in (1, 2, 4)]
-    assert [*map(AsyncCounter(late=False), counts)] == [1, 2, 4]
-    late = AsyncCounter(late=True)
+    assert [*map(AsyncCounter(delayed=False), counts)] == [1, 2, 4]
+    late = AsyncCounter(delayed=True)
     assert [*map(late, counts)] == [0, 1, 2]
-    late.forget()
+    late.reset()
     assert late(counts[0]) == 0
 
 
 def test_a_gpu_meets_few_shapes() -> None:
-    assert {kept(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
-    assert {bucket(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
-    assert all(kept(live, GPU) >= live and bucket(live, GPU) >= live for live in range(100))
+    assert {round_up_batch_size(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
+    assert {round_up_source_length(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
+    assert all(
+        round_up_batch_size(live, GPU) >= live and round_up_source_length(live, GPU) >= live for live in range(100)
+    )
 
 
 def test_the_log_says_how_much_ran_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = GraphedCallable(lambda x: x + 1)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", stand_in)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     for size in (1, 1, 2, 1):
         recorded(torch.zeros(size))
     expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"
-    assert recorded.summary("steps") == expected
+    assert recorded.summarize("steps") == expected

@@ -12,7 +12,7 @@ from datasets import Dataset
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import subword_sampling as sampling
 from nmt.data.batching import epoch_batches, padding_waste
-from nmt.data.encoding import EncodedPairs, by_length, encode_corpus
+from nmt.data.encoding import EncodedPairs, encode_corpus, sort_by_length
 from nmt.data.subword_sampling import resample_subwords
 from nmt.data.tokenizer import train_tokenizer
 
@@ -33,7 +33,7 @@ def encoded(tmp_path: Path, request: pytest.FixtureRequest) -> EncodedPairs:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sampling, "CHUNK", 7)
+    monkeypatch.setattr(sampling, "TEXTS_PER_SEED", 7)
     yield
 
 
@@ -55,7 +55,7 @@ def test_an_epoch_has_the_same_text_in_other_pieces(encoded: EncodedPairs) -> No
 def test_batches_are_cut_by_what_was_drawn(encoded: EncodedPairs) -> None:
     first = resample_subwords(encoded, 1, 0)
     rows = np.sort(first.order).astype(np.int64)
-    order, runs = by_length(first.lengths(rows))
+    order, runs = sort_by_length(first.lengths(rows))
     assert first.order.tolist() == rows[order].tolist() and first.runs.tolist() == runs.tolist()
     assert first.order.dtype == encoded.order.dtype
     batches = epoch_batches(first, TrainConfig(batch_tokens=60), 1, 0)
@@ -66,7 +66,7 @@ def test_batches_are_cut_by_what_was_drawn(encoded: EncodedPairs) -> None:
 def test_a_sentence_that_gets_too_long_keeps_its_best_pieces(encoded: EncodedPairs) -> None:
     longest = int(encoded.lengths(np.sort(encoded.order).astype(np.int64)).max()) - 1
     drawn = resample_subwords(
-        replace(encoded, sampling=0.01 if not encoded.tokenizer.source.merges else 0.99, max_length=longest), 1, 0
+        replace(encoded, sampling=0.01 if not encoded.tokenizer.source.is_bpe else 0.99, max_length=longest), 1, 0
     )
     rows = [row for row in encoded.order if len(encoded.source[row]) == longest]
     assert drawn.lengths(np.sort(drawn.order).astype(np.int64)).max() == longest + 1
@@ -83,13 +83,13 @@ def test_any_number_of_processes_draws_the_same(
         shares.append(own)
         raise StopIteration
 
-    monkeypatch.setattr(sampling, "ranks", lambda: count)
-    monkeypatch.setattr(sampling, "gathered", give)
+    monkeypatch.setattr(sampling, "world_size", lambda: count)
+    monkeypatch.setattr(sampling, "all_gather", give)
     for number in range(count):
         monkeypatch.setattr(sampling, "rank", lambda number=number: number)
         with pytest.raises(StopIteration):
             resample_subwords(encoded, 1, 0)
-    monkeypatch.setattr(sampling, "gathered", lambda own: shares)
+    monkeypatch.setattr(sampling, "all_gather", lambda own: shares)
     found = resample_subwords(encoded, 1, 0)
     for name in ("source", "target"):
         one, other = getattr(alone, name), getattr(found, name)

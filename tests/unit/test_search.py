@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from builders import SEARCH_OPTIONS, STYLES, VOCABULARY, model_of, ragged_batch, repeats, sharp
-from builders import attention_model as attentive
+from builders import SEARCH_OPTIONS, STYLES, VOCABULARY, has_repeated_ngram, make_model, make_ragged_batch, sharpen
+from builders import make_attention_model as attentive
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
-from nmt.decoding.hypotheses import begin
+from nmt.decoding.hypotheses import init_beams
 from nmt.decoding.search import beam_step, score_targets, search
-from nmt.decoding.translator import batch_size
+from nmt.decoding.translator import choose_batch_size
 from nmt.model import attention, logits
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.linear import accumulation_dtype
@@ -46,8 +46,8 @@ def test_the_largest_of_blocks_are_the_largest_of_all(size: int, dtype: torch.dt
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam: int) -> None:
-    model = sharp(model_of(style))
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model(style))
+    source_BS, length_B, _ = make_ragged_batch()
     config = SearchConfig(beam=beam, n_best=beam, max_length=9)
     ended = 0
     for row, hypotheses in enumerate(search(model, source_BS, length_B, config, keep_weights=True)):
@@ -69,13 +69,13 @@ def test_a_score_and_its_weights_equal_those_of_forced_decoding(style: str, beam
 
 def test_a_few_rows_at_a_time_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in parts of one or two, and a vocabulary of several blocks."""
-    model = sharp(model_of("luong"))
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model("luong"))
+    source_BS, length_B, _ = make_ragged_batch()
     config = SearchConfig(beam=3, n_best=3, max_length=9)
     plain = search(model, source_BS, length_B, config)
-    monkeypatch.setattr(logits, "BLOCK", 3)
-    monkeypatch.setattr(logits, "CACHED", 2 * VOCABULARY)
-    monkeypatch.setattr(attention, "CACHED", 100)
+    monkeypatch.setattr(logits, "TOKENS_PER_BLOCK", 3)
+    monkeypatch.setattr(logits, "CACHE_NUMEL", 2 * VOCABULARY)
+    monkeypatch.setattr(attention, "CACHE_NUMEL", 100)
     for found, wanted in zip(search(model, source_BS, length_B, config), plain, strict=True):
         assert [h.tokens for h in found] == [h.tokens for h in wanted]
         assert [h.score for h in found] == pytest.approx([h.score for h in wanted], abs=1e-12)
@@ -109,10 +109,10 @@ def ranked(score: float, weights_TS: Tensor, config: SearchConfig) -> float:
     ids=str,
 )
 def test_a_beam_as_large_as_the_space_is_exhaustive(settings: dict[str, Any]) -> None:
-    model = sharp(model_of(hidden=4, embed=4), 1.5)
+    model = sharpen(make_model(hidden=4, embed=4), 1.5)
     with torch.no_grad():
         model.output.bias[9:] = float("-inf")  # a vocabulary that can be enumerated
-    source_BS, length_B, _ = ragged_batch()
+    source_BS, length_B, _ = make_ragged_batch()
     longest, words = 3, [1, *range(4, 9)]
     spaces = [prefix for n in range(longest) for prefix in itertools.product(words, repeat=n)]
     whole = [[*prefix, EOS] for prefix in spaces] + [list(cut) for cut in itertools.product(words, repeat=longest)]
@@ -129,15 +129,15 @@ def test_a_beam_as_large_as_the_space_is_exhaustive(settings: dict[str, Any]) ->
             for one in forced
             if one.weights_TS is not None
             and len(one.tokens) >= config.min_length
-            and not (config.no_repeat_ngram and repeats(one.tokens, config.no_repeat_ngram))
+            and not (config.no_repeat_ngram and has_repeated_ngram(one.tokens, config.no_repeat_ngram))
         ]
         assert [found.tokens for found in hypotheses] == [tokens for _, tokens in sorted(scored, reverse=True)[:5]]
 
 
 @pytest.mark.parametrize("options", SEARCH_OPTIONS)
 def test_hypotheses_are_in_the_order_of_the_ranking_score_that_they_carry(options: str) -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
     for row, found in enumerate(search(model, source_BS, length_B, config, keep_weights=True)):
         scores = [one.ranking_score for one in found]
@@ -151,37 +151,37 @@ def test_hypotheses_are_in_the_order_of_the_ranking_score_that_they_carry(option
 @pytest.mark.parametrize("options", SEARCH_OPTIONS)
 @pytest.mark.parametrize("n_best", [1, 4])
 def test_stopping_early_changes_nothing(options: str, n_best: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | SEARCH_OPTIONS[options])
     early = search(model, source_BS, length_B, config)
-    monkeypatch.setattr("nmt.decoding.search.done", lambda beams, config: beams.limit_B <= beams.age_B)
+    monkeypatch.setattr("nmt.decoding.search.is_done", lambda beams, config: beams.max_length_B <= beams.step_B)
     for found, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
         assert [(h.tokens, h.score) for h in found] == [(h.tokens, h.score) for h in expected]
 
 
 @pytest.mark.parametrize("options", SEARCH_OPTIONS)
 def test_options_hold_for_each_sentence_whatever_is_beside_it(options: str) -> None:
-    """Scores are those of forced decoding, samples and lengths those of the sentence alone, beginnings are kept."""
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1, 4, 2))
+    """Scores are those of forced decoding, samples and lengths those of the sentence alone, prefixes are kept."""
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
-    given = [[], [5], [7, 7], [4, 5, 6], [], [9]]
-    together = search(model, source_BS, length_B, config, given=given)
+    prefixes = [[], [5], [7, 7], [4, 5, 6], [], [9]]
+    together = search(model, source_BS, length_B, config, prefixes=prefixes)
     for row, hypotheses in enumerate(together):
         source, length = own(row, source_BS, length_B)
-        [alone] = search(model, source, length, config, given=given[row : row + 1])
+        [alone] = search(model, source, length, config, prefixes=prefixes[row : row + 1])
         assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
-        limit = min(config.max_length, int(config.max_ratio * length + 20) + len(given[row]))
+        limit = min(config.max_length, int(config.max_ratio * length + 20) + len(prefixes[row]))
         least = min(max(config.min_length, math.ceil(config.min_ratio * length)), limit)
         for found, other in zip(hypotheses, alone, strict=True):
             [forced] = score_targets(model, source, length, torch.tensor([[BOS, *found.tokens]]))
             assert found.score == pytest.approx(other.score, abs=1e-9)
             assert found.score == pytest.approx(forced.score, abs=1e-9)
-            assert found.tokens[: len(given[row])] == given[row]
+            assert found.tokens[: len(prefixes[row])] == prefixes[row]
             assert least <= len(found.tokens) <= limit and (found.tokens[-1] == EOS or len(found.tokens) == limit)
             if config.no_repeat_ngram:
-                assert not repeats(found.tokens[max(0, len(given[row]) - 1) :], config.no_repeat_ngram)
+                assert not has_repeated_ngram(found.tokens[max(0, len(prefixes[row]) - 1) :], config.no_repeat_ngram)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -201,20 +201,22 @@ def test_sentences_that_take_the_places_of_others_are_translated_alike(
     options: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some at a time, in any order of lengths, against all at once: tokens, scores, weights."""
-    monkeypatch.setattr("nmt.decoding.search.SHARE", 3)  # so that some wait until others are over too
+    monkeypatch.setattr("nmt.decoding.search.REFILL_DIVISOR", 3)  # so that some wait until others are over too
     if kind == "two models":
-        model: Any = Ensemble([sharp(model_of()), sharp(model_of("gnmt", "gru"))])
+        model: Any = Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))])
     else:
-        model = sharp(attentive("input feeding", list(KINDS).index(kind), **KINDS[kind]), 1.5)
+        model = sharpen(attentive("input feeding", list(KINDS).index(kind), **KINDS[kind]), 1.5)
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
-    given = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
+    prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     falling, mixed = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)
     for lengths, counts in ((falling, (1, 5, 20)), (mixed, (3, 12))):
-        source_BS, length_B, _ = ragged_batch(lengths)
-        wanted = search(model, source_BS, length_B, config, keep_weights=True, given=given)
+        source_BS, length_B, _ = make_ragged_batch(lengths)
+        wanted = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
         assert len({len(hypotheses[0].tokens) for hypotheses in wanted}) > 2
-        for at_once in counts:
-            found = search(model, source_BS, length_B, config, keep_weights=True, given=given, at_once=at_once)
+        for max_active in counts:
+            found = search(
+                model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes, max_active=max_active
+            )
             for hypotheses, expected, length in zip(found, wanted, lengths, strict=True):
                 assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
                 assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], abs=1e-9)
@@ -227,7 +229,7 @@ def test_sentences_that_take_the_places_of_others_are_translated_alike(
 def test_coverage_knows_padding_and_what_no_window_shows() -> None:
     """Ranks are those of forced decoding, in a batch and alone, with weights that are exactly 0."""
     config = SearchConfig(beam=4, n_best=4, max_length=7, coverage_penalty=0.3)
-    source_BS, length_B, _ = ragged_batch((6, 3, 5, 1))
+    source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1))
     for number, kind in enumerate(
         [
             {"score": "additive", "window": "local_p", "normalizer": "sparsemax"},
@@ -253,10 +255,10 @@ def test_coverage_knows_padding_and_what_no_window_shows() -> None:
 
 @pytest.mark.parametrize("options", SEARCH_OPTIONS)
 def test_a_diverged_model_gives_something(options: str) -> None:
-    model = model_of()
+    model = make_model()
     with torch.no_grad():
         model.output.weight.fill_(float("nan"))
-    source_BS, length_B, _ = ragged_batch()
+    source_BS, length_B, _ = make_ragged_batch()
     config = SearchConfig(**{"beam": 4, "n_best": 1, "max_length": 9} | SEARCH_OPTIONS[options])
     assert all(len(found) == 1 for found in search(model, source_BS, length_B, config))
 
@@ -265,13 +267,13 @@ def test_a_diverged_model_gives_something(options: str) -> None:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_translation_without_end_is_cut_at_its_limit(ratio: float, beam: int) -> None:
     """Of the longest sentence at `max_length`, given tokens included; of others at a share of the source and 20."""
-    model = model_of().eval()
+    model = make_model().eval()
     with torch.no_grad():
         model.output.bias[EOS] = -1e9
-    lengths, given = (45, 39, 6, 5, 1), [[], [4, 5, 6], [7, 7], [], [5]]
-    source_BS, length_B, _ = ragged_batch(lengths)
+    lengths, prefixes = (45, 39, 6, 5, 1), [[], [4, 5, 6], [7, 7], [], [5]]
+    source_BS, length_B, _ = make_ragged_batch(lengths)
     config = SearchConfig(beam=beam, max_length=100, max_ratio=ratio)
-    found = [len(best.tokens) for [best] in search(model, source_BS, length_B, config, given=given)]
+    found = [len(best.tokens) for [best] in search(model, source_BS, length_B, config, prefixes=prefixes)]
     assert found == ([42, 42, 25, 22, 21] if ratio == 0.5 else [100, 100, 34, 30, 23])
 
 
@@ -280,7 +282,7 @@ def test_a_translation_without_end_is_cut_at_its_limit(ratio: float, beam: int) 
     [
         (9, 1, {}, 800),
         (9, 5, {}, 160),
-        (10, 5, {}, 144),  # 145 fit: a multiple of STEP
+        (10, 5, {}, 144),  # 145 fit: a multiple of SHAPE_MULTIPLE
         (9, 1, {"batch_tokens": 159}, 8),
         (9, 1, {"batch_tokens": 80}, 8),  # `</s>` counts
         (9, 1, {"batch_tokens": 79}, 7),
@@ -292,7 +294,7 @@ def test_a_translation_without_end_is_cut_at_its_limit(ratio: float, beam: int) 
     ],
 )
 def test_batches_are_as_large_as_they_may_be(longest: int, width: int, settings: dict[str, Any], size: int) -> None:
-    assert batch_size(longest, width, SearchConfig(**settings), torch.device("cpu")) == size
+    assert choose_batch_size(longest, width, SearchConfig(**settings), torch.device("cpu")) == size
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
@@ -305,7 +307,7 @@ def test_a_step_of_diverse_search_is_a_loop_over_groups(alpha: float) -> None:
     logp_BKV = expected_log_probabilities(logits_BKV)
     finished_BK = torch.rand(sentences, 6, generator=generator) < 0.2
     beams = replace(
-        begin(torch.full((sentences,), 5), 5, torch.full((sentences, 1), PAD), config, torch.float64),
+        init_beams(torch.full((sentences,), 5), 5, torch.full((sentences, 1), PAD), config, torch.float64),
         tokens_BKT=torch.randint(4, vocabulary, (sentences, 6, 4), generator=generator),
         score_BK=-3 * torch.rand(sentences, 6, generator=generator, dtype=torch.float64),
         length_BK=torch.where(finished_BK, 2, 3),
@@ -340,8 +342,8 @@ def test_a_step_of_diverse_search_is_a_loop_over_groups(alpha: float) -> None:
 
 
 def test_groups_write_different_things() -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch()
     plain = SearchConfig(beam=4, n_best=4, max_length=8)
     for found, same in zip(
         search(model, source_BS, length_B, replace(plain, beam=2, n_best=2)),
@@ -357,8 +359,8 @@ def test_groups_write_different_things() -> None:
     "settings", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7, "temperature": 2.0}]
 )
 def test_samples_come_as_often_as_they_should(settings: dict[str, Any]) -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch()
     many = 4000
     config = SearchConfig(n_best=many, max_length=1, sample=True, **settings)
     found = search(model, source_BS, length_B, config)
@@ -381,9 +383,9 @@ def test_samples_come_as_often_as_they_should(settings: dict[str, Any]) -> None:
 
 
 def test_several_models_are_one_by_the_mean_of_their_probabilities() -> None:
-    source_BS, length_B, _ = ragged_batch()
+    source_BS, length_B, _ = make_ragged_batch()
     models = [
-        sharp(model_of(style, cell)) for style, cell in (("bahdanau", "lstm"), ("luong", "gru"), ("gnmt", "lstm"))
+        sharpen(make_model(style, cell)) for style, cell in (("bahdanau", "lstm"), ("luong", "gru"), ("gnmt", "lstm"))
     ]
     config = SearchConfig(beam=3, n_best=3, max_length=7)
     alone, twice = (
@@ -407,8 +409,8 @@ def test_several_models_are_one_by_the_mean_of_their_probabilities() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_beam_one_is_greedy(style: str) -> None:
-    model = sharp(model_of(style))
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model(style))
+    source_BS, length_B, _ = make_ragged_batch()
     found = search(model, source_BS, length_B, SearchConfig(beam=1, max_length=9))
     for row, [hypothesis] in enumerate(found):
         memory, state = model.start(source_BS[row : row + 1, : length_B[row]], length_B[row : row + 1])
@@ -420,8 +422,8 @@ def test_beam_one_is_greedy(style: str) -> None:
 
 
 def test_hypotheses_are_distinct_ordered_and_without_specials() -> None:
-    model = sharp(model_of())
-    source_BS, length_B, _ = ragged_batch()
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch()
     for alpha in (0.0, 1.0):
         config = SearchConfig(beam=6, n_best=6, max_length=8, length_penalty=alpha)
         for hypotheses in search(model, source_BS, length_B, config):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
-from builders import CPU, events, folders, state_of, write_corpus
+from builders import CPU, list_checkpoints, make_state, read_events, write_corpus
 from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -23,16 +23,29 @@ from nmt.config import (
     TrainRun,
 )
 from nmt.data.batching import Batch, collate, epoch_batches, make_batch
-from nmt.data.corpus import column
+from nmt.data.corpus import iter_column
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq
 from nmt.training import step as training_step
-from nmt.training.checkpoint import find_checkpoint, last_checkpoint, last_intact, save_checkpoint, save_config, verify
-from nmt.training.loop import count_total_steps, epoch_batches_of, finished, fit, update_best, validate
-from nmt.training.run_dir import check_folder, check_unchanged, find_start, lock, open_folder
-from nmt.training.state import Progress, TrainState, save
+from nmt.training.checkpoint import (
+    find_checkpoint,
+    find_last_checkpoint,
+    find_last_intact_checkpoint,
+    save_checkpoint,
+    save_config,
+    verify_checkpoint,
+)
+from nmt.training.loop import count_total_steps, fit, is_finished, prepare_epoch, record_validation, validate
+from nmt.training.run_dir import (
+    check_resumed_settings,
+    check_run_folder,
+    find_starting_point,
+    lock_run_folder,
+    open_run_folder,
+)
+from nmt.training.state import Progress, TrainState, save_state
 from nmt.training.step import train_step
 from nmt.training.validation import evaluate_loss
 
@@ -59,11 +72,11 @@ def forced(model: Seq2Seq, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_patience_stops_a_run_that_learns_nothing(corpus: Path, tmp_path: Path) -> None:
     standing = {"name": "sgd", "lr": 1e-12}
-    state = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
+    state = make_state(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(state)
-    assert [event["step"] for event in events(tmp_path, "validate")] == [3, 6, 9]
-    assert state.progress.best[0].step == 9 and folders(tmp_path) == {"step_000006", "step_000009"}
-    again = state_of(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
+    assert [event["step"] for event in read_events(tmp_path, "validate")] == [3, 6, 9]
+    assert state.progress.best[0].step == 9 and list_checkpoints(tmp_path) == {"step_000006", "step_000009"}
+    again = make_state(corpus, tmp_path, standing, max_steps=30, validate_every=3, monitor="loss", patience=2)
     fit(again)
     assert again.progress.step == 9
 
@@ -83,18 +96,18 @@ JUDGED = [  # how good a model is, NaN where its score is none; the best two ste
 
 @pytest.mark.parametrize("monitor", BETTER)
 def test_models_are_ranked_by_their_score(monitor: str, corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=3)
+    state = make_state(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=3)
     progress, scores = state.progress, {}
     for step, (good, best, waiting, decays) in enumerate(JUDGED, 1):
         progress.step, score = step, good if BETTER[monitor] == "higher" else 10 - good
-        update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
+        record_validation(state, dict.fromkeys(BETTER, 5.0) | {monitor: score})
         scores[step] = (-math.inf if BETTER[monitor] == "higher" else math.inf) if math.isnan(score) else score
         assert [(one.score, one.step) for one in progress.best] == [(scores[step], step) for step in best]
         assert (progress.validated_step, progress.bad_validations, progress.decays) == (step, waiting, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
-        assert finished(state, 100) == (waiting == 3)
+        assert is_finished(state, 100) == (waiting == 3)
     state.run.optim.schedule = "constant"
-    update_best(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
+    record_validation(state, dict.fromkeys(BETTER, 5.0) | {monitor: math.nan})
     assert (progress.bad_validations, progress.decays) == (4, 4)
 
 
@@ -118,13 +131,13 @@ TIED = [  # score, loss; the best two steps, validations waited, decays after it
 def test_equal_scores_are_ranked_by_loss_and_a_score_at_its_floor_ends_nothing(
     monitor: str, corpus: Path, tmp_path: Path
 ) -> None:
-    state = state_of(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=2)
+    state = make_state(corpus, tmp_path, {"schedule": "plateau"}, monitor=monitor, keep=2, patience=2)
     progress = state.progress
     for step, (score, loss, best, waiting, decays) in enumerate(TIED, 1):
         progress.step = step
-        update_best(state, {monitor: score, "loss": loss})
+        record_validation(state, {monitor: score, "loss": loss})
         assert [one.step for one in progress.best] == best
-        assert (progress.bad_validations, progress.decays, finished(state, 100)) == (waiting, decays, waiting == 2)
+        assert (progress.bad_validations, progress.decays, is_finished(state, 100)) == (waiting, decays, waiting == 2)
         assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
 
 
@@ -133,16 +146,16 @@ def test_while_nothing_is_translated_right_training_goes_on_and_the_lowest_loss_
 ) -> None:
     monkeypatch.setattr("nmt.training.loop.bleu", lambda *_: 0.0)
     settings = {"max_steps": 12, "validate_every": 2, "patience": 2, "monitor": "bleu"}
-    state = state_of(corpus, tmp_path, {"schedule": "plateau", "lr": 0.01}, **settings)
+    state = make_state(corpus, tmp_path, {"schedule": "plateau", "lr": 0.01}, **settings)
     assert fit(state) == 0.0 and state.progress.step == 12
-    losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
+    losses = {int(event["step"]): event["loss"] for event in read_events(tmp_path, "validate")}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{min(losses, key=lambda step: losses[step]):06d}"
-    assert {event["lr"] for event in events(tmp_path, "train")} == {0.01}
+    assert {event["lr"] for event in read_events(tmp_path, "train")} == {0.01}
 
 
 def test_bleu_in_validation_is_of_greedy_translations_and_the_targets(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path)
-    sources, targets = (list(column(state.valid, name)) for name in ("source", "target"))
+    state = make_state(corpus, tmp_path)
+    sources, targets = (list(iter_column(state.valid, name)) for name in ("source", "target"))
     found = [
         [own[0].text for own in Translator(state.model.eval(), state.tokenizer, config, CPU).translate(sources)]
         for config in (SearchConfig(beam=1), SearchConfig(beam=5))
@@ -151,36 +164,36 @@ def test_bleu_in_validation_is_of_greedy_translations_and_the_targets(corpus: Pa
     state.valid = Dataset.from_dict({"source": sources, "target": targets})
     greedy, wider = (sacrebleu.corpus_bleu(texts, [targets]).score for texts in found)
     assert 99 > greedy > wider + 20
-    assert validate(state)["bleu"] == pytest.approx(greedy) == events(tmp_path, "validate")[0]["bleu"]
+    assert validate(state)["bleu"] == pytest.approx(greedy) == read_events(tmp_path, "validate")[0]["bleu"]
 
 
 def test_the_best_checkpoints_and_the_last_are_kept(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, {"lr": 0.01}, max_steps=16, validate_every=2, monitor="loss", keep=3)
+    state = make_state(corpus, tmp_path, {"lr": 0.01}, max_steps=16, validate_every=2, monitor="loss", keep=3)
     best = fit(state)
-    losses = {int(event["step"]): event["loss"] for event in events(tmp_path, "validate")}
+    losses = {int(event["step"]): event["loss"] for event in read_events(tmp_path, "validate")}
     ranked = sorted(losses, key=lambda step: losses[step])[:3]
     assert [one.step for one in state.progress.best] == ranked and best == losses[ranked[0]]
-    assert folders(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
+    assert list_checkpoints(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
 
 
 def test_a_validation_that_was_not_acted_on_is_made_again(corpus: Path, tmp_path: Path) -> None:
     """As where a signal comes when one is due: the checkpoint is of before, and the next process may die after it."""
-    state = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
+    state = make_state(corpus, tmp_path, max_steps=4, validate_every=2)
     fit(state)
     state.progress.validated_step = 2
-    save(state)
-    again = state_of(corpus, tmp_path, max_steps=4, validate_every=2)
-    assert [event["step"] for event in events(tmp_path, "validate")] == [2]
+    save_state(state)
+    again = make_state(corpus, tmp_path, max_steps=4, validate_every=2)
+    assert [event["step"] for event in read_events(tmp_path, "validate")] == [2]
     fit(again)
-    assert [event["step"] for event in events(tmp_path, "validate")] == [2, 4]
+    assert [event["step"] for event in read_events(tmp_path, "validate")] == [2, 4]
 
 
 def test_a_plateau_lowers_the_learning_rate(corpus: Path, tmp_path: Path) -> None:
     standing = {"name": "sgd", "lr": 1e-9, "schedule": "plateau", "decay": 0.5}
-    fit(state_of(corpus, tmp_path, standing, max_steps=8, validate_every=2, monitor="loss"))
-    rates = [event["lr"] for event in events(tmp_path, "train")]
-    validations = events(tmp_path, "validate")
+    fit(make_state(corpus, tmp_path, standing, max_steps=8, validate_every=2, monitor="loss"))
+    rates = [event["lr"] for event in read_events(tmp_path, "train")]
+    validations = read_events(tmp_path, "validate")
     decays, best, expected = 0, math.inf, []
     for event in validations:
         expected.append(1e-9 * 0.5**decays)
@@ -201,11 +214,11 @@ def test_updates_have_the_learning_rate_of_their_number(
     schedule: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"lr": 0.004, "schedule": schedule, "warmup": 3}
-    state = state_of(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
+    state = make_state(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
     state.progress.decays = 2
     monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
-    shown = [(event["step"], event["lr"]) for event in events(tmp_path, "train")]
+    shown = [(event["step"], event["lr"]) for event in read_events(tmp_path, "train")]
     assert [step for step, _ in shown] == [*range(1, 9)]
     assert [rate for _, rate in shown] == pytest.approx([0.004 * RATES[schedule](n) for n in range(1, 9)], abs=1e-15)
 
@@ -235,7 +248,7 @@ def test_each_epoch_and_each_seed_has_an_order_and_draws_of_its_own(
 ) -> None:
     epochs, drawn = [], []
     for seed, count in ((1, 2), (2, 1)):
-        state = state_of(corpus, tmp_path / str(seed), max_epochs=count, batch_tokens=1000)
+        state = make_state(corpus, tmp_path / str(seed), max_epochs=count, batch_tokens=1000)
         state.run.seed = seed
         rows, seeds = trained(state, monkeypatch)
         size = len(rows) // count
@@ -250,10 +263,10 @@ def test_each_epoch_and_each_seed_has_an_order_and_draws_of_its_own(
 
 def test_processes_draw_apart(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr("nmt.training.step.ranks", lambda: 3)
+    monkeypatch.setattr("nmt.training.step.world_size", lambda: 3)
     for number in range(3):
         monkeypatch.setattr("nmt.training.step.rank", lambda number=number: number)
-        state = state_of(corpus, tmp_path / str(number), max_steps=2, accumulate=2)
+        state = make_state(corpus, tmp_path / str(number), max_steps=2, accumulate=2)
         drawn += trained(state, monkeypatch)[1]
     assert len(set(drawn)) == len(drawn) == 3 * 2 * 2
 
@@ -271,11 +284,13 @@ def test_what_ends_training_is_said(
     ends: dict[str, int], limit: str | None,
 ) -> None:  # fmt: skip
     caplog.set_level("INFO", "nmt")
-    state = state_of(corpus, tmp_path, **ends)
+    state = make_state(corpus, tmp_path, **ends)
     monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     step = state.progress.step
-    early = f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null leaves"
+    early = (
+        f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null removes"
+    )
     assert any(early in message for message in caplog.messages) == (limit is None)
     assert f"train.{limit or 'max_epochs=1'} is reached" in caplog.messages
 
@@ -284,17 +299,17 @@ def test_the_end_does_not_depend_on_where_a_run_goes_on(corpus: Path, tmp_path: 
     """With other pieces in each epoch."""
     found = []
     for epoch in (0, 2):
-        state = state_of(corpus, tmp_path, max_epochs=3)
+        state = make_state(corpus, tmp_path, max_epochs=3)
         state.unsampled = replace(state.unsampled, sampling=0.5)
         state.progress.epoch = epoch
-        batches = epoch_batches_of(state)
+        batches = prepare_epoch(state)
         assert len(batches) > len(epoch_batches(state.unsampled, state.run.train, state.run.seed, epoch))
-        found.append((count_total_steps(state, epoch_batches_of(state)), state.train.source.ids.tolist()))
+        found.append((count_total_steps(state, prepare_epoch(state)), state.train.source.ids.tolist()))
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, max_steps=8, max_skipped=3)
+    state = make_state(corpus, tmp_path, max_steps=8, max_skipped=3)
     with torch.no_grad():
         state.model.output.bias[5] = math.nan
     before = state.model.target_embedding.weight.detach().clone()
@@ -311,7 +326,7 @@ def test_a_model_gone_astray_ends_training_with_the_pairs_in_a_file(corpus: Path
 
 
 def test_failures_are_known_before_other_pairs_take_the_place_of_those(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, max_epochs=2, max_skipped=1, log_every=1000, validate_every=1000)
+    state = make_state(corpus, tmp_path, max_epochs=2, max_skipped=1, log_every=1000, validate_every=1000)
     with torch.no_grad():
         state.model.output.bias[5] = math.nan
     with pytest.raises(UserError, match="1 updates in a row"):
@@ -323,7 +338,7 @@ def test_an_update_that_fails_is_skipped_and_counted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "nmt")
-    state = state_of(corpus, tmp_path, max_steps=8, max_skipped=2, log_every=4, save_every=5)
+    state = make_state(corpus, tmp_path, max_steps=8, max_skipped=2, log_every=4, save_every=5)
     sound, seen = training_step.backward, []
 
     def poisoned(*given: Any) -> Any:
@@ -338,7 +353,7 @@ def test_an_update_that_fails_is_skipped_and_counted(
     monkeypatch.setattr(training_step, "backward", poisoned)
     fit(state)
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3]) and not torch.equal(seen[0], seen[2])
-    shown = events(tmp_path, "train")
+    shown = read_events(tmp_path, "train")
     assert [event["skipped"] for event in shown] == [1, 2] and all(math.isfinite(event["loss"]) for event in shown)
     assert caplog.text.count("1 of 4 updates skipped") == 2
     assert state.progress.skipped == 2 and state.progress.skipped_in_a_row == 0
@@ -361,7 +376,7 @@ def test_a_machine_that_others_use_is_noticed_once(
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     clock, seconds = [0.0], [1.0]
     monkeypatch.setattr("nmt.training.loop.time.perf_counter", lambda: clock[0])
-    state = state_of(corpus, tmp_path, max_steps=12, log_every=3)
+    state = make_state(corpus, tmp_path, max_steps=12, log_every=3)
     real = training_step.backward
 
     def timed(*given: Any) -> Any:
@@ -381,7 +396,7 @@ def test_a_batch_too_large_for_memory_is_divided(
     """The update is that of the whole batch; where a single pair is too large, that is said."""
     found, sound = [], training_step.backward
     for most in (20, 7, 0):
-        state = state_of(corpus, tmp_path / str(most), {"name": "sgd", "lr": 1.0}, max_steps=1)
+        state = make_state(corpus, tmp_path / str(most), {"name": "sgd", "lr": 1.0}, max_steps=1)
         without_dropout(state)
 
         def short(run: TrainRun, model: Seq2Seq, batch: Batch, *given: Any, most: int = most) -> Any:
@@ -407,36 +422,36 @@ def test_a_batch_too_large_for_memory_is_divided(
 
 
 def test_only_the_same_text_and_settings_are_resumed(corpus: Path, tmp_path: Path) -> None:
-    state = state_of(corpus, tmp_path, max_steps=2)
+    state = make_state(corpus, tmp_path, max_steps=2)
     fit(state)
     state.progress.corpus = "other"
     save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, {"corpus": "other", "step": 2})
-    with pytest.raises(UserError, match="training or validation text .* is not that of"):
-        state_of(corpus, tmp_path, max_steps=4)
+    with pytest.raises(UserError, match="training or validation text .* differs from"):
+        make_state(corpus, tmp_path, max_steps=4)
     longer = TrainRun(train=TrainConfig(batch_tokens=500))
     with pytest.raises(UserError, match=r"train.batch_tokens=500 \(was 1500\)"):
-        check_unchanged(longer, TrainRun())
-    check_unchanged(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
+        check_resumed_settings(longer, TrainRun())
+    check_resumed_settings(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
 
 
 def test_a_folder_is_for_one_process_and_for_runs(tmp_path: Path) -> None:
-    with lock(tmp_path), pytest.raises(UserError, match="another process"):
-        lock(tmp_path)
-    with lock(tmp_path):
+    with lock_run_folder(tmp_path), pytest.raises(UserError, match="another process"):
+        lock_run_folder(tmp_path)
+    with lock_run_folder(tmp_path):
         pass
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
     for settings in ("", "layers: 6\n"):
         if settings:
             (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
-        with pytest.raises(UserError, match="holds tokenizer.model but is no run"):
-            check_folder(tmp_path, TrainRun(overwrite=True))
+        with pytest.raises(UserError, match="contains tokenizer.model but is not a run"):
+            check_run_folder(tmp_path, TrainRun(overwrite=True))
     save_config(tmp_path, TrainRun())
-    assert not check_folder(tmp_path, TrainRun())
+    assert not check_run_folder(tmp_path, TrainRun())
     (tmp_path / "eval").mkdir()
     for resume_as in ("false", "auto", "true"):
         with pytest.raises(UserError, match="evaluations of a model whose checkpoints are gone"):
-            check_folder(tmp_path, TrainRun(resume=resume_as))
-    assert not check_folder(tmp_path, TrainRun(overwrite=True, resume="auto"))
+            check_run_folder(tmp_path, TrainRun(resume=resume_as))
+    assert not check_run_folder(tmp_path, TrainRun(overwrite=True, resume="auto"))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -445,41 +460,49 @@ def test_a_folder_in_which_another_has_trained_meanwhile_is_left_to_it(
     begun: bool, overwrite: bool, corpus: Path, tmp_path: Path
 ) -> None:
     """Between the look at a folder and its lock text is read, which may take long."""
-    late = state_of(corpus, tmp_path)
+    late = make_state(corpus, tmp_path)
     late.run = replace(late.run, resume="auto", overwrite=overwrite, precision="fp32")
     save_config(tmp_path, late.run)
     if begun:
         late.progress.step = 2
-        save(late)
-    start = find_start(late.run, tmp_path, CPU, ())
-    save(replace(late, progress=Progress(late.progress.corpus, step=4)))
+        save_state(late)
+    start = find_starting_point(late.run, tmp_path, CPU, ())
+    save_state(replace(late, progress=Progress(late.progress.corpus, step=4)))
     with pytest.raises(UserError, match="another process has trained in .* meanwhile; repeat the command"):
-        open_folder(late, start)
-    assert last_checkpoint(tmp_path) == last_intact(tmp_path) == tmp_path / "checkpoints" / "step_000004"
+        open_run_folder(late, start)
+    assert (
+        find_last_checkpoint(tmp_path)
+        == find_last_intact_checkpoint(tmp_path)
+        == tmp_path / "checkpoints" / "step_000004"
+    )
     assert late.progress.step == 2 * begun
-    with open_folder(late, find_start(late.run, tmp_path, CPU, ())):
+    with open_run_folder(late, find_starting_point(late.run, tmp_path, CPU, ())):
         assert late.progress.step == (2 * begun if overwrite else 4)
-    assert (last_checkpoint(tmp_path) is None) == overwrite
+    assert (find_last_checkpoint(tmp_path) is None) == overwrite
 
 
 def test_checkpoints_are_found_verified_and_replaced(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = state_of(corpus, tmp_path, max_steps=2)
+    state = make_state(corpus, tmp_path, max_steps=2)
     (tmp_path / "config.yaml").write_text("name: x\n", encoding="utf-8")
     left = tmp_path / "checkpoints" / ".step_000001.new"
     left.mkdir(parents=True)
     fit(state)
-    assert folders(tmp_path) == {"step_000002"}
+    assert list_checkpoints(tmp_path) == {"step_000002"}
     for step in (999_999, 1_000_000, 1_000_000):
         progress = {"corpus": "", "step": step}
         folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, progress)
-        verify(folder)
+        verify_checkpoint(folder)
     (tmp_path / "checkpoints" / "last").unlink()
-    assert last_checkpoint(tmp_path) == last_intact(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
+    assert (
+        find_last_checkpoint(tmp_path)
+        == find_last_intact_checkpoint(tmp_path)
+        == tmp_path / "checkpoints" / "step_1000000"
+    )
     (tmp_path / "checkpoints" / "step_3000000").mkdir()
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
-    assert last_intact(tmp_path) == tmp_path / "checkpoints" / "step_1000000"  # the other is damaged
+    assert find_last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
+    assert find_last_intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"  # the other is damaged
     assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
@@ -493,27 +516,27 @@ def test_checkpoints_are_found_verified_and_replaced(
     assert find_checkpoint(str(there)) == (tmp_path / "b", there)
     (folder / "state.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="state.json is missing or damaged"):
-        verify(folder)
+        verify_checkpoint(folder)
 
 
 def test_events_reach_tensorboard(corpus: Path, tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    state = state_of(corpus, tmp_path, max_steps=4)
+    state = make_state(corpus, tmp_path, max_steps=4)
     state.tensorboard = tensorboard.SummaryWriter(str(tmp_path / "tensorboard"))
     fit(state)
     state.tensorboard.close()
     found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [2, 4]
-    assert found.Scalars("validate/loss")[0].value == pytest.approx(events(tmp_path, "validate")[0]["loss"])
+    assert found.Scalars("validate/loss")[0].value == pytest.approx(read_events(tmp_path, "validate")[0]["loss"])
 
 
 def test_a_line_without_end_does_not_end_validation(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such pairs are left out and counted; where memory is short, batches are halved and nothing changes."""
-    state = state_of(corpus, tmp_path, max_steps=1)
+    state = make_state(corpus, tmp_path, max_steps=1)
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
     long = {"source": ["Hund " * 20_000, "Ein Hund"], "target": ["A dog", "dog " * 5_000]}
     longer = concatenate_datasets([state.valid.select_columns([*long]), Dataset.from_dict(long)])
@@ -535,10 +558,13 @@ def test_what_validation_measures_is_what_forced_decoding_finds(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In nats a target piece, `</s>` included, whatever the batches."""
-    state = state_of(corpus, tmp_path, {"lr": 0.1})
-    for rows in epoch_batches_of(state)[:10]:
+    state = make_state(corpus, tmp_path, {"lr": 0.1})
+    for rows in prepare_epoch(state)[:10]:
         train_step(state, rows, 10)
-    model, (source, target) = state.model.eval(), (list(column(state.valid, name)) for name in ("source", "target"))
+    model, (source, target) = (
+        state.model.eval(),
+        (list(iter_column(state.valid, name)) for name in ("source", "target")),
+    )
     pairs = list(zip(state.tokenizer.source.encode(source), state.tokenizer.target.encode(target), strict=True))
     tokens = sum(len(ids) + 1 for _, ids in pairs)
     assert tokens != sum(len(ids) + 1 for ids, _ in pairs)
@@ -550,7 +576,7 @@ def test_what_validation_measures_is_what_forced_decoding_finds(
     assert correct > tokens / 20
     translator = Translator(model, state.tokenizer, SearchConfig(), CPU)
     loss = -sum(found.score for found in translator.score(source, target)) / tokens
-    monkeypatch.setattr("nmt.training.validation.batch_size", lambda *given: 5)
+    monkeypatch.setattr("nmt.training.validation.choose_batch_size", lambda *given: 5)
     scores = evaluate_loss(model, state.tokenizer, state.valid, CPU)
     assert (scores["loss"], scores["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
     assert scores["accuracy"] == pytest.approx(correct / tokens)
@@ -561,11 +587,11 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
 ) -> None:
     """Their cross-entropy in nats, which is not what label smoothing makes of it."""
     standing = {"name": "sgd", "lr": 1e-12}
-    state = without_dropout(state_of(corpus, tmp_path, standing, max_steps=5, log_every=3, accumulate=2))
+    state = without_dropout(make_state(corpus, tmp_path, standing, max_steps=5, log_every=3, accumulate=2))
     with torch.no_grad():
         counts = np.bincount(state.train.target.ids, minlength=state.tokenizer.target.vocab_size)
         state.model.output.bias += torch.from_numpy(counts).log1p()
-        batches = [collate(state.train, rows) for rows in epoch_batches_of(state)[:3]]
+        batches = [collate(state.train, rows) for rows in prepare_epoch(state)[:3]]
         parts = [forced(state.model, batch) for batch in batches]
     logits_RV, wanted_R = (torch.cat(each) for each in zip(*parts, strict=True))
     loss = F.cross_entropy(logits_RV, wanted_R).item()
@@ -574,7 +600,7 @@ def test_a_report_is_of_all_target_tokens_since_the_last(
     assert source != len(wanted_R) and accuracy > 0.02
     monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
     fit(state)
-    event = events(tmp_path, "train")[0]
+    event = read_events(tmp_path, "train")[0]
     assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)
     assert (event["loss"], event["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-4)
     assert event["device_memory"] is None  # it is that of a GPU

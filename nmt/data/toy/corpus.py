@@ -1,22 +1,23 @@
-"""The built-in bilingual corpus: a small German-English grammar that knows its own word alignments.
+"""The built-in parallel corpus: sentences of a small German-English grammar with gold word alignments.
 
-The two sides differ as the languages do: the German verb stands second or last, prefixes and participles leave it for
-the end, articles and adjectives are inflected, nouns are compounds; English has its progressive, its "do" and its fixed
-order. Still each German sentence has exactly one English translation and the other way round, so a perfect model
-reaches BLEU 100 in either direction. German present and perfect are English present and simple past; what is fronted in
-one language is fronted in the other; "you" is always "du", and no pronoun occurs where its form would be ambiguous.
+The sides differ as the languages do. The German finite verb is in second or last position; separable prefixes and
+participles are at the end of the clause; articles and adjectives are inflected; nouns form compounds. English has the
+progressive, "do"-support and fixed word order. Still, each German sentence has exactly one English translation and vice
+versa, so a perfect model reaches BLEU 100 in both directions. German present and perfect correspond to English present
+and simple past; what is fronted in one language is fronted in the other; "you" is always "du", and pronouns do not
+occur where their form would be ambiguous.
 
-Gold links join the words of a translation unit. The link between the two heads is sure, all others are possible:
+Gold links connect the words of a translation unit. The link between the two heads is sure, all others are possible:
 
 - *im = in the*: im-in is sure, im-the possible; *Haustür = front door*: Haustür-door is sure, Haustür-front possible;
-  *vor = in front of*: vor-front is sure, vor-in and vor-of possible; so too *neben = next to*, *nach Hause = home*;
+  *vor = in front of*: vor-front is sure, vor-in and vor-of possible; also *neben = next to*, *nach Hause = home*;
 - *steht ... auf = gets up*, *hat ... gelesen = read*, *liest = is reading*, *muss = has to*, *möchte = would like to*:
-  heads are the words with the meaning (steht, gets; gelesen, read; liest, reading; muss, has; möchte, like), so that
-  links of a prefix, a particle or an auxiliary are possible;
+  heads are the content words (steht, gets; gelesen, read; liest, reading; muss, has; möchte, like), so links of a
+  prefix, a particle or an auxiliary are possible;
 - *kein Buch = not ... a book*: kein-not is sure, kein-a possible; *kann nicht = cannot*: nicht-cannot is possible;
-- "to" of an indirect object and "a" before a profession have no German word: they are possible links of the first word
-  of that object (dem Kind = to the child) and of the profession (Lehrerin = a teacher);
-- "do", "does" and "did" beside another verb are linked to nothing, nor are German commas that English does without.
+- "to" of an indirect object and "a" before a profession have no German word: they have possible links to the first word
+  of that object (dem Kind = to the child) and to the profession (Lehrerin = a teacher);
+- "do", "does" and "did" beside another verb have no links, nor do German commas without a counterpart in English.
 """
 
 import random
@@ -29,11 +30,11 @@ from nmt.data.toy.grammar import (
     Clause,
     Nominal,
     Phrase,
-    anaphor,
-    clause_of,
-    copular,
+    make_clause,
+    make_copular_clause,
     nominal,
-    realise,
+    pronoun_for,
+    realize,
     unit,
     verbs_with,
 )
@@ -43,7 +44,7 @@ SPLITS = {"train": 20_000, "valid": 1_000, "test": 1_000}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence in both languages; links are (German word, English word), from 0, over `text.split()`."""
+    """A sentence pair. Links are (German word, English word), indices from 0 into `text.split()`."""
 
     german: str
     english: str
@@ -53,7 +54,10 @@ class Pair:
 
 
 def generate(seed: int, sizes: dict[str, int] = SPLITS) -> dict[str, list[Pair]]:
-    """Splits of the sizes asked for: a function of the seed, with no sentence twice, on either side, in any of them."""
+    """Generate splits of the given sizes, as a function of the seed.
+
+    No sentence occurs twice on either side, within or across splits.
+    """
     rng = random.Random(seed)
     seen: set[str] = set()
     splits: dict[str, list[Pair]] = {}
@@ -61,42 +65,42 @@ def generate(seed: int, sizes: dict[str, int] = SPLITS) -> dict[str, list[Pair]]
         splits[name] = []
         while len(splits[name]) < size:
             kind = rng.choices((statement, question, subordinate, relative), (36, 19, 27, 18))[0]
-            pair = finish(*kind(rng))
-            if sensible(pair) and pair.german not in seen and pair.english not in seen:
+            pair = make_pair(*kind(rng))
+            if is_sensible(pair) and pair.german not in seen and pair.english not in seen:
                 seen |= {pair.german, pair.english}
                 splits[name].append(pair)
     return splits
 
 
-def somebody(rng: random.Random, pronouns: bool = True) -> Nominal:
-    """A person to be the subject."""
-    while (found := nominal(rng, lexicon.PEOPLE, "nom", definite=True)).pronoun and not pronouns:
+def choose_person(rng: random.Random, pronouns: bool = True) -> Nominal:
+    """Choose a person as the subject."""
+    while (person := nominal(rng, lexicon.PEOPLE, "nom", definite=True)).pronoun and not pronouns:
         pass
-    return found
+    return person
 
 
 def action(
     rng: random.Random, tense: str, subject: Nominal, negated: bool = False, timed: float = 0.0, lasting: bool = False
 ) -> Clause:
-    """A clause that can have a cause, a condition or a time: no state; `lasting`: nor what is over in a moment."""
+    """Make a clause that is not a state, so it can have a cause, condition or time; with `lasting`, not momentary."""
     verbs = [verb for verb in verbs_with(tense, subject.kind) if verb.aspect != "state"]
     if lasting:
         verbs = [verb for verb in verbs if verb.aspect == "action" and verb.auxiliary == "haben"]
-    return clause_of(rng, tense, subject, negated, timed=timed, verb=rng.choice(verbs))
+    return make_clause(rng, tense, subject, negated, timed=timed, verb=rng.choice(verbs))
 
 
 def statement(rng: random.Random) -> tuple[Phrase, str]:
     tense = rng.choices(("now", "habit", "past", "modal"), (30, 14, 32, 24))[0]
     if tense in ("now", "past") and rng.random() < 0.2:
         kinds = rng.choice((lexicon.PEOPLE, lexicon.THINGS))
-        return realise(copular(rng, tense, nominal(rng, kinds, "nom", definite=True), job=True)), "."
-    clause = clause_of(rng, tense, negated=tense != "habit" and rng.random() < 0.16, timed=0.6)
+        return realize(make_copular_clause(rng, tense, nominal(rng, kinds, "nom", definite=True), job=True)), "."
+    clause = make_clause(rng, tense, negated=tense != "habit" and rng.random() < 0.16, timed=0.6)
     chance = rng.random()
     if chance < 0.55 and clause.time.german:
-        return realise(replace(clause, time=NOTHING), front=clause.time.tagged("fronting")), "."
+        return realize(replace(clause, time=NOTHING), front=clause.time.tagged("fronting")), "."
     if chance < 0.4 and clause.place.german and clause.verb.aspect == "action" and not clause.negated:
-        return realise(replace(clause, place=NOTHING), front=clause.place.tagged("fronting")), "."
-    return realise(clause), "."
+        return realize(replace(clause, place=NOTHING), front=clause.place.tagged("fronting")), "."
+    return realize(clause), "."
 
 
 QUESTION_WORDS = {
@@ -116,10 +120,10 @@ def question(rng: random.Random) -> tuple[Phrase, str]:
     negated = word in ("", "warum") and tense != "habit" and rng.random() < 0.15
     who = Nominal(unit("wer", "who")) if word == "wer" else None
     while True:
-        clause = clause_of(rng, tense, who, negated, definite=True, timed=0.0 if word == "wann" else 0.35)
+        clause = make_clause(rng, tense, who, negated, definite=True, timed=0.0 if word == "wann" else 0.35)
         if not word and tense in ("now", "past") and rng.random() < 0.12:
-            clause = copular(rng, tense, clause.subject)
-        if clause.subject.who[0] == "1" and tense != "modal":  # we know what we do ourselves
+            clause = make_copular_clause(rng, tense, clause.subject)
+        if clause.subject.who[0] == "1" and tense != "modal":  # speakers do not ask about themselves
             continue
         asked = [noun.kind for noun in clause.objects.values()]
         if word == "wo" and clause.place.german:
@@ -131,12 +135,13 @@ def question(rng: random.Random) -> tuple[Phrase, str]:
         elif word in ("wo", "wen", "was"):
             continue
         front = unit(word, QUESTION_WORDS[word]) if word else NOTHING
-        phrase = realise(clause) if word == "wer" else realise(clause, "question", front)
+        phrase = realize(clause) if word == "wer" else realize(clause, "question", front)
         return phrase.tagged("question"), "?"
 
 
-# English; tense of the main and of the dependent clause, and what the latter tells: the state that the same person is
-# in, the weather, what the same person does (clause) or what somebody else does (other, or for a while: meanwhile).
+# English conjunction; then triples: tense of the main clause, tense of the dependent clause, and content of the latter:
+# state of the same person, weather, action of the same person (clause), action of somebody else (other), or lasting
+# action of somebody else (meanwhile).
 CONJUNCTIONS = {
     "weil": ("because", "now now state, past past state, modal now state, past past weather, now modal clause"),
     "obwohl": ("although", "now now state, past past state, modal now state, now now weather, past past weather"),
@@ -150,19 +155,19 @@ CONJUNCTIONS = {
 
 
 def reported(rng: random.Random) -> tuple[Phrase, str]:
-    """Somebody says that, or asks whether."""
+    """Generate a sentence with reported speech: somebody says that, or asks whether."""
     conjunction = rng.choice(list(lexicon.REPORTS))
     verb = rng.choice(lexicon.REPORTS[conjunction])
     past = bool(verb.participle) and rng.random() < 0.4
     german, english = conjunction.split(":")
     tense = "past" if past else rng.choice(("now", "past", "modal"))
-    inner = realise(clause_of(rng, tense, definite=True, timed=0.2), "final", unit(german, english))
+    inner = realize(make_clause(rng, tense, definite=True, timed=0.2), "final", unit(german, english))
     asking = verb.english in ("know", "believe") and not past and rng.random() < 0.4
-    while (subject := somebody(rng)).who[0] == "1" and asking:
+    while (subject := choose_person(rng)).who[0] == "1" and asking:
         pass
     negated = verb.english == "know" and german == "ob" and not asking
     outer = Clause(subject, verb, "past" if past else "now", negated=negated)
-    phrase = realise(outer, "question" if asking else "main", last=COMMA + inner).tagged("question", asking)
+    phrase = realize(outer, "question" if asking else "main", last=COMMA + inner).tagged("question", asking)
     return phrase.tagged("subordinate"), "?" if asking else "."
 
 
@@ -173,27 +178,27 @@ def subordinate(rng: random.Random) -> tuple[Phrase, str]:
     english, kinds = CONJUNCTIONS[conjunction]
     outer, inner, content = rng.choice(kinds.split(", ")).split()
     first = rng.random() < 0.4
-    subject = somebody(rng)
+    subject = choose_person(rng)
     if content == "weather":
         it = Nominal(unit("es", "it"), "weather", slot="n")
         clause = Clause(it, rng.choice(lexicon.WEATHER), inner)
     elif content in ("other", "meanwhile"):
-        clause = action(rng, inner, somebody(rng, pronouns=False), lasting=content == "meanwhile")
+        clause = action(rng, inner, choose_person(rng, pronouns=False), lasting=content == "meanwhile")
     else:
-        while not (again := anaphor(subject)):
-            subject = somebody(rng)
+        while not (again := pronoun_for(subject)):
+            subject = choose_person(rng)
         subject, same = (again, subject) if first else (subject, again)
-        clause = copular(rng, inner, same) if content == "state" else action(rng, inner, same)
-    dependent = realise(clause, "final", unit(conjunction, english)).tagged("subordinate")
+        clause = make_copular_clause(rng, inner, same) if content == "state" else action(rng, inner, same)
+    dependent = realize(clause, "final", unit(conjunction, english)).tagged("subordinate")
     negated = outer != "habit" and rng.random() < 0.15
     main = action(rng, outer, subject, negated, timed=0.0 if first or outer == "habit" else 0.3)
     if first:
-        return realise(main, front=dependent + unit(",", ",")), "."
-    return realise(main, last=COMMA + dependent), "."
+        return realize(main, front=dependent + unit(",", ",")), "."
+    return realize(main, last=COMMA + dependent), "."
 
 
 def relative_clause(rng: random.Random, noun: Nominal) -> Phrase:
-    """The clause between its German commas, with the noun as its subject or its object."""
+    """Generate a relative clause with its German commas, in which the noun is the subject or the object."""
     english = "who" if noun.kind in lexicon.PEOPLE else "which"
     tense = rng.choice(("now", "now", "past", "past", "modal"))
     doing, taking = verbs_with(tense, noun.kind), verbs_with(tense, "adult", noun.kind)
@@ -201,31 +206,31 @@ def relative_clause(rng: random.Random, noun: Nominal) -> Phrase:
         pronoun = unit(lexicon.article("der", "nom", noun.slot), english)
         subject = Nominal(pronoun, noun.kind, noun.who, noun.slot)
         if english == "who" and tense != "modal" and rng.random() < 0.15:
-            clause = copular(rng, tense, subject)
+            clause = make_copular_clause(rng, tense, subject)
         else:
-            clause = clause_of(rng, tense, subject, timed=0.3)
-        return (COMMA + realise(clause, "final") + COMMA).tagged("relative")
+            clause = make_clause(rng, tense, subject, timed=0.3)
+        return (COMMA + realize(clause, "final") + COMMA).tagged("relative")
     verb = rng.choice(taking)
     german = lexicon.article("der", verb.objects[0], noun.slot)
     front = unit("denen" if german == "den" and verb.objects == ["dat"] else german, english)
-    # "die Frau, die das Kind sieht" has two readings: who may see or be seen needs a subject that can be nothing else.
+    # "die Frau, die das Kind sieht" has two readings, so here the subject must be a pronoun that cannot be an object.
     ambiguous = noun.kind in lexicon.PEOPLE + lexicon.ANIMALS
     subject = nominal(rng, verb.subjects, "nom", definite=True)
     while ambiguous and not (subject.pronoun and subject.phrase.german[0].text != "sie"):
         subject = nominal(rng, verb.subjects, "nom", definite=True)
-    clause = replace(clause_of(rng, tense, subject, timed=0.2, verb=verb), objects={})
-    return (COMMA + realise(clause, "final", front) + COMMA).tagged("relative")
+    clause = replace(make_clause(rng, tense, subject, timed=0.2, verb=verb), objects={})
+    return (COMMA + realize(clause, "final", front) + COMMA).tagged("relative")
 
 
 def relative(rng: random.Random) -> tuple[Phrase, str]:
-    """A sentence with a relative clause at its subject, or at an object that it ends with."""
+    """Generate a sentence with a relative clause that modifies the subject or a final object."""
     while True:
         tense = rng.choice(("now", "past", "modal"))
         if tense != "modal" and rng.random() < 0.25:
             kinds = rng.choice((lexicon.PEOPLE, lexicon.THINGS))
-            clause = copular(rng, tense, nominal(rng, kinds, "nom", definite=True))
+            clause = make_copular_clause(rng, tense, nominal(rng, kinds, "nom", definite=True))
         else:
-            clause = clause_of(rng, tense, negated=rng.random() < 0.1, timed=0.4)
+            clause = make_clause(rng, tense, negated=rng.random() < 0.1, timed=0.4)
         hosts = {"nom": clause.subject}
         if len(clause.objects) == 1 and not (clause.place + clause.complement).german:
             hosts |= clause.objects
@@ -238,13 +243,13 @@ def relative(rng: random.Random) -> tuple[Phrase, str]:
         front, clause = clause.time.tagged("fronting"), replace(clause, time=NOTHING)
     modifier = relative_clause(rng, hosts[case])
     if case != "nom":
-        return realise(clause, front=front, last=modifier), "."
+        return realize(clause, front=front, last=modifier), "."
     subject = replace(clause.subject, phrase=clause.subject.phrase + modifier)
-    return realise(replace(clause, subject=subject), front=front), "."
+    return realize(replace(clause, subject=subject), front=front), "."
 
 
-def finish(phrase: Phrase, mark: str) -> Pair:
-    """The sentence as text and links, with a capital, its full stop, and no comma before another mark."""
+def make_pair(phrase: Phrase, mark: str) -> Pair:
+    """Convert a phrase to text and links: capitalize it, add the final mark, drop commas before other marks."""
     phrase += unit(mark, mark)
     following = [token.text for token in phrase.german[1:]] + [""]
     german = [t for t, after in zip(phrase.german, following, strict=True) if t.unit or after not in (",", ".", "?")]
@@ -252,15 +257,16 @@ def finish(phrase: Phrase, mark: str) -> Pair:
     for j, word in enumerate(phrase.english):
         counterparts.setdefault(word.unit, []).append((j, word.head))
     counterparts.pop(None, None)
-    linked = [(i, j, w.head and head) for i, w in enumerate(german) for j, head in counterparts.get(w.unit, ())]
+    links = [(i, j, w.head and head) for i, w in enumerate(german) for j, head in counterparts.get(w.unit, ())]
     texts = (" ".join(token.text for token in side) for side in (german, phrase.english))
     source, target = (text[0].upper() + text[1:] for text in texts)
-    sure, possible = (tuple((i, j) for i, j, heads in linked if heads == wanted) for wanted in (True, False))
+    sure = tuple((i, j) for i, j, is_sure in links if is_sure)
+    possible = tuple((i, j) for i, j, is_sure in links if not is_sure)
     return Pair(source, target, sure, possible, phrase.tags)
 
 
-def sensible(pair: Pair) -> bool:
-    """Not too long, and without a content word twice ("The clever singer is clever .")."""
+def is_sensible(pair: Pair) -> bool:
+    """Return whether a pair is short enough and repeats no content word ("The clever singer is clever .")."""
     words = pair.english.split()
     content = [lexicon.LEMMAS[word] for word in words if word in lexicon.LEMMAS]
     return max(len(words), len(pair.german.split())) <= 24 and len(set(content)) == len(content)

@@ -1,7 +1,7 @@
-"""From words to clauses in two languages at once: noun phrases and clauses of the built-in corpus (see `toy.py`).
+"""Noun phrases and clauses of the built-in corpus (see `corpus.py`), built in both languages at once.
 
-Every function builds both sides of a phrase together, out of units that translate each other, so that translation and
-alignment are right by construction. What is left to chance is drawn from the generator that they are given.
+Every function builds both sides of a phrase from units that translate each other, so translations and alignments are
+correct by construction. Random choices use the generator passed in.
 """
 
 import random
@@ -16,13 +16,13 @@ from nmt.data.toy.lexicon import Modal, Noun, Verb
 
 class Token(NamedTuple):
     text: str
-    unit: object  # shared by the words that translate each other; None for a word without counterpart
+    unit: object  # shared by the words that translate each other; None for a word without a counterpart
     head: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A piece of a sentence in both languages, each in its own order."""
+    """Part of a sentence in both languages, each in its own word order."""
 
     german: tuple[Token, ...] = ()
     english: tuple[Token, ...] = ()
@@ -40,18 +40,18 @@ COMMA = Phrase(german=(Token(",", None),))
 
 
 def tokens(words: Iterable[str], key: object, head: int = 0) -> tuple[Token, ...]:
-    """Words of one unit; head -1: none of them is the head."""
+    """Create the tokens of one unit; with head -1, none of them is the head."""
     return tuple(Token(word, key, i == head) for i, word in enumerate(words))
 
 
 def unit(german: str, english: str, german_head: int = 0, english_head: int = 0) -> Phrase:
-    """Words that translate each other as a whole."""
+    """Create a phrase of words that translate each other as a whole."""
     key = object()
     return Phrase(tokens(german.split(), key, german_head), tokens(english.split(), key, english_head))
 
 
-def literal(text: str) -> Phrase:
-    """'am Wochenende = at_the weekend', one unit a word."""
+def parse_phrase(text: str) -> Phrase:
+    """Parse text like 'am Wochenende = at_the weekend', with one unit per word."""
     german, english = (side.split() for side in text.split(" = "))
     units = [unit(g, e.replace("_", " ")) for g, e in zip(german, english, strict=True)]
     return sum(units, NOTHING).tagged("contraction", "_the" in text)
@@ -67,10 +67,10 @@ class Nominal:
     phrase: Phrase
     kind: str = "adult"
     who: str = "3s"
-    slot: str = "p"  # gender, or p for the plural
-    article: str = ""  # "name" for what stands by itself
+    slot: str = "p"  # gender, or p for plural
+    article: str = ""  # "name" for names, pronouns and other phrases that take no article
     pronoun: bool = False
-    negator: tuple[Token, ...] = ()  # the "not" that a German "kein" asks of the English clause
+    negator: tuple[Token, ...] = ()  # "not" in the English clause, for a German "kein"
 
     @property
     def definite(self) -> bool:
@@ -81,19 +81,19 @@ def choose_article(rng: random.Random, noun: Noun, case: str, plural: bool, defi
     if noun.kind == "kin":
         return rng.choice(("mein", "dein", "unser"))
     weights = {"der": 10, "dies": 2}
-    if noun.kind not in lexicon.PUBLIC:
+    if noun.kind not in lexicon.NO_POSSESSIVE_KINDS:
         weights |= {"mein": 1, "dein": 1, "unser": 1}
     if not definite and plural:
-        weights |= {"viel": 2, "zwei": 2, "drei": 2, "": 3 * (case != "nom" and noun.kind in lexicon.MANY)}
+        weights |= {"viel": 2, "zwei": 2, "drei": 2, "": 3 * (case != "nom" and noun.kind in lexicon.BARE_PLURAL_KINDS)}
     elif not definite:
-        weights |= {"": 12} if noun.kind in lexicon.MASS else {"ein": 8, "jed": 2 * (case == "nom")}
+        weights |= {"": 12} if noun.kind in lexicon.MASS_NOUN_KINDS else {"ein": 8, "jed": 2 * (case == "nom")}
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
 def noun_phrase(
     rng: random.Random, noun: Noun, case: str, definite: bool, negated: bool = False, many: float = 0.3
 ) -> Nominal:
-    """The noun with an article ("kein" if negated), sometimes with an adjective, in the plural as often as `many`."""
+    """Build a noun with an article ("kein" if negated), sometimes an adjective, and plural with probability `many`."""
     plural = bool(noun.plural) and rng.random() < many
     slot = "p" if plural else noun.gender
     name = "kein" if negated else choose_article(rng, noun, case, plural, definite)
@@ -110,7 +110,7 @@ def noun_phrase(
         english = "these"
     elif english == "a":
         vowel = phrase.english[0].text[0] in "aeiou"
-        english = "any" if plural or noun.kind in lexicon.MASS else "an" if vowel else "a"
+        english = "any" if plural or noun.kind in lexicon.MASS_NOUN_KINDS else "an" if vowel else "a"
     article = unit(german, english, english_head=-1 if negated else 0)
     article = article.tagged("case", german != lexicon.article(name, "nom", slot))
     negator = (Token("not", article.german[0].unit),) if negated else ()
@@ -120,10 +120,13 @@ def noun_phrase(
 def nominal(
     rng: random.Random, kinds: Sequence[str], case: str, definite: bool = False, negated: bool = False, beside: str = ""
 ) -> Nominal:
-    """Somebody or something of these kinds; no pronoun of the same person as the subject that it stands `beside`."""
+    """Choose a noun phrase, name or pronoun of these kinds.
+
+    Pronouns of the same grammatical person as the subject, given as `beside`, are excluded.
+    """
     chance = rng.random() if "adult" in kinds and not negated else 1.0
     if chance < 0.12:
-        name, gender = rng.choice(lexicon.NAMES)
+        name, gender = rng.choice(lexicon.PERSON_NAMES)
         return Nominal(unit(name, name), slot=gender, article="name")
     if chance < 0.32:
         german, english = {"nom": (2, 5), "acc": (3, 6), "dat": (4, 6)}[case]
@@ -134,8 +137,8 @@ def nominal(
     return noun_phrase(rng, noun, case, definite, negated and noun.kind != "kin")
 
 
-def anaphor(noun: Nominal) -> Nominal | None:
-    """The pronoun for a person already named; None for a neuter: "das Kind ... es" might be he or she."""
+def pronoun_for(noun: Nominal) -> Nominal | None:
+    """Return the pronoun for a person mentioned before; None for a neuter: "das Kind ... es" could be he or she."""
     for who, slot, german, *_, english, _ in lexicon.PRONOUNS:
         if who == noun.who and slot in (noun.slot, "-"):
             return Nominal(unit(german, english), who=who, slot=slot, article="name", pronoun=True)
@@ -151,10 +154,10 @@ def prepositional(preposition: str, english: str, head: int, noun: Nominal) -> P
 
 
 def place(rng: random.Random, kinds: Sequence[str], role: str) -> Phrase:
-    """Where somebody is (role at or in), goes (to) or comes from (from)."""
+    """Choose a place where somebody is (role at or in), goes (to) or comes from (from)."""
     kind = rng.choice(kinds)
     if kind == "hause":
-        return unit("nach Hause", "home", german_head=1) if role == "to" else literal("zu Hause = at home")
+        return unit("nach Hause", "home", german_head=1) if role == "to" else parse_phrase("zu Hause = at home")
     if kind in lexicon.POSITIONS:
         nouns, prepositions = lexicon.POSITIONS[kind]
         noun = rng.choice([noun for name in nouns for noun in lexicon.NOUNS[name]])
@@ -164,8 +167,8 @@ def place(rng: random.Random, kinds: Sequence[str], role: str) -> Phrase:
         german, english = ("von:from" if role == "from" else noun.prepositions[role == "to"]).split(":")
         head = "0"
     case = "acc" if role == "to" and german != "zu" else "dat"
-    found = noun_phrase(rng, noun, case, definite=rng.random() < 0.8, many=0)
-    return prepositional(german, english.replace("_", " "), int(head), found)
+    phrase = noun_phrase(rng, noun, case, definite=rng.random() < 0.8, many=0)
+    return prepositional(german, english.replace("_", " "), int(head), phrase)
 
 
 # ---------------------------------------------------------------------------------------------------------- clauses
@@ -186,13 +189,13 @@ class Clause:
 
 
 class Forms(NamedTuple):
-    """The verbs of a clause: in German at its second place and its end, or all at its end; in English around "not"."""
+    """The verb forms of a clause."""
 
-    second: tuple[Token, ...]
-    end: tuple[Token, ...]
-    final: tuple[Token, ...]
-    auxiliary: tuple[Token, ...]
-    rest: tuple[Token, ...]
+    second: tuple[Token, ...]  # German, in second position
+    end: tuple[Token, ...]  # German, at the end of the same clause
+    final: tuple[Token, ...]  # German, all at the end of a dependent clause
+    auxiliary: tuple[Token, ...]  # English, before "not"
+    rest: tuple[Token, ...]  # English, after "not"
     tag: str = ""
 
 
@@ -203,10 +206,10 @@ def be(who: str, past: bool = False) -> str:
 
 
 def conjugate(clause: Clause, supported: bool) -> Forms:
-    """`supported` asks for a form of "do" where English has no other auxiliary."""
+    """Return the verb forms of a clause; `supported` adds a form of "do" where English has no other auxiliary."""
     verb, who, past, key = clause.verb, clause.subject.who, clause.tense == "past", object()
     do = (Token("did" if past else "does" if who == "3s" else "do", None),) if supported else ()
-    agreeing = lexicon.with_s if who == "3s" and not supported else str
+    agreeing = lexicon.add_s if who == "3s" and not supported else str
     if verb is lexicon.COPULA:
         finite = (Token(lexicon.present("war" if past else "sein", "", who), key),)
         return Forms(finite, (), finite, (Token(be(who, past), key),), ())
@@ -233,8 +236,12 @@ def conjugate(clause: Clause, supported: bool) -> Forms:
     return Forms(*german, do, tokens((agreeing(verb.english), *verb.particle), key))
 
 
-def realise(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: Phrase = NOTHING) -> Phrase:
-    """The clause, its German verb second ("main"), first ("question") or last ("final"), between `front` and `last`."""
+def realize(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: Phrase = NOTHING) -> Phrase:
+    """Linearize a clause between `front` and `last`.
+
+    Args:
+        order: position of the German verb: second ("main"), first ("question") or last ("final").
+    """
     asking = order == "question"
     forms = conjugate(clause, supported=asking or clause.negated)
     auxiliary = forms.auxiliary
@@ -250,7 +257,9 @@ def realise(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: 
     subject, objects = clause.subject.phrase, list(clause.objects.values())
     pronouns = sum((noun.phrase for noun in objects if noun.pronoun), NOTHING)
     nouns = sum((noun.phrase for noun in objects if not noun.pronoun), NOTHING)
-    definite = all(noun.definite for noun in objects)  # then "das Buch im Garten", else "im Garten ein Buch"
+    definite = all(
+        noun.definite for noun in objects
+    )  # "das Buch im Garten" if all are definite, else "im Garten ein Buch"
     inner = nouns + nicht + clause.place if definite else clause.place + nouns + nicht
     middle = (clause.time + clause.frequency + inner + clause.complement).german
     if order == "final":
@@ -261,28 +270,32 @@ def realise(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: 
     else:
         german = subject.german + forms.second + pronouns.german + middle + forms.end
 
-    given = (pronouns + nouns).english
+    english_objects = (pronouns + nouns).english
     if len(objects) == 2 and not objects[0].pronoun:
         receiver, gift = (noun.phrase for noun in objects)
-        given = gift.english + (Token("to", receiver.german[0].unit, False),) + receiver.english
+        english_objects = gift.english + (Token("to", receiver.german[0].unit, False),) + receiver.english
     english = auxiliary + subject.english if asking else subject.english + auxiliary
-    english += negator + clause.frequency.english + forms.rest + given
+    english += negator + clause.frequency.english + forms.rest + english_objects
     english += (clause.place + clause.complement + clause.time).english
 
     parts = [front, subject, pronouns, nouns, clause.place, clause.complement, clause.time, clause.frequency, last]
-    tags = frozenset({forms.tag, "separable" * bool(clause.verb.prefix), "negation" * clause.negated}) - {""}
+    tags = {forms.tag} - {""}
+    if clause.verb.prefix:
+        tags.add("separable")
+    if clause.negated:
+        tags.add("negation")
     return Phrase(
         front.german + german + last.german,
         front.english + english + last.english,
-        tags.union(*(p.tags for p in parts)),
+        frozenset(tags).union(*(p.tags for p in parts)),
     )
 
 
 @cache
 def verbs_with(tense: str, subject: str = "", thing: str = "") -> list[Verb]:
-    """Verbs that have this tense; take a subject of this kind; and take this kind of thing as the only object."""
-    unfit = {"now": ["event"], "habit": ["state"], "past": [], "modal": ["event", "state"]}[tense]
-    verbs = [verb for verb in lexicon.VERBS if verb.aspect not in unfit and (verb.participle or tense != "past")]
+    """Return the verbs that have this tense, take a subject of this kind and take `thing` as their only object."""
+    excluded = {"now": ["event"], "habit": ["state"], "past": [], "modal": ["event", "state"]}[tense]
+    verbs = [verb for verb in lexicon.VERBS if verb.aspect not in excluded and (verb.participle or tense != "past")]
     if subject:
         verbs = [verb for verb in verbs if subject in verb.subjects]
     if thing:
@@ -291,7 +304,7 @@ def verbs_with(tense: str, subject: str = "", thing: str = "") -> list[Verb]:
     return verbs
 
 
-def clause_of(
+def make_clause(
     rng: random.Random,
     tense: str,
     subject: Nominal | None = None,
@@ -300,11 +313,11 @@ def clause_of(
     timed: float = 0.5,
     verb: Verb | None = None,
 ) -> Clause:
-    """A clause about the subject, or anybody (somebody `definite`), with a time phrase with probability `timed`."""
+    """Make a clause about the subject, or a random one if None; `timed` is the probability of a time phrase."""
     verb = verb or rng.choice(verbs_with(tense, subject.kind if subject else ""))
     subject = subject or nominal(rng, verb.subjects, "nom", definite or negated)
     person = subject.kind in lexicon.PEOPLE
-    modals = [modal for modal in lexicon.MODALS if person or not modal.rest]  # a key has no wishes and no duties
+    modals = [modal for modal in lexicon.MODALS if person or not modal.rest]  # things have no wishes or duties
     modal = rng.choice(modals) if tense == "modal" else None
     objects = {}
     for case in verb.objects:
@@ -322,19 +335,19 @@ def clause_of(
             complement = prepositional(german, english, 0, other)
     if len(objects) == 1 and not (negated or verb.prefix or where.german or complement.german) and rng.random() < 0.2:
         case, noun = next(iter(objects.items()))
-        if noun.article == "der" and noun.kind in lexicon.FOUND:
-            found = noun.phrase + place(rng, lexicon.FOUND[noun.kind].split(), "at")
-            objects[case] = replace(noun, phrase=found, article="name")
+        if noun.article == "der" and noun.kind in lexicon.LOCATIONS_BY_KIND:
+            located = noun.phrase + place(rng, lexicon.LOCATIONS_BY_KIND[noun.kind].split(), "at")
+            objects[case] = replace(noun, phrase=located, article="name")
     time, frequency = NOTHING, NOTHING
     if tense == "habit" and timed and rng.random() < 0.5:
-        frequency = literal(rng.choice(lexicon.FREQUENCIES))
+        frequency = parse_phrase(rng.choice(lexicon.FREQUENCY_ADVERBS))
     elif tense == "habit" and timed or verb.aspect != "state" and rng.random() < timed:
-        time = literal(rng.choice(lexicon.TIMES[tense]))
+        time = parse_phrase(rng.choice(lexicon.TIMES[tense]))
     return Clause(subject, verb, tense, modal, negated, objects, where, complement, time, frequency)
 
 
-def copular(rng: random.Random, tense: str, subject: Nominal, job: bool = False) -> Clause:
-    """What the subject is: in a state, of a profession, or like something."""
+def make_copular_clause(rng: random.Random, tense: str, subject: Nominal, job: bool = False) -> Clause:
+    """Make a clause with "be": the subject is in a state, has a profession or a property."""
     person = subject.kind in lexicon.PEOPLE
     jobs = [noun for noun in lexicon.JOBS if noun.gender == subject.slot]
     if job and jobs and person and subject.kind != "child" and subject.article in ("mein", "dein", "unser", "name"):

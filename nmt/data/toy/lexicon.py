@@ -1,7 +1,7 @@
-"""The words of the built-in corpus: plain tables, and below them how they are read and inflected.
+"""The words of the built-in corpus: plain tables, followed by the code that parses and inflects them.
 
-Every entry translates in one way only, in both directions; to keep it so, add no synonyms. An underscore stands for
-a space. Nouns, verbs and adjectives know what they go with, by semantic class, so that sentences make sense.
+Every entry has a single translation in both directions; to keep it so, do not add synonyms. An underscore stands for a
+space. Semantic classes restrict which nouns, verbs and adjectives go together, so that sentences make sense.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ GROUPS = {
     "object": "fruit cake dish bread drink text clothes thing device door vehicle furniture landmark home town animal",
 }
 
-# German, gender (m f n; mw: masculine, all forms but the nominative singular are like the plural), plural (- for none),
-# English, English plural where irregular.
+# German, gender (m f n; mw: masculine, all forms but the nominative singular equal the plural), plural (- for none),
+# English, English plural if irregular.
 NOUN_TABLES = {
     "adult": """Mann m Männer man men, Frau f Frauen woman women, Lehrerin f Lehrerinnen teacher, Arzt m Ärzte doctor,
         Student mw Studenten student, Nachbar mw Nachbarn neighbour, Sängerin f Sängerinnen singer,
@@ -48,7 +48,7 @@ NOUN_TABLES = {
         Brücke f Brücken bridge, Bushaltestelle f Bushaltestellen bus_stop""",
 }
 
-# As above, then the prepositions for being there and for going there, German:English.
+# As above, then the prepositions for location and direction, German:English.
 PLACE_TABLES = {
     "home": """Garten m - garden in:in in:into, Küche f - kitchen in:in in:into, Keller m - cellar in:in in:into,
         Wohnzimmer n - living_room in:in in:into""",
@@ -58,7 +58,7 @@ PLACE_TABLES = {
         Kino n - cinema in:at in:to, Strand m - beach an:on zu:to, Schule f - school in:at zu:to,
         Flughafen m - airport an:at zu:to, Spielplatz m - playground auf:in zu:to""",
 }
-# Where something is put or found: classes of nouns; German preposition, English one, index of its main word.
+# Where something is put or found: classes of nouns; German preposition, English preposition, index of its head.
 POSITION_TABLES = {
     "furniture": ("furniture", "auf on 0, unter under 0, neben next_to 0"),
     "outside": ("landmark", "vor in_front_of 1, hinter behind 0, neben next_to 0"),
@@ -67,16 +67,16 @@ POSITION_TABLES = {
 
 NAME_TABLE = "Anna f, Maria f, Lena f, Sophie f, Peter m, Paul m, Felix m, Thomas m"
 
-# Agreement, gender, German nominative, accusative, dative (- where the form would be ambiguous), English.
+# Person and number, gender, German nominative, accusative, dative (- where the form would be ambiguous), English.
 PRONOUN_TABLE = """1s - ich mich mir I me, 2s - du dich dir you you, 3s m er ihn ihm he him, 3s f sie - ihr she her,
     1p - wir uns uns we us, 3p - sie - ihnen they them"""
 
-# What goes with whom, then the verbs. Left of the colon: classes of the subject, and the aspect in [brackets]: action
-# ("is reading", the default), sense ("sees"), state ("knows": no time, no modal) or event ("found": only in the past or
-# as a habit). Right: the complements by case (acc, dat), place (at: may have, in: must have), goal (to), source (from)
-# or preposition:English, each with its classes.
-# A verb: prefix|infinitive, third person, participle (ist+ where the perfect is formed with sein), English, past, -ing
-# where irregular.
+# Frames and their verbs. Left of the colon: classes of the subject, and the aspect in [brackets]: action ("is reading",
+# the default), sense ("sees"), state ("knows": no time, no modal) or event ("found": only past or habitual). Right: the
+# complements by case (acc, dat), place (at: optional, in: required), goal (to), source (from) or preposition:English,
+# each with its classes.
+# A verb: prefix|infinitive, third person, participle (ist+ if the perfect is formed with sein), English, past, and the
+# -ing form if irregular.
 VERB_TABLES = {
     "person: at home town": """lachen lacht gelacht laugh laughed, tanzen tanzt getanzt dance danced,
         singen singt gesungen sing sang""",
@@ -137,7 +137,7 @@ VERB_TABLES = {
     "person: dat person; acc text paper thing": "geben gibt gegeben give gave, zeigen zeigt gezeigt show showed",
 }
 
-# Verbs that take a clause, by its conjunction.
+# Verbs that take a clause, by conjunction.
 REPORT_TABLES = {
     "dass:that": """sagen sagt gesagt say said, glauben glaubt geglaubt believe believed,
         hoffen hofft gehofft hope hoped, wissen weiß - know knew""",
@@ -146,20 +146,20 @@ REPORT_TABLES = {
 WEATHER_TABLE = "regnen regnet geregnet rain rained, schneien schneit geschneit snow snowed"
 COPULA_TABLE = "sein ist - be was"
 
-# First, second, third person singular and all of the plural.
+# Infinitive; first, second and third person singular; plural.
 IRREGULAR_TABLE = """sein bin bist ist sind, haben habe hast hat haben, war war warst war waren,
     wissen weiß weißt weiß wissen, mögen mag magst mag mögen"""
-# As above, then the English: what stands before "not" (- for a verb that needs "do"), and what stands after.
+# As above, then the English words before "not" (- for a verb that needs "do") and after it.
 MODAL_TABLE = """können kann kannst kann können can -, müssen muss musst muss müssen - have_to,
     wollen will willst will wollen - want_to, dürfen darf darfst darf dürfen be allowed_to,
     sollen soll sollst soll sollen should -, werden werde wirst wird werden will -,
     möchten möchte möchtest möchte möchten would like_to"""
 
-# What people may be, as a predicate: for a while, or by profession.
+# Predicates of people: temporary states and professions.
 STATE_TABLE = """müde tired, hungrig hungry, traurig sad, glücklich happy, krank ill, allein alone, nervös nervous,
     zufrieden satisfied"""
 JOB_TABLE = "Lehrerin Arzt Student Sängerin Koch Polizist Künstlerin Krankenschwester Gärtner Busfahrer"
-# What somebody or something is like.
+# Adjectives by class.
 ADJECTIVE_TABLES = {
     "adult child": "freundlich friendly, klug clever, müde tired, glücklich happy, traurig sad, groß tall",
     "adult": "jung young, alt old, berühmt famous",
@@ -180,7 +180,7 @@ ADJECTIVE_TABLES = {
     "home": "klein small, groß big, warm warm, kalt cold",
 }
 
-# Time phrases by what they go with, word by word.
+# Time phrases by tense, aligned word by word.
 TIME_TABLES = {
     "now": "heute = today, jetzt = now, heute Nachmittag = this afternoon",
     "habit": """jeden Tag = every day, jeden Morgen = every morning, jeden Abend = every evening,
@@ -192,18 +192,18 @@ TIME_TABLES = {
 }
 FREQUENCY_TABLE = "oft = often, immer = always, manchmal = sometimes, selten = rarely"
 
-# Kinds of nouns: where they may be found; which take no possessive ("mein Mann" is not any man); which have neither "a"
-# nor a plural; and which may be many without an article.
-FOUND = {
+# Kinds of nouns: their locations; those without possessives ("mein Mann" is a husband, not a man); those without "a"
+# and plural; those that may be plural without an article.
+LOCATIONS_BY_KIND = {
     **dict.fromkeys(("adult", "child"), "home town outside nearby"),
     **dict.fromkeys(("thing", "text", "clothes"), "furniture"),
     **dict.fromkeys(("pet", "cattle", "vehicle"), "outside nearby"),
 }
-PUBLIC = {"adult", "child", "landmark", "shop", "town"}
-MASS = {"bread", "drink"}
-MANY = {"fruit", "cake", "text", "paper", "clothes", "thing", "pet", "cattle"}
+NO_POSSESSIVE_KINDS = {"adult", "child", "landmark", "shop", "town"}
+MASS_NOUN_KINDS = {"bread", "drink"}
+BARE_PLURAL_KINDS = {"fruit", "cake", "text", "paper", "clothes", "thing", "pet", "cattle"}
 
-# Articles and "-" or endings by case (nominative, accusative, dative) and by gender or plural (m, f, n, p).
+# Articles; endings ("-" for none) by case (nominative, accusative, dative) and gender or plural (m, f, n, p).
 ARTICLES = {"der": "the", "ein": "a", "kein": "a", "jed": "every", "viel": "many", "zwei": "two", "drei": "three"}
 ARTICLES |= {"dies": "this", "mein": "my", "dein": "your", "unser": "our"}
 DER = "der die das die den die das die dem der dem den"
@@ -212,8 +212,13 @@ STRONG = "er e es e en e es e em er em en"
 WEAK = "e e e en en e e en en en en en"
 MIXED = "er e es en en e es en en en en en"
 CONTRACTED = {
-    **{("in", "dem"): "im", ("in", "das"): "ins", ("an", "dem"): "am", ("von", "dem"): "vom"},
-    **{("zu", "dem"): "zum", ("zu", "der"): "zur", ("bei", "dem"): "beim"},
+    ("in", "dem"): "im",
+    ("in", "das"): "ins",
+    ("an", "dem"): "am",
+    ("von", "dem"): "vom",
+    ("zu", "dem"): "zum",
+    ("zu", "der"): "zur",
+    ("bei", "dem"): "beim",
 }
 
 # ------------------------------------------------------------------------------------------------ reading the tables
@@ -228,7 +233,7 @@ class Noun:
     english: str
     english_plural: str
     weak: bool
-    prepositions: tuple[str, ...]  # of a place, German:English, for being there and for going there
+    prepositions: tuple[str, ...]  # of a place, German:English: location, direction
 
     def inflect(self, case: str, plural: bool) -> str:
         if plural:
@@ -241,7 +246,7 @@ class Verb:
     prefix: str
     infinitive: str
     third: str
-    participle: str  # empty where there is no perfect
+    participle: str  # empty if there is no perfect
     auxiliary: str
     english: str
     particle: tuple[str, ...]
@@ -259,24 +264,24 @@ class Verb:
 @dataclass(frozen=True, slots=True)
 class Modal:
     infinitive: str
-    auxiliary: str  # what stands before "not"; empty for a verb that needs "do"
+    auxiliary: str  # the English word before "not"; empty for a verb that needs "do"
     rest: tuple[str, ...]
 
 
-def entries(table: str) -> list[list[str]]:
+def parse_entries(table: str) -> list[list[str]]:
     return [entry.split() for entry in table.split(",")]
 
 
-def lines(table: str) -> list[str]:
-    return [" ".join(entry) for entry in entries(table)]
+def parse_lines(table: str) -> list[str]:
+    return [" ".join(entry) for entry in parse_entries(table)]
 
 
-def classes(text: str) -> tuple[str, ...]:
+def expand_classes(text: str) -> tuple[str, ...]:
     return tuple(kind for word in text.split() for kind in GROUPS.get(word, word).split())
 
 
-def with_s(word: str) -> str:
-    """The plural of an English noun, the third person singular of a verb."""
+def add_s(word: str) -> str:
+    """Return the plural of an English noun, or the third person singular of a verb."""
     if word in ("have", "go", "do"):
         return {"have": "has", "go": "goes", "do": "does"}[word]
     if word[-1] == "y" and word[-2] not in "aeiou":
@@ -287,7 +292,7 @@ def with_s(word: str) -> str:
 def parse_noun(kind: str, row: list[str]) -> Noun:
     german, gender, plural, english, *rest = row
     english = english.replace("_", " ")
-    irregular = [word for word in rest if ":" not in word] or [with_s(english)]
+    irregular = [word for word in rest if ":" not in word] or [add_s(english)]
     places = tuple(word for word in rest if ":" in word)
     return Noun(kind, german, gender[0], plural.strip("-"), english, irregular[0], gender == "mw", places)
 
@@ -312,8 +317,8 @@ def parse_verb(frame: str, row: list[str]) -> Verb:
         past=past,
         ing=ing[0] if ing else regular,
         aspect=aspect.strip("]") or "action",
-        subjects=classes(subjects),
-        roles={role: classes(kinds) for role, kinds in roles},
+        subjects=expand_classes(subjects),
+        roles={role: expand_classes(kinds) for role, kinds in roles},
     )
 
 
@@ -321,29 +326,29 @@ def parse_modal(row: list[str]) -> Modal:
     return Modal(row[0], row[5].strip("-"), () if row[6] == "-" else tuple(row[6].split("_")))
 
 
-def by_slot(endings: str, case: str, slot: str) -> str:
+def select_ending(endings: str, case: str, slot: str) -> str:
     return endings.split()[("nom", "acc", "dat").index(case) * 4 + "mfnp".index(slot)].strip("-")
 
 
 def article(name: str, case: str, slot: str) -> str:
-    """The German article; slot is the gender, or p for the plural, which knows none."""
+    """Return the German article; slot is the gender, or p for plural."""
     if name in ("zwei", "drei"):
         return name
     if name == "der":
-        return by_slot(DER, case, slot)
-    return name + by_slot(STRONG if name in ("dies", "jed", "viel") else EIN, case, slot)
+        return select_ending(DER, case, slot)
+    return name + select_ending(STRONG if name in ("dies", "jed", "viel") else EIN, case, slot)
 
 
 def adjective(word: str, name: str, case: str, slot: str) -> str:
-    """A German adjective after the article called `name`, or after none."""
+    """Inflect a German adjective after the article `name`, which may be empty."""
     endings = MIXED if name in ("ein", "kein", "mein", "dein", "unser") else STRONG
     endings = WEAK if name in ("der", "dies", "jed") else endings
     stem = word[:-2] + word[-1] if word.endswith(("uer", "el")) else word.removesuffix("e")
-    return stem + by_slot(endings, case, slot)
+    return stem + select_ending(endings, case, slot)
 
 
 def present(infinitive: str, third: str, who: str) -> str:
-    """The German finite form for "1s" ... "3p", without the prefix."""
+    """Return the German finite form for person and number "1s" ... "3p", without the prefix."""
     if infinitive in FORMS:
         return FORMS[infinitive][("1s", "2s", "3s").index(who) if who[1] == "s" else 3]
     if who == "1s":
@@ -353,28 +358,35 @@ def present(infinitive: str, third: str, who: str) -> str:
     return third if who == "3s" else infinitive
 
 
-PEOPLE, ANIMALS, THINGS = classes("person"), classes("animal"), classes(GROUPS["object"])
-NOUNS = {k: [parse_noun(k, row) for row in entries(table)] for k, table in (NOUN_TABLES | PLACE_TABLES).items()}
+PEOPLE, ANIMALS, THINGS = expand_classes("person"), expand_classes("animal"), expand_classes(GROUPS["object"])
+NOUNS = {k: [parse_noun(k, row) for row in parse_entries(table)] for k, table in (NOUN_TABLES | PLACE_TABLES).items()}
 JOBS = [noun for noun in NOUNS["adult"] if noun.german in JOB_TABLE.split()]
 ADJECTIVES = {
-    kind: [row for kinds, table in ADJECTIVE_TABLES.items() if kind in classes(kinds) for row in entries(table)]
+    kind: [
+        row
+        for kinds, table in ADJECTIVE_TABLES.items()
+        if kind in expand_classes(kinds)
+        for row in parse_entries(table)
+    ]
     for kind in NOUNS
 }
-POSITIONS = {name: (kinds.split(), entries(table)) for name, (kinds, table) in POSITION_TABLES.items()}
-NAMES = entries(NAME_TABLE)
-PRONOUNS = entries(PRONOUN_TABLE)
-STATES = entries(STATE_TABLE)
-VERBS = [parse_verb(frame, row) for frame, table in VERB_TABLES.items() for row in entries(table)]
-REPORTS = {key: [parse_verb("person [state]:", row) for row in entries(table)] for key, table in REPORT_TABLES.items()}
-WEATHER = [parse_verb("weather:", row) for row in entries(WEATHER_TABLE)]
+POSITIONS = {name: (kinds.split(), parse_entries(table)) for name, (kinds, table) in POSITION_TABLES.items()}
+PERSON_NAMES = parse_entries(NAME_TABLE)
+PRONOUNS = parse_entries(PRONOUN_TABLE)
+STATES = parse_entries(STATE_TABLE)
+VERBS = [parse_verb(frame, row) for frame, table in VERB_TABLES.items() for row in parse_entries(table)]
+REPORTS = {
+    key: [parse_verb("person [state]:", row) for row in parse_entries(table)] for key, table in REPORT_TABLES.items()
+}
+WEATHER = [parse_verb("weather:", row) for row in parse_entries(WEATHER_TABLE)]
 COPULA = parse_verb("person:", COPULA_TABLE.split())
-MODALS = [parse_modal(row) for row in entries(MODAL_TABLE)]
-FORMS = {row[0]: row[1:5] for row in entries(IRREGULAR_TABLE) + entries(MODAL_TABLE)}
-TIMES = {tense: lines(table) for tense, table in TIME_TABLES.items()}
-FREQUENCIES = lines(FREQUENCY_TABLE)
+MODALS = [parse_modal(row) for row in parse_entries(MODAL_TABLE)]
+FORMS = {row[0]: row[1:5] for row in parse_entries(IRREGULAR_TABLE) + parse_entries(MODAL_TABLE)}
+TIMES = {tense: parse_lines(table) for tense, table in TIME_TABLES.items()}
+FREQUENCY_ADVERBS = parse_lines(FREQUENCY_TABLE)
 # English content words, in all their forms.
-LEMMAS = {word: word for _, word in sum(ADJECTIVES.values(), STATES)} | {name: name for name, _ in NAMES}
-LEMMAS |= {word: verb.english for verb in VERBS for word in (verb.english, with_s(verb.english), verb.past, verb.ing)}
+LEMMAS = {word: word for _, word in sum(ADJECTIVES.values(), STATES)} | {name: name for name, _ in PERSON_NAMES}
+LEMMAS |= {word: verb.english for verb in VERBS for word in (verb.english, add_s(verb.english), verb.past, verb.ing)}
 LEMMAS |= {
     word: lemma
     for noun in sum(NOUNS.values(), [])

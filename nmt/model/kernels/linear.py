@@ -1,7 +1,7 @@
-"""Linear maps, also for step loops: what can leave a loop is done once, outside it.
+"""Linear maps, dropout, and operations for step loops, which do outside of the loop what does not depend on the step.
 
-In training parameters are kept in fp32 (fp64 when asked); a map computes in the dtype of its input and casts its
-weights to it, once for a whole loop. For translation, weights are cast once (`inference_weights.py`).
+In training, parameters are kept in fp32 (fp64 if asked). A map computes in the dtype of its input and casts its weights
+to it; in a step loop, once for the whole loop. For translation, weights are cast once (`inference_weights.py`).
 
 Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
 memory size; P rows of a table, A their size.
@@ -15,37 +15,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.kernels.inference_weights import LinearFn, plain, prepare_linear
+from nmt.model.kernels.inference_weights import LinearFn, make_plain_linear, prepare_linear
 
-CACHED = 2**19  # numbers that a processor's own caches hold
-ROWS = 128  # what `pad_rows` fills up to
+CACHE_NUMEL = 2**19  # number of fp32 elements that fit into the private caches of a CPU core
+ROW_MULTIPLE = 128  # `pad_rows` pads the number of rows to a multiple of this
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums and normalizes is fp32 at least, whatever the precision around it."""
+    """Return the dtype for sums and normalization: at least fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def tanh(x: Tensor) -> Tensor:
-    """`torch.tanh`. A processor takes seven times as long for it in bf16 as in fp32: there it goes by way of fp32."""
+    """Return `torch.tanh(x)`, computed in fp32 for bf16 on a CPU, where bf16 takes seven times as long."""
     dtype = step_dtype(x)
     return torch.tanh(x) if dtype == x.dtype else torch.tanh(x.to(dtype)).to(x.dtype)
 
 
 def step_dtype(x: Tensor) -> torch.dtype:
-    """The dtype, with at least the precision of `x`, in which its device is fastest at what a step does besides
-    products with weights: tanh, and products with a single query."""
-    narrow = x.dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if narrow and x.device.type == "cpu" else x.dtype
+    """Return the fastest dtype, at least as precise as that of `x`, for the operations of a step without weights.
+
+    These are tanh and products with a single query. On a CPU they are faster in fp32 than in bf16 or fp16.
+    """
+    is_half = x.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if is_half and x.device.type == "cpu" else x.dtype
 
 
-def init_uniform_(weight: Tensor, fan: int) -> None:
-    """U(-1/sqrt(fan), 1/sqrt(fan)), torch's own default for linear maps, for parameters that stand alone."""
-    nn.init.uniform_(weight, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
+def init_uniform_(weight: Tensor, fan_in: int) -> None:
+    """Fill with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), the default of `nn.Linear`, for parameters outside of one."""
+    nn.init.uniform_(weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` whose weights follow the dtype of its input, until it is frozen."""
+    """`nn.Linear` that casts its weights to the dtype of its input, until `prepare_for_inference` fixes them."""
 
     inference_fn: LinearFn | None = None  # set once the weights no longer change
 
@@ -53,38 +55,41 @@ class Linear(nn.Linear):
         self.inference_fn = prepare_linear(self.weight, self.bias, int8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return by_rows(self.inference_fn or plain(*cast(self.weight, self.bias, x.dtype)), x)
+        linear = self.inference_fn or make_plain_linear(*cast_linear_weights(self.weight, self.bias, x.dtype))
+        return apply_to_rows(linear, x)
 
     def prepare_steps(self, dtype: torch.dtype) -> LinearFn:
-        """The same map for use inside a step loop, see `linear_for_steps`."""
+        """Return this map for use in one step loop, see `linear_for_steps`."""
         return self.inference_fn or linear_for_steps(self.weight, self.bias, dtype)
 
 
 def pad_rows(x_RI: Tensor) -> Tensor:
-    """In bf16 on a processor with zero rows up to a multiple of `ROWS`: for each new shape of a product a kernel is
-    compiled, which takes longer than the product."""
+    """Append zero rows up to a multiple of `ROW_MULTIPLE`, for bf16 on a CPU only.
+
+    oneDNN compiles a kernel for each new shape of a bf16 product, which takes longer than the product.
+    """
     if x_RI.dtype != torch.bfloat16 or x_RI.device.type != "cpu":
         return x_RI
-    return F.pad(x_RI, (0, 0, 0, -len(x_RI) % ROWS))
+    return F.pad(x_RI, (0, 0, 0, -len(x_RI) % ROW_MULTIPLE))
 
 
-def by_rows(product: LinearFn, x: Tensor) -> Tensor:
-    """A map of the last dimension; rows of x_NTI are `pad_rows` where T > 1."""
+def apply_to_rows(linear: LinearFn, x: Tensor) -> Tensor:
+    """Apply a map to the last dimension. The rows of x_NTI with T > 1 are flattened and padded by `pad_rows`."""
     if x.dim() != 3 or x.shape[1] == 1:
-        return product(x)
+        return linear(x)
     x_RI = x.flatten(0, 1)
-    return product(pad_rows(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
+    return linear(pad_rows(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
 
 
-def cast(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def cast_linear_weights(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     return weight_OI.to(dtype), None if bias_O is None else bias_O.to(dtype)
 
 
 class Dropout(nn.Module):
-    """Zero a share p of the values in training and scale the others up by 1 / (1 - p) (Srivastava et al. 2014).
+    """In training, zeroes values with probability p and scales the others by 1 / (1 - p) (Srivastava et al. 2014).
 
-    As `nn.Dropout`, but on a CPU 64 random bits are drawn for four values: several times faster, with p rounded to a
-    multiple of 2^-16.
+    Like `nn.Dropout`, but on a CPU one random 64-bit integer serves four values. This is several times faster, and
+    rounds p to a multiple of 2^-16.
     """
 
     def __init__(self, p: float) -> None:
@@ -95,41 +100,48 @@ class Dropout(nn.Module):
         if not (self.training and self.p):
             return x
         if x.device.type != "cpu":
-            return F.dropout(x, self.p)  # one kernel
+            return F.dropout(x, self.p)  # a single kernel
         bits = torch.empty(x.numel() // 4 + 1, dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        kept = bits.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
-        return x * kept.to(x.dtype).mul_(1 / (1 - self.p)).view(x.shape)
+        mask = bits.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
+        return x * mask.to(x.dtype).mul_(1 / (1 - self.p)).view(x.shape)
 
 
 # ------------------------------------------------------------------------------------------------ deferred gradients
-class _Anchor(torch.autograd.Function):
-    """Tensors that all steps of a loop share. Its backward runs after that of every step and returns what `collect`
-    makes of what these have left: one product over all T x N rows instead of one, and one addition, a step."""
+# All steps of a loop share the same weights. Autograd would compute a weight gradient in every step and add it to the
+# sum. Instead, each step's backward pass only saves the factors of its gradient, and one product over all T x N rows
+# computes the sum after the last of them.
+class _DeferredGradient(torch.autograd.Function):
+    """Passes on tensors that all steps of a loop share. Their gradient is the result of `collect`.
+
+    Its backward pass runs after those of all steps, so `collect` finds what each of them saved.
+    """
 
     @staticmethod
     def forward(ctx: Any, collect: Callable[[], tuple[Tensor | None, ...]], *shared: Tensor | None) -> Any:
         ctx.set_materialize_grads(False)
         ctx.collect = collect
-        return tuple(None if part is None else part.view_as(part) for part in shared)
+        return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in shared)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         return None, *ctx.collect()
 
 
-Tape = list[tuple[Tensor, Tensor]]  # of each step (dy_NO, x_NI) of a map, (dc_BHQM, w_BHQS) of weighted sums
+GradientTape = list[tuple[Tensor, Tensor]]  # per step: (dy_NO, x_NI) of a linear map, (dc_BHQM, w_BHQS) of a sum
 
 
-def joined(tape: Tape, dim: int) -> tuple[Tensor, Tensor]:
-    """What all steps have left on a tape, which is empty after that."""
+def concat_tape(tape: GradientTape, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients and the inputs of all steps, concatenated, and clear the tape."""
     gradients, inputs = zip(*tape, strict=True)
     tape.clear()
     return torch.cat(gradients, dim), torch.cat(inputs, dim)
 
 
-class _Step(torch.autograd.Function):
-    """y = x W^T + b + plus by `product`; backward returns dx at once and leaves (dy, x) on the tape for the anchor of W
-    and b."""
+class _LinearStep(torch.autograd.Function):
+    """y = x W^T + b + addend, computed by `linear`.
+
+    The backward pass returns dx and appends (dy, x) to the tape, for the deferred gradients of W and b.
+    """
 
     @staticmethod
     def forward(
@@ -137,46 +149,48 @@ class _Step(torch.autograd.Function):
         x_NI: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        plus: Tensor | None,
-        product: LinearFn,
-        tape: Tape,
+        addend: Tensor | None,
+        linear: LinearFn,
+        tape: GradientTape,
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.tape = tape
-        return product(x_NI, plus)
+        return linear(x_NI, addend)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x_NI, weight_OI = ctx.saved_tensors
-        ctx.tape.append((gradients[0], x_NI))
-        return gradients[0] @ weight_OI, None, None, gradients[0] if ctx.needs_input_grad[3] else None, None, None
+        [dy_NO] = gradients
+        ctx.tape.append((dy_NO, x_NI))
+        return dy_NO @ weight_OI, None, None, dy_NO if ctx.needs_input_grad[3] else None, None, None
 
 
 def linear_for_steps(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> LinearFn:
-    """A linear map (x_NI, plus) -> x W^T + b + plus for one step loop: weights are cast and laid out once, their
-    gradients are one product at the end.
+    """Return (x_NI, addend) -> x W^T + b + addend for one step loop.
 
-    It must not outlive the loop's backward pass: bind again for the next loop.
+    Weights are cast and brought into the CPU's layout once, and their gradients take one product after the loop. The
+    returned function must not outlive the loop's backward pass: call this again for the next loop.
     """
-    weight, bias = cast(weight_OI, bias_O, dtype)
+    weight, bias = cast_linear_weights(weight_OI, bias_O, dtype)
     if not torch.is_grad_enabled():
-        return plain(weight, bias)  # greedy search binds anew at each step: to lay weights out would take longer
-    tape: Tape = []
+        # Greedy search prepares anew at each step, where changing the layout would cost more than it saves.
+        return make_plain_linear(weight, bias)
+    tape: GradientTape = []
 
     def collect() -> tuple[Tensor, Tensor | None]:
-        dy_RO, x_RI = map(pad_rows, joined(tape, 0))
-        return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # summed in fp32 in any case
+        dy_RO, x_RI = map(pad_rows, concat_tape(tape, 0))
+        return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # both accumulate in fp32 internally
 
-    weight, bias = _Anchor.apply(collect, weight, bias)
-    product = prepare_linear(weight, bias, int8=False)
-    return lambda x_NI, plus=None: _Step.apply(x_NI, weight, bias, plus, product, tape)
+    weight, bias = _DeferredGradient.apply(collect, weight, bias)
+    linear = prepare_linear(weight, bias, int8=False)
+    return lambda x_NI, addend=None: _LinearStep.apply(x_NI, weight, bias, addend, linear, tape)
 
 
-class _Read(torch.autograd.Function):
-    """c = w V; backward returns dw at once and leaves (dc, w) on the tape for V."""
+class _WeightedSumStep(torch.autograd.Function):
+    """c = w V. The backward pass returns dw and appends (dc, w) to the tape, for the deferred gradient of V."""
 
     @staticmethod
-    def forward(ctx: Any, weights_BHQS: Tensor, values_BHSM: Tensor, tape: Tape) -> Tensor:
+    def forward(ctx: Any, weights_BHQS: Tensor, values_BHSM: Tensor, tape: GradientTape) -> Tensor:
         ctx.save_for_backward(weights_BHQS, values_BHSM)
         ctx.tape = tape
         return weights_BHQS @ values_BHSM
@@ -184,27 +198,35 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weights_BHQS, values_BHSM = ctx.saved_tensors
-        ctx.tape.append((gradients[0], weights_BHQS))
-        return gradients[0] @ values_BHSM.transpose(2, 3), None, None
+        [dcontext_BHQM] = gradients
+        ctx.tape.append((dcontext_BHQM, weights_BHQS))
+        return dcontext_BHQM @ values_BHSM.transpose(2, 3), None, None
 
 
 def values_for_steps(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
-    """A map weights_BHQS -> weights values, for one step loop: the gradient of the values is one product at the end. As
-    with `linear_for_steps`, it must not outlive the loop's backward pass."""
+    """Return weights_BHQS -> weights @ values for one step loop.
+
+    The gradient of the values takes one product after the loop. Like `linear_for_steps`, the returned function must not
+    outlive the loop's backward pass.
+    """
     if not torch.is_grad_enabled():
         return lambda weights_BHQS: weights_BHQS @ values_BHSM
-    tape: Tape = []
+    tape: GradientTape = []
 
     def collect() -> tuple[Tensor]:
-        dcontext_BHRM, weights_BHRS = joined(tape, 2)
+        dcontext_BHRM, weights_BHRS = concat_tape(tape, 2)
         return (weights_BHRS.transpose(2, 3) @ dcontext_BHRM,)
 
-    [values] = _Anchor.apply(collect, values_BHSM)
-    return lambda weights_BHQS: _Read.apply(weights_BHQS, values, tape)
+    [values] = _DeferredGradient.apply(collect, values_BHSM)
+    return lambda weights_BHQS: _WeightedSumStep.apply(weights_BHQS, values, tape)
 
 
-class _Rows(torch.autograd.Function):
-    """Rows of a table; the backward pass adds to as many rows of `total`, not to a new gradient of the whole table."""
+class _RowLookupStep(torch.autograd.Function):
+    """Looks up rows of a table.
+
+    The backward pass adds only to the same rows of `total`, the gradient that all steps share, instead of allocating
+    and adding a gradient of the whole table in each step.
+    """
 
     @staticmethod
     def forward(ctx: Any, table_PA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
@@ -221,13 +243,16 @@ class _Rows(torch.autograd.Function):
         if total.device.type == "cpu":
             total.index_add_(0, index, rows)
         else:
-            total.index_put_((index,), rows, accumulate=True)  # in the same order in every run, unlike `index_add_`
+            total.index_put_((index,), rows, accumulate=True)  # deterministic on a GPU, unlike `index_add_`
         return None, None, None
 
 
 def rows_for_steps(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
-    """A map index -> rows of a table, shaped (*index, A), for one step loop: what a step costs, there and back, does
-    not depend on the length of the table. As with `linear_for_steps`, it must not outlive the loop's backward pass."""
-    total: list[Tensor] = []
-    [table] = _Anchor.apply(lambda: (total.pop().to(table_PA.dtype),), table_PA)
-    return lambda index: _Rows.apply(table, index, total)
+    """Return index -> rows of a table, with shape (*index.shape, A), for one step loop.
+
+    The cost of a step, forward and backward, does not depend on the length of the table. Like `linear_for_steps`, the
+    returned function must not outlive the loop's backward pass.
+    """
+    total: list[Tensor] = []  # the gradient of the table, empty until the first backward pass
+    [table] = _DeferredGradient.apply(lambda: (total.pop().to(table_PA.dtype),), table_PA)
+    return lambda index: _RowLookupStep.apply(table, index, total)
