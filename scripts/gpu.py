@@ -564,7 +564,7 @@ def run_test_suite(setting: Setting) -> Iterator[Values]:
     setting.require_gpu()
     if importlib.util.find_spec("pytest") is None:
         raise CheckSkipped("no pytest")
-    own = ROOT / "tests" / "test_gpu_script.py"  # tests this script without a GPU
+    own = ROOT / "tests" / "commands" / "test_gpu_script.py"  # tests this script without a GPU
     chosen = ("-k", "gpu or cuda", f"--ignore={own}", "--continue-on-collection-errors")
     options = ("-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *chosen)
     with start_python(setting, "-m", "pytest", *options, "--rootdir", str(ROOT), str(ROOT / "tests")) as process:
