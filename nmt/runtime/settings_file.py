@@ -31,7 +31,7 @@ def read_settings_file(argument: str, schema: type, groups: list[str]) -> tuple[
     override = parse_override(argument)
     if override is None or override.is_sweep_override() or not isinstance(path := override.value(), str):
         remedy = quote_setting("config", argument.partition("=")[2])
-        raise UserError(f"{argument}: config= takes one file; quote a name that has signs in it: {remedy}")
+        raise UserError(f"{argument}: config= takes one file; quote names with special characters: {remedy}")
     if os.path.isdir(path):
         raise UserError(
             f"{argument} is a folder; give the file: {quote_setting('config', os.path.join(path, 'config.yaml'))}"

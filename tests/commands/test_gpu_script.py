@@ -70,7 +70,7 @@ def test_a_check_that_fails_stops_no_other(
 
     def is_late(setting: Any) -> Iterator[dict[str, Any]]:
         setting.end = 0.0
-        setting.hurry()
+        setting.check_time()
         yield {}
 
     report = checks.Report(tmp_path)

@@ -367,7 +367,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a key": (("train.max_stepz=1",), "there is no key 'train.max_stepz'"),
     "a value": (("train.max_steps=0",), "train.max_steps=0"),
     "a device": (("device=cpu:1",), "device=cpu:1 is not one of"),
-    "a device for one": (("device=cuda:0",), "device=cuda:0 is "),
+    "a device for one": (("device=cuda:0",), "device=cuda:0 "),
     "a folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
     "a tokenizer": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
     "astray": (("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"), "training diverged: 3 updates in a row"),

@@ -156,7 +156,7 @@ def test_where_int8_cannot_be(tmp_path: Path) -> None:
     assert "train with precision=auto, fp32, tf32, bf16, fp16 or fp64" in run_error(
         "train", "precision=int8", folder=tmp_path
     )
-    with pytest.raises(nmt.UserError, match="write device=cpu too"):
+    with pytest.raises(nmt.UserError, match="write device=cpu as well"):
         choose_precision("int8", torch.device("cuda"))
 
 

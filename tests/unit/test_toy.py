@@ -61,7 +61,8 @@ def test_a_function_of_the_seed():
     assert here == digest(sizes)
     program = f"from test_toy import digest; print(digest({sizes}))"
     for hash_seed in ("0", "1"):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        folders = [str(ROOT / "tests" / "unit"), str(ROOT / "tests"), str(ROOT)]
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(folders)}
         there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
         assert there.stdout.decode().strip() == here
     assert rows(generate(4, sizes)["train"]) != rows(generate(3, sizes)["train"])
