@@ -1,10 +1,10 @@
-"""How long OpenMP's threads spin while they wait for each other; imported before torch, whose library reads it once.
+"""Spin time of OpenMP threads. To be imported before torch, because OpenMP reads the setting only once.
 
-GNU's OpenMP lets a thread that waits at a barrier spin for some milliseconds before it sleeps. Where each thread has a
-core, that is the fastest. Where another process has one of the cores, the thread that would end the wait is not
-running, and all that time is lost at each of the thousands of barriers of an update: training was 30 times slower. So
-they spin for some microseconds only, which covers the usual gap between two operations (experiments/cpu_speed.md has
-figures). No number depends on it. Settings of the user's own stay.
+With GNU OpenMP a thread that waits at a barrier spins for a few milliseconds before it sleeps. This is fastest if every
+thread has a core. If another process occupies one of the cores, the thread that all others wait for is not running, and
+the spin time is lost at each of the thousands of barriers of an update. Threads therefore
+spin for a few microseconds only, which covers the usual gap between two operations (see experiments/cpu_speed.md).
+Results do not depend on it. Settings of the user take precedence.
 """
 
 import os

@@ -62,7 +62,7 @@ def quote_for_shell(argument: str) -> str:
 
 
 class _Dumper(OmegaConfDumper):
-    """OmegaConf's YAML dumper with escaped line breaks and control characters; YAML reads some of these as spaces."""
+    """OmegaConf's YAML dumper that escapes line breaks and control characters, some of which YAML reads as spaces."""
 
     def represent_text(self, value: str) -> yaml.ScalarNode:
         if value.isprintable():
@@ -91,7 +91,7 @@ def from_yaml(text: str) -> Any:
         is_too_large = depth > MAX_YAML_DEPTH or number > MAX_YAML_EVENTS or len(value) > MAX_VALUE_LENGTH
         if is_too_large or isinstance(event, yaml.AliasEvent):
             raise UserError(
-                f"settings must not have aliases (*name), more than {MAX_YAML_DEPTH} levels or {MAX_YAML_EVENTS:,} "
-                f"items, or values of more than {MAX_VALUE_LENGTH} characters"
+                f"settings must not have aliases (*name), more than {MAX_YAML_DEPTH} levels, more than "
+                f"{MAX_YAML_EVENTS:,} items, or values of more than {MAX_VALUE_LENGTH} characters"
             )
     return yaml.load(text, Loader=get_yaml_loader())  # a SafeLoader, which creates plain values only

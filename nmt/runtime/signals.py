@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, put off until they can be answered."""
+"""Deferred handling of SIGINT and SIGTERM."""
 
 import contextlib
 import os
@@ -7,51 +7,55 @@ from collections.abc import Iterator
 
 from nmt.runtime.launch import LAUNCH_ENV
 
-STDERR_FD = 2  # its file descriptor
+STDERR_FD = 2
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once.
+    """Yield a list that gets the first SIGINT or SIGTERM, which does not end the process. A second one does.
 
-    It is answered past the log and Python's buffers: they cannot be written to where it comes while they are.
+    The handler writes its message directly to the file descriptor: it may interrupt a write to the log or to a buffer
+    of Python, which must not be entered again.
     """
     received: list[int] = []
 
-    def note(number: int, _: object) -> None:
+    def handle_signal(number: int, _: object) -> None:
         received.append(number)
-        for other in before:
+        for other in previous_handlers:
             signal.signal(other, signal.SIG_DFL)
         if LAUNCH_ENV["RANK"]:
             return
-        below = "\n" * os.isatty(STDERR_FD)  # a progress bar
-        answer = f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once\n"
-        with contextlib.suppress(OSError):  # nobody reads any more
-            os.write(STDERR_FD, (below + answer).encode())
+        line_break = "\n" if os.isatty(STDERR_FD) else ""  # ends a progress bar
+        name = signal.Signals(number).name
+        message = f"{line_break}{name}: finishing this step, then saving; send it again to stop immediately\n"
+        with contextlib.suppress(OSError):  # standard error is closed
+            os.write(STDERR_FD, message.encode())
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[None]:
-    """Put off the first SIGINT or SIGTERM until what is done here is done; a second one is not put off."""
+    """Defer the first SIGINT or SIGTERM until the end of the block. A second one is not deferred."""
     received: list[int] = []
 
-    def note(number: int, _: object) -> None:
+    def handle_signal(number: int, _: object) -> None:
         received.append(number)
-        for other, handler in before.items():
-            signal.signal(other, handler)
+        restore_handlers()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    def restore_handlers() -> None:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+    previous_handlers = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for other, handler in before.items():
-            signal.signal(other, handler)
+        restore_handlers()
         for number in received:
             signal.raise_signal(number)

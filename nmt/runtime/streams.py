@@ -1,4 +1,4 @@
-"""Standard streams and other open descriptors: which paths lead to them, and UTF-8 whatever the locale says."""
+"""Standard streams and open file descriptors, the paths that refer to them, and UTF-8 regardless of the locale."""
 
 import os
 import re
@@ -10,29 +10,30 @@ from typing import Any, BinaryIO
 
 from nmt.errors import UserError
 
-STDIN_PATH, STDOUT_PATH = "/dev/stdin", "/dev/stdout"
+STDIN_PATH = "/dev/stdin"
+STDOUT_PATH = "/dev/stdout"
 STANDARD_DESCRIPTORS = {STDIN_PATH: 0, STDOUT_PATH: 1, "/dev/stderr": 2}
 CLOSED_STREAM_MESSAGES = {
     0: "standard input is closed; write input=FILE",
     1: "standard output is closed; write output=FILE",
 }
-MAX_LINKS = 40  # symbolic links that are followed, as many as Linux follows
+MAX_LINKS = 40  # maximum depth of symbolic links, as on Linux
 PROC_FD = re.compile(r"/proc/(\d+)/(?:task/\d+/)?fd")
 
 
 def resolve_descriptor(path: str) -> tuple[int, int] | None:
-    """The process and the descriptor that a path leads to, through symbolic links, as `/dev/stdout`, `/dev/fd/3` and
-    `/proc/self/fd/3` do; None for any other path.
+    """Return the process ID and the file descriptor that a path refers to, or None if it does not refer to one.
 
-    Opening such a path again would begin at the start of the file and truncate it. Resolving its links would lead to
-    the file behind the descriptor, and lose how it was opened (`>>`).
+    Such paths are `/dev/stdout`, `/dev/fd/3`, `/proc/self/fd/3` and symbolic links to them. Opening one again would
+    start at the beginning of the file and truncate it. Resolving it to the file of the descriptor would lose its mode
+    (`>>`).
     """
     for _ in range(MAX_LINKS):
         if path in STANDARD_DESCRIPTORS:
             return os.getpid(), STANDARD_DESCRIPTORS[path]
         folder, name = os.path.split(os.path.abspath(path))
         folder = os.path.realpath(folder)
-        if name.isdecimal() and folder == "/dev/fd":  # not a link into /proc on every system
+        if name.isdecimal() and folder == "/dev/fd":  # a link to /proc on some systems only
             return os.getpid(), int(name)
         if name.isdecimal() and (process := PROC_FD.fullmatch(folder)):
             return int(process[1]), int(name)
@@ -44,28 +45,32 @@ def resolve_descriptor(path: str) -> tuple[int, int] | None:
 
 
 def find_own_descriptor(path: str) -> int | None:
-    """The descriptor of this process that a path leads to."""
-    found = resolve_descriptor(path)
-    return found[1] if found and found[0] == os.getpid() else None
+    """Return the file descriptor of this process that a path refers to, or None."""
+    descriptor = resolve_descriptor(path)
+    if descriptor is None:
+        return None
+    process, number = descriptor
+    return number if process == os.getpid() else None
 
 
 def open_descriptor(path: str, number: int, mode: str) -> AbstractContextManager[BinaryIO]:
-    """A descriptor that this process was started with, to which `path` leads, for reading ("rb") or writing ("wb"). It
-    keeps its offset, and appends where it was opened so.
+    """Open a file descriptor that this process inherited for reading ("rb") or writing ("wb").
+
+    It keeps its offset and its append mode. `path` is for messages.
 
     Raises:
-        UserError: it is closed.
+        UserError: the descriptor is closed.
     """
     if number in CLOSED_STREAM_MESSAGES:
-        stream, at_start = ((sys.stdin, sys.__stdin__), (sys.stdout, sys.__stdout__))[number]
-        if at_start is None:
+        stream, original_stream = ((sys.stdin, sys.__stdin__), (sys.stdout, sys.__stdout__))[number]
+        if original_stream is None:
             raise UserError(CLOSED_STREAM_MESSAGES[number])
         return nullcontext(stream.buffer)
     try:
-        inherited = os.get_inheritable(number)  # Python's own files are not, whose numbers may be those of closed ones
+        is_inherited = os.get_inheritable(number)  # false for Python's own files, which reuse closed descriptors
     except OSError:
-        inherited = False
-    if not inherited:
+        is_inherited = False
+    if not is_inherited:
         raise UserError(f"{path}: descriptor {number} is closed; give a file")
     return open(os.dup(number), mode)  # type: ignore[return-value]
 
@@ -79,7 +84,7 @@ def is_stdout(path: str) -> bool:
 
 
 def is_regular_file(path: str) -> bool:
-    """Whether a path leads to a regular file, or to none yet, by its name and not by an open descriptor."""
+    """Return whether a path names a regular file or does not exist; False if it refers to an open descriptor."""
     if resolve_descriptor(path) is not None:
         return False
     try:
@@ -89,7 +94,7 @@ def is_regular_file(path: str) -> bool:
 
 
 def get_file_identity(path: str) -> Hashable:
-    """What is equal for two paths of the same regular file, whether it exists or not; None for a pipe or a device."""
+    """Return a value that is equal for paths of the same regular file, existing or not; None for a pipe or device."""
     number = find_own_descriptor(path)
     try:
         status = os.stat(path if number is None else number)
@@ -99,29 +104,38 @@ def get_file_identity(path: str) -> Hashable:
 
 
 def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
-    """Replace `-` in these keys by the path of standard input or output, and refuse what cannot be: a stream that is
-    read by two keys, a file that is written by two or is read as well, two outputs mixed in standard output."""
-    taken: dict[Hashable, str] = {}
+    """Replace `-` in these keys by the path of standard input or output, and check for conflicts.
+
+    Args:
+        command: the settings of a command.
+        read: keys of input files.
+        written: keys of output files.
+
+    Raises:
+        UserError: two keys read the same stream, write the same file or standard output, or read and write a file.
+    """
+    used: dict[Hashable, str] = {}  # `key=value` by descriptor or file identity
     for key in (*read, *written):
-        given = getattr(command, key)
-        if given == "-":
+        value = getattr(command, key)
+        if value == "-":
             setattr(command, key, STDIN_PATH if key in read else STDOUT_PATH)
         if not (path := getattr(command, key)):
             continue
-        number, file = find_own_descriptor(path), get_file_identity(path)
-        stream = number if key in read or number == 1 else None  # other pipes and devices may get several outputs
-        for place in (stream, file):
-            other = taken.get(place)
-            if place is not None and other and (place == stream or key in written):
-                raise UserError(f"{key}={given} is the same file as {other}; give another one")
-        taken |= {place: f"{key}={given}" for place in (stream, file) if place is not None}
+        number = find_own_descriptor(path)
+        file = get_file_identity(path)
+        stream = number if key in read or number == 1 else None  # several outputs may share other pipes and devices
+        for resource in (stream, file):
+            other = used.get(resource)
+            if resource is not None and other and (resource == stream or key in written):
+                raise UserError(f"{key}={value} is the same file as {other}; give another one")
+        used |= {resource: f"{key}={value}" for resource in (stream, file) if resource is not None}
 
 
 def use_utf8() -> None:
-    """Make all input and output of this program UTF-8.
+    """Use UTF-8 for all input and output of this process.
 
-    The encoding of file names and arguments is fixed when Python starts. Where the locale has another one, the program
-    is started again in Python's UTF-8 mode, which the processes that it starts inherit.
+    The encoding of file names and arguments is fixed when Python starts. If the locale has another one, restart the
+    program in Python's UTF-8 mode, which child processes inherit.
     """
     if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
         arguments = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]

@@ -1,4 +1,4 @@
-"""Reading and writing text for commands: files, packed files, pipes, terminals and standard streams."""
+"""Text input and output of commands: plain and compressed files, pipes, terminals and standard streams."""
 
 import math
 import os
@@ -19,19 +19,22 @@ from nmt.runtime.streams import find_own_descriptor, is_regular_file, is_stdout,
 
 T = TypeVar("T", bound=Sequence[Sized])
 MAX_CHUNK_LINES = 4096  # lines in memory at a time
-MAX_CHUNK_CHARACTERS = 2**22  # ... or as many as have so many characters
+MAX_CHUNK_CHARACTERS = 2**22  # a chunk ends when it has more
 
 
 def replace_nonfinite(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The same with None for each number that JSON does not have: infinities and NaN."""
-    return {key: None if isinstance(n, float) and not math.isfinite(n) else n for key, n in numbers.items()}
+    """Replace infinities and NaN, which JSON does not have, by None."""
+    return {
+        key: None if isinstance(number, float) and not math.isfinite(number) else number
+        for key, number in numbers.items()
+    }
 
 
 def check_readable(paths: dict[str, str | None]) -> None:
-    """Refuse a setting that is no file, nor a pipe or a device.
+    """Check that the path of each key is a file, pipe or device; None is allowed.
 
     Raises:
-        UserError: there is no such thing, or it is a folder.
+        UserError: a path does not exist or is a folder.
     """
     for key, path in paths.items():
         if path is not None and find_own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
@@ -40,17 +43,18 @@ def check_readable(paths: dict[str, str | None]) -> None:
 
 @dataclass
 class TextInput(Iterable[str]):
-    """The lines of a file, which may be packed, or of a pipe; bytes that are not UTF-8 become U+FFFD, with a warning.
-    With a prompt they are those that somebody types.
+    """The lines of a plain or compressed file, of a pipe or, with a prompt, of a terminal.
+
+    Bytes that are not UTF-8 are replaced by U+FFFD, with a warning.
 
     Raises:
-        UserError: a packed file is damaged, or a line is too long.
+        UserError: a compressed file is damaged, or a line is too long.
     """
 
     path: str
     prompt: str | None = None
-    done: int = 0  # lines with which the command is done
-    lines: LineReader | None = None  # once they are read
+    done: int = 0  # number of lines that the command has processed
+    lines: LineReader | None = None  # set while a file is read
 
     def __iter__(self) -> Iterator[str]:
         if self.prompt is not None:
@@ -61,14 +65,14 @@ class TextInput(Iterable[str]):
             yield from read_lines(self.lines, "replace")
 
     def has_more(self, since: float) -> bool:
-        """As `LineReader.has_more`; lines are typed one by one."""
+        """Return `LineReader.has_more`; False for a terminal, where lines are typed one at a time."""
         return self.lines is not None and self.lines.has_more(since)
 
 
 def read_terminal(prompt: str) -> Iterator[str]:
-    """The lines that somebody types at a terminal, until the end of input (Ctrl-D)."""
-    with suppress(ImportError):  # not on every system
-        import readline  # noqa: F401  editing and history; only here, for it writes to a terminal when it is imported
+    """Yield lines typed at a terminal until the end of input (Ctrl-D)."""
+    with suppress(ImportError):  # not available on all systems
+        import readline  # noqa: F401  editing and history; not at the top, because importing it writes to the terminal
 
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     while True:
@@ -79,40 +83,46 @@ def read_terminal(prompt: str) -> Iterator[str]:
             return
 
 
-def read_chunks(rows: Iterable[T], more: Callable[[float], bool]) -> Iterator[list[T]]:
-    """Yield lists of rows of text: of at most `MAX_CHUNK_LINES` rows, shorter once they have `MAX_CHUNK_CHARACTERS`, or
-    once `more(since)` says that no row follows at once."""
+def read_chunks(rows: Iterable[T], has_more: Callable[[float], bool]) -> Iterator[list[T]]:
+    """Group rows of text into lists.
+
+    A list ends at `MAX_CHUNK_LINES` rows, at more than `MAX_CHUNK_CHARACTERS`, or when `has_more(start_time)` says
+    that no row follows immediately.
+    """
     chunk: list[T] = []
-    size, since = 0, 0.0
+    characters = 0
+    start_time = 0.0
     for row in rows:
-        since = since if chunk else time.monotonic()
+        if not chunk:
+            start_time = time.monotonic()
         chunk.append(row)
-        size += sum(map(len, row))
-        if len(chunk) == MAX_CHUNK_LINES or size > MAX_CHUNK_CHARACTERS or not more(since):
+        characters += sum(map(len, row))
+        if len(chunk) == MAX_CHUNK_LINES or characters > MAX_CHUNK_CHARACTERS or not has_more(start_time):
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            characters = 0
     if chunk:
         yield chunk
 
 
 def read_dictionary(path: str | None) -> dict[str, str]:
-    """Target words by source word.
+    """Read a dictionary of target words by source word from a file of tab-separated pairs.
 
     Raises:
-        UserError: there is no such file, or a line of it is no pair of words.
+        UserError: the file does not exist, or a line is not a pair of words.
     """
     check_readable({"search.dictionary": path})
-    found = {}
+    dictionary = {}
     for number, line in enumerate(TextInput(path) if path else (), 1):
         source, tab, target = line.partition("\t")
         if not (source and tab and target):
-            raise UserError(f"{path}:{number}: {line[:80]!r} is no source word, tab, target word")
-        found[source] = target
-    return found
+            raise UserError(f"{path}:{number}: {line[:80]!r} is not a pair; write source word, tab, target word")
+        dictionary[source] = target
+    return dictionary
 
 
 class TerminalOutput:
-    """Standard output where somebody looks at it: control characters are escaped."""
+    """Standard output on a terminal, with escaped control characters."""
 
     def write(self, data: bytes) -> int:
         return sys.stdout.buffer.write(escape_controls(data.decode("utf-8", "replace")).encode())
@@ -123,35 +133,33 @@ class TerminalOutput:
 
 @contextmanager
 def open_output(path: str) -> Iterator[BinaryIO]:
-    """A file to write to, packed if its name says so.
+    """Open a file for writing, compressed according to its suffix.
 
-    A regular file appears, or is replaced, only when it is whole. A pipe, a device or an open descriptor, as
-    `/dev/stdout`, is written to as it is.
+    A regular file is created or replaced atomically at the end. A pipe, a device or an open descriptor such as
+    `/dev/stdout` is written directly.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
-    packed = COMPRESSION_BY_SUFFIX.get(
-        Path(path).suffix
-    )  # as it is read: by the name of a link, not of what it leads to
+    compression = COMPRESSION_BY_SUFFIX.get(Path(path).suffix)  # suffix of a symbolic link itself, as in reading
     try:
         with (
             open_sink(path) as file,
-            pa.CompressedOutputStream(file, packed) if packed else nullcontext(file) as stream,
+            pa.CompressedOutputStream(file, compression) if compression else nullcontext(file) as stream,
         ):
             yield cast(BinaryIO, stream)
-            stream.flush()  # standard output stays open
+            stream.flush()  # standard output is not closed
     except BrokenPipeError:
         exit_on_closed_pipe()
     except OSError as error:
         if is_stdout(path):
             error.filename = "standard output"
             raise
-        raise UserError(f"{error.filename or path} failed: {error.strerror or error}") from error
+        raise UserError(f"{error.filename or path} cannot be written: {error.strerror or error}") from error
 
 
 def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
-    """Where `open_output` writes to."""
+    """Open the uncompressed file, pipe, device or descriptor of `open_output`."""
     if is_regular_file(path):
         return replacing_file(Path(os.path.realpath(path)))
     number = find_own_descriptor(path)
@@ -159,13 +167,13 @@ def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
         return nullcontext(cast(BinaryIO, TerminalOutput()))
     if number is not None:
         return open_descriptor(path, number, "wb")
-    # A descriptor of another process, as /proc/PID/fd/1, cannot be shared; its file must not be truncated.
+    # The descriptor of another process, such as /proc/PID/fd/1, cannot be shared; do not truncate its file.
     return open(path, "ab" if resolve_descriptor(path) else "wb")
 
 
 def exit_on_closed_pipe() -> NoReturn:
-    """End without a word: who reads the output has enough, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at its end
+    """Exit without a message, because the reader of standard output has closed it, as in `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at exit
     sys.exit(1)
 
 
@@ -182,5 +190,5 @@ def write_utf8(file: BinaryIO, text: str) -> None:
 
 
 def echo(text: str) -> None:
-    """Print results, in which text of somebody else's may be."""
+    """Print results, with control characters escaped."""
     write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")

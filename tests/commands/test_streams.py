@@ -190,7 +190,7 @@ def test_permissions_stay_and_a_protected_file_is_refused(tmp_path: Path, monkey
         stream.write(b"new")
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     monkeypatch.setattr(os, "access", lambda path, mode: path != file)  # as a user who is not root finds it
-    with pytest.raises(UserError, match="file failed: Permission denied"):
+    with pytest.raises(UserError, match="file cannot be written: Permission denied"):
         write_to(file, b"x")
     assert file.read_bytes() == b"new"
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_written_is_refused_by_name(name: str, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"{tmp_path}/.* failed: "):
+    with pytest.raises(UserError, match=f"{tmp_path}/.* cannot be written: "):
         write_to(tmp_path / name, b"x")
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "loop").is_symlink()
 

@@ -485,7 +485,10 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(undisturbed: Path, tex
 
 def test_a_second_signal_ends_a_run_at_once(text: Path, tmp_path: Path) -> None:
     code, said = run_ranks(1, tmp_path, train_until_signal, 3, 2, "name=x", f"data.path={text}", *STREAM)
-    assert code == -signal.SIGTERM and "SIGTERM: finishing this step, then saving; once more stops at once" in said
+    assert (
+        code == -signal.SIGTERM
+        and "SIGTERM: finishing this step, then saving; send it again to stop immediately" in said
+    )
     assert not [*(tmp_path / "runs" / "x").rglob("step_*")]
 
 
