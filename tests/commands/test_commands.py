@@ -229,7 +229,7 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
     )
     (home / "dictionary").write_text("one word\n", encoding="utf-8")
     message = run_error("translate", *base, *dictionary, folder=home, text=b"x\n")
-    assert "dictionary:1: 'one word' is no source word, tab, target word" in message
+    assert "dictionary:1: 'one word' is not a pair; write source word, tab, target word" in message
 
 
 def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:

@@ -592,7 +592,7 @@ def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path
         ("translate checkpoint=runs/mine <&-", "standard input is closed; write input=FILE"),
         ("translate checkpoint=runs/mine >&-", "standard output is closed; write output=FILE"),
         ("translate checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
-        ("translate checkpoint=runs/mine output=/dev/full", "/dev/full failed: No space left on device"),
+        ("translate checkpoint=runs/mine output=/dev/full", "/dev/full cannot be written: No space left on device"),
         ("align checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
         ("evaluate checkpoint=runs/mine pictures=0 >/dev/full", "standard output: No space left on device"),
         ("train --help >/dev/full", "standard output: No space left on device"),
