@@ -1,10 +1,12 @@
 """What the documents show is what the project does."""
 
+import ast
 import contextlib
 import io
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import ROOT
+from torch.distributed.run import get_args_parser
 
 import nmt
 from nmt.config.model import AttentionConfig, ModelConfig
@@ -25,26 +28,59 @@ PAGES = (ROOT / "CONTRIBUTING.md", *USER_PAGES)
 SIZE, QUERIES, POSITIONS = 8, 3, 5
 
 
+# Commands that no test checks, by how they begin, and why. All others in a code block are checked below.
+NOT_RUN = {
+    ". .venv/bin/activate": "changes the shell that runs it",
+    "pip install": "downloads packages",
+    "mkdir bt": "plain shell, between commands that are checked",
+    "cp mono.en": "plain shell, between commands that are checked",
+    "head=$(scontrol": "needs Slurm",
+    "python -m nmt.train -m hydra/launcher=submitit_slurm": "needs Slurm",
+    "python -m nmt.train -m hydra/launcher=joblib": "needs the extra `sweep`; test_sweeps.py runs it where it is there",
+    "python -m nmt.train -m sweep=toy hydra/sweeper=optuna": "needs the extra `sweep`, likewise",
+    "python tests/robustness/faults.py": "takes hours; tests/robustness/test_faults.py runs parts of it",
+    "sed 's/.*/": "needs sacremoses, which nothing installs",
+    "sacrebleu": "needs the file that sacremoses writes",
+}
+CHECKED = {  # patterns of the commands that are checked; the group is the part that is
+    "nmt": r"-m (nmt\.\w+[^;|]*)",
+    "make": r"^make (.*)",
+    "script": r"^(?:\w+=\S+ )*python (scripts/.*)",
+    "python": r"^python -c (.*)",
+}
+
+
 def blocks(page: Path, language: str = "") -> list[str]:
     """The text between fences of a page."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return [text for name, text in found if name == language]
 
 
-def commands() -> dict[str, list[str]]:
-    """Those that the documents show, by page and text, but for parts of one and what needs a plug-in."""
+def split_commands(block: str) -> list[str]:
+    """The commands of a block, one a line, without comments."""
+    lines = [line.strip() for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+SHOWN = {
+    f"{page.name}: {line}": line for page in USER_PAGES for block in blocks(page) for line in split_commands(block)
+}
+[SPLIT_BLOCK] = [block for block in blocks(DOCS / "data.md") if "paste" in block]
+
+
+def checked_commands(kind: str) -> dict[str, list[str]]:
+    """The words of the commands of a kind of `CHECKED`, by page and text. An ellipsis is left out."""
     found = {}
-    for page in USER_PAGES:
-        for block in blocks(page):
-            for line in block.replace("\\\n", " ").splitlines():
-                shown = re.search(r"-m (nmt\.\w+.*)", line)
-                if shown and "..." not in line and "hydra/" not in line:
-                    words = shlex.split(shown[1], comments=True)
-                    found[f"{page.name}: {shlex.join(words)}"] = words
+    for shown, line in SHOWN.items():
+        match = re.search(CHECKED[kind], line)
+        if match and not line.startswith(tuple(NOT_RUN)):
+            words = [word for word in shlex.split(match[1], comments=True) if word != "..."]
+            found[f"{shown.partition(':')[0]}: {shlex.join(words)}"] = words
     return found
 
 
-COMMANDS = commands()
+COMMANDS = checked_commands("nmt")
+SCRIPTS = checked_commands("script")
 
 
 def headings(page: Path) -> set[str]:
@@ -72,6 +108,62 @@ def test_commands_are_taken_as_they_are_shown(shown: str, tmp_path: Path, monkey
     main(name.removeprefix("nmt."))(lambda command: None)()
 
 
+def test_every_command_is_checked_or_says_why_not() -> None:
+    known = "|".join([*CHECKED.values(), *(f"^{re.escape(start)}" for start in NOT_RUN)])
+    unknown = [shown for shown, line in SHOWN.items() if not re.search(known, line) and line not in SPLIT_BLOCK]
+    assert not unknown, "check these or list them in NOT_RUN; a block that is not of commands begins with ```text"
+    assert [start for start in NOT_RUN if not any(line.startswith(start) for line in SHOWN.values())] == []
+
+
+def test_torchrun_takes_its_options() -> None:
+    for line in SHOWN.values():
+        if options := re.search(r"\btorchrun ([^;]*)", line):
+            get_args_parser().parse_args(shlex.split(options[1], comments=True))
+
+
+def test_make_has_the_targets_and_variables() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z]+) *\?=", makefile, re.MULTILINE))
+    for shown, words in checked_commands("make").items():
+        for word in words:
+            name, equals, _ = word.partition("=")
+            assert name in (variables if equals else targets), shown
+
+
+@pytest.mark.parametrize("shown", SCRIPTS)
+def test_scripts_have_the_settings_shown(shown: str) -> None:
+    name, *settings = SCRIPTS[shown]
+    calls = [node for node in ast.walk(ast.parse((ROOT / name).read_bytes())) if isinstance(node, ast.Call)]
+    parses = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "parse_settings"]
+    assert {setting.partition("=")[0] for setting in settings} <= {key.arg for call in parses for key in call.keywords}
+
+
+def test_one_line_programs_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    for program in {program for [program] in checked_commands("python").values()}:
+        exec(program, {})
+
+
+def test_a_corpus_is_split_without_overlap(tmp_path: Path) -> None:
+    pairs = [(f"s{i}", f"t{i}") for i in range(3000)] + [(f"s{i}", f"u{i}") for i in range(500)]
+    for side, name in enumerate(("de", "en")):
+        text = "".join(f"{pair[side]}\r\n" for pair in [*pairs, *pairs[:100]])
+        (tmp_path / f"all.{name}").write_text(text, encoding="utf-8", newline="")
+    script = "\n".join(line for line in split_commands(SPLIT_BLOCK) if "nmt.train" not in line)
+    subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True)
+    train, valid, test = (
+        [tuple(line.split("\t")) for line in (tmp_path / "corpus" / f"{name}.tsv").read_text().splitlines()]
+        for name in ("train", "valid", "test")
+    )
+    held_out = {*valid, *test}
+    assert len(valid) == len(test) == 1000 and valid != sorted(valid)
+    assert len(held_out) == 2000 and held_out < set(pairs)
+    sources, targets = ({pair[side] for pair in held_out} for side in (0, 1))
+    assert sorted(train) == sorted((s, t) for s, t in pairs if s not in sources and t not in targets)
+
+
 def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [block] = blocks(ROOT / "README.md", "python")
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
@@ -84,8 +176,8 @@ def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    """The names that the Python of docs/models.md defines, and what it prints."""
-    found = blocks(DOCS / "models.md", "python")
+    """The names that the Python of docs/how_attention_works.md defines, and what it prints."""
+    found = blocks(DOCS / "how_attention_works.md", "python")
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for block in found:
