@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real processes on real files, from text to translations."""
+"""End-to-end tests of the commands, run as processes on real files."""
 
 import gzip
 import json
@@ -32,42 +32,61 @@ from nmt.train import train
 from nmt.training.run_dir import lock_run_folder
 from nmt.training.state import TrainState
 
-NASTY = [
-    "Der Hund schläft .", "", "   ", "emoji 😀👩‍👩‍👧", "مرحبا بالعالم", "tab\there", "bell\x07 and \x00 NUL",
-    "lone \r carriage return", "line\u2028separator", "▁ underline", "x" * 10_000, "a b c . " * 1_250, "Ende",
-]  # fmt: skip
+ODD_LINES = [
+    "Der Hund schläft .",
+    "",
+    "   ",
+    "emoji 😀👩‍👩‍👧",
+    "مرحبا بالعالم",
+    "tab\there",
+    "bell\x07 and \x00 NUL",
+    "lone \r carriage return",
+    "line\u2028separator",
+    "▁ underline",
+    "x" * 10_000,
+    "a b c . " * 1_250,
+    "Ende",
+]
 
 
-def weights(run: Path) -> bytes:
+def reset_sigint() -> None:
+    """Restore the default action of SIGINT, which is ignored where the tests run in the background of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def read_last_weights(run: Path) -> bytes:
     return (run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip() / "model.safetensors").read_bytes()
 
 
-def test_a_run_is_one_folder(home: Path) -> None:
+def test_run_folder_contents(home: Path) -> None:
     run = home / "runs" / "mine"
     names = {"config.yaml", "tokenizer.model", "train.log", "metrics.jsonl", "checkpoints"}
     assert names <= {path.name for path in run.iterdir()}
-    found = read_all_events(run)
-    assert {event["event"] for event in found} == {"train", "validate"}
-    validations = [event for event in found if event["event"] == "validate"]
+    events = read_all_events(run)
+    assert {event["event"] for event in events} == {"train", "validate"}
+    validations = [event for event in events if event["event"] == "validate"]
     assert [event["epoch"] for event in validations] == [0, 1]
     assert validations[1]["loss"] < validations[0]["loss"]
     assert {"loss", "ppl", "accuracy", "bleu"} <= validations[0].keys()
     assert all(event["aer"] is None and event["entropy"] > 0 for event in validations)  # there are no gold links
     step = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
     assert {path.name for path in step.iterdir()} == {
-        "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
-    }  # fmt: skip
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "manifest.json",
+    }
 
 
-def test_evaluate_writes_what_it_measures(home: Path) -> None:
+def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) -> None:
     done = run_in_new_process("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
     assert done.returncode == 0, done.stderr.decode()
-    shown = done.stdout.decode()
+    printed = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
-    measures = json.loads((results / "metrics.json").read_text())
-    assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= measures.keys()
-    assert measures["aer"] is None and f"{measures['entropy']:.4f}" in shown
-    assert "tok:13a" in measures["signatures"]["bleu"] and f"{measures['bleu']:.2f}" in shown
+    metrics = json.loads((results / "metrics.json").read_text())
+    assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= metrics.keys()
+    assert metrics["aer"] is None and f"{metrics['entropy']:.4f}" in printed
+    assert "tok:13a" in metrics["signatures"]["bleu"] and f"{metrics['bleu']:.2f}" in printed
     translations = (results / "translations.txt").read_text(encoding="utf-8").split("\n")[:-1]
     records = [json.loads(line) for line in (results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(translations) == len(records) == 30
@@ -77,30 +96,32 @@ def test_evaluate_writes_what_it_measures(home: Path) -> None:
         assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in record["weights"])
         assert record["source_pieces"][-1] == "</s>"
     page = results / "report.html"
-    assert str(page.relative_to(home)) in shown and f"{measures['bleu']:.2f}" in page.read_text(encoding="utf-8")
+    assert str(page.relative_to(home)) in printed and f"{metrics['bleu']:.2f}" in page.read_text(encoding="utf-8")
     [picture] = results.glob("*.png")
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in shown
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in printed
 
 
-def test_one_line_out_for_each_line_in(home: Path) -> None:
-    text = "\n".join(NASTY).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
+def test_translate_writes_one_line_per_input_line(home: Path) -> None:
+    text = "\n".join(ODD_LINES).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
     lines = text.count(b"\n") + 1
     piped = run_in_new_process("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
     assert piped.returncode == 0 and b"U+FFFD" in piped.stderr and b"max_source" in piped.stderr, piped.stderr
-    out = piped.stdout.decode().split("\n")
-    assert len(out) == lines + 1 and out[-1] == "" and out[1] == out[2] == "" and not re.search("[\r\u2028]", out[0])
+    translations = piped.stdout.decode().split("\n")
+    assert len(translations) == lines + 1 and translations[-1] == ""
+    assert translations[1] == translations[2] == "" and not re.search("[\r\u2028]", translations[0])
     (home / "in.txt").write_bytes(text)
     run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
     assert (home / "out.txt").read_bytes() == piped.stdout
     (home / "in.txt.gz").write_bytes(gzip.compress(text))
-    packed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
-    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", *packed, folder=home)
+    compressed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
+    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", *compressed, folder=home)
     assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
-    assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))  # as a whole, not line by line
+    # The output is one gzip stream, not one per line.
+    assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))
     (home / "blob").touch()
     (home / "linked.txt.gz").symlink_to("blob")
     run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=linked.txt.gz", folder=home)
-    assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # by the name it is read by
+    assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # the link's name decides on compression
     records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
     assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
     (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
@@ -108,52 +129,56 @@ def test_one_line_out_for_each_line_in(home: Path) -> None:
     assert run_ok("translate", "checkpoint=runs/mine", folder=home, text=b"") == ""
 
 
-def test_formats_and_alignments(home: Path) -> None:
-    text = "\n".join([*NASTY[:4], "Die Frau liest ein Buch ."]).encode() + b"\n"
-    three = ("checkpoint=runs/mine", "search.beam=3", "search.n_best=3")
-    texts = run_ok("translate", *three, "alignments=links.txt", folder=home, text=text).split("\n")
+def test_translate_output_formats_and_alignment_files(home: Path) -> None:
+    text = "\n".join([*ODD_LINES[:4], "Die Frau liest ein Buch ."]).encode() + b"\n"
+    options = ("checkpoint=runs/mine", "search.beam=3", "search.n_best=3")
+    texts = run_ok("translate", *options, "alignments=links.txt", folder=home, text=text).split("\n")
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
-    run_ok("translate", *three, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
+    run_ok("translate", *options, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
     with np.load(home / "all.npz", allow_pickle=False) as arrays:
-        assert arrays["12/weights"].shape == (len(arrays["12/target_pieces"]), len(arrays["12/source_pieces"]))
-        assert "14/score" in arrays and "15/score" not in arrays and np.isneginf(arrays["4/score"])  # of an empty line
-    rows = [
-        json.loads(line) for line in run_ok("translate", *three, "format=jsonl", folder=home, text=text).splitlines()
-    ]
+        assert arrays["12/weights"].shape == (
+            len(arrays["12/target_pieces"]),
+            len(arrays["12/source_pieces"]),
+        )
+        assert "14/score" in arrays and "15/score" not in arrays
+        assert np.isneginf(arrays["4/score"])  # the second translation of an empty line
+    jsonl = run_ok("translate", *options, "format=jsonl", folder=home, text=text)
+    rows = [json.loads(line) for line in jsonl.splitlines()]
     assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
     for row in rows:
-        ranks = [option["ranking_score"] for option in row["translations"]]
-        assert ranks == sorted(ranks, reverse=True)
+        scores = [translation["ranking_score"] for translation in row["translations"]]
+        assert scores == sorted(scores, reverse=True)
     best = rows[4]["translations"]
     assert best[0]["source_words"] == ["Die", "Frau", "liest", "ein", "Buch", "."]
     (home / "s.txt").write_text("Die Frau liest ein Buch .\n" * 3, encoding="utf-8")
-    (home / "t.txt").write_text("".join(option["text"] + "\n" for option in best), encoding="utf-8")
-    scores = run_ok("translate", "checkpoint=runs/mine", "mode=score", "input=s.txt", "target=t.txt",
-                   "precision=fp32", folder=home).split()  # fmt: skip
+    (home / "t.txt").write_text("".join(translation["text"] + "\n" for translation in best), encoding="utf-8")
+    files = ("input=s.txt", "target=t.txt")
+    scores = run_ok("translate", "checkpoint=runs/mine", "mode=score", *files, "precision=fp32", folder=home).split()
     assert len(scores) == 3 and all(float(score) < 0 for score in scores)
 
 
-def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
+def test_search_options(home: Path, tmp_path: Path) -> None:
     text = b"Die Frau liest ein Buch .\nDer Hund schl\xc3\xa4ft .\n"
 
-    def lines(*settings: object, beam: tuple[str, ...] = ("search.beam=4",)) -> list[str]:
+    def translate(*settings: object, beam: tuple[str, ...] = ("search.beam=4",)) -> list[str]:
         base = ("checkpoint=runs/mine", "precision=fp32", *beam)
         return run_ok("translate", *base, *settings, folder=home, text=text).split("\n")[:-1]
 
     (tmp_path / "prefix").write_text("The cat\n\n", encoding="utf-8")
-    begun, plain = lines(f"prefix={tmp_path / 'prefix'}"), lines()
-    assert begun[0].startswith("The cat") and begun[1] == plain[1]
-    twice = lines("checkpoint=[runs/mine,runs/mine]")
-    assert twice == plain
-    drawn = ("search.sample=true", "search.n_best=4", "search.temperature=2")
-    once, again, other = (lines(*drawn, f"search.seed={seed}", beam=()) for seed in (1, 1, 2))
-    assert len(once) == 8 and once == again != other
-    options = lines("search.n_best=4", "search.groups=2")
-    assert len(options) == 8 and all(len(set(filter(None, part))) == len(list(filter(None, part)))
-                                     for part in (options[:4], options[4:]))  # fmt: skip
-    long = lines("search.min_length=30", "search.max_ratio=9", "search.no_repeat_ngram=3")
+    with_prefix, plain = translate(f"prefix={tmp_path / 'prefix'}"), translate()
+    assert with_prefix[0].startswith("The cat") and with_prefix[1] == plain[1]
+    assert translate("checkpoint=[runs/mine,runs/mine]") == plain
+    sampling = ("search.sample=true", "search.n_best=4", "search.temperature=2")
+    first, same_seed, other_seed = (translate(*sampling, f"search.seed={seed}", beam=()) for seed in (1, 1, 2))
+    assert len(first) == 8 and first == same_seed != other_seed
+    n_best = translate("search.n_best=4", "search.groups=2")
+    assert len(n_best) == 8
+    for translations in (n_best[:4], n_best[4:]):
+        nonempty = [line for line in translations if line]
+        assert len(set(nonempty)) == len(nonempty)
+    long = translate("search.min_length=30", "search.max_ratio=9", "search.no_repeat_ngram=3")
     assert all(len(line) > len(other) for line, other in zip(long, plain, strict=True))
 
 
@@ -186,19 +211,19 @@ def test_search_as_one_wants_it(home: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_searches_that_cannot_be_are_refused(home: Path, corpus: Path, settings: tuple[str, ...], message: str) -> None:
+def test_translate_rejects_invalid_options(home: Path, corpus: Path, settings: tuple[str, ...], message: str) -> None:
     common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
     if "runs/words" in settings[0]:
         run_ok("train", "name=words", *common, "tokenizer.vocab_size=480", folder=home)
     if "runs/blind" in settings[0]:
         run_ok("train", "name=blind", *common, "model.attention.score=none", folder=home)
     (home / "short").write_text("A\n", encoding="utf-8")
-    given = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
-    assert message in run_error("translate", *given, folder=home, text=b"x\ny\n")
+    arguments = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
+    assert message in run_error("translate", *arguments, folder=home, text=b"x\ny\n")
 
 
-def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> None:
-    """A model of seventy words writes <unk> for all others."""
+def test_replace_unknown_copies_source_words_or_uses_dictionary(home: Path, corpus: Path) -> None:
+    """A model with a vocabulary of 70 words outputs <unk> for all others."""
     settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.type=word", "tokenizer.vocab_size=70")
     run_ok("train", "name=few_words", *settings, "train.max_steps=60", "resume=auto", folder=home)
     text = "".join((corpus / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)[:10]).encode()
@@ -222,8 +247,9 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
     assert linked.split("\n")[:-1:2] == copied and "<unk>" not in linked
     objects = run_ok("translate", *base, "search.replace_unknown=true", "format=jsonl", folder=home, text=text)
     for line in map(json.loads, objects.splitlines()):
-        [found] = line["translations"]
-        assert (found["source_words"], found["target_words"]) == (line["source"].split(), found["text"].split())
+        [translation] = line["translations"]
+        assert translation["source_words"] == line["source"].split()
+        assert translation["target_words"] == translation["text"].split()
     assert "needs a model with attention that can output <unk>" in run_error(
         "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
     )
@@ -232,34 +258,38 @@ def test_unknown_words_are_taken_from_the_source(home: Path, corpus: Path) -> No
     assert "dictionary:1: 'one word' is not a pair; write source word, tab, target word" in message
 
 
-def test_at_a_terminal_one_line_after_the_other(home: Path) -> None:
+def test_translate_interactively_in_terminal(home: Path) -> None:
     line = "Die Frau liest ein Buch ."
     settings = ("checkpoint=runs/mine", "precision=fp32", "format=links")
     piped = run_ok("translate", *settings, folder=home, text=f"{line}\n".encode()).split("\n")
     assert re.fullmatch(r"    \S+=\S+(  \S+=\S+)*", piped[1])
-    ours, theirs = pty.openpty()
+    terminal, child_end = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "nmt.translate", *settings], cwd=home, stdin=theirs, stdout=theirs,
-        stderr=subprocess.DEVNULL, env=command_environment(home),
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
+        [sys.executable, "-m", "nmt.translate", *settings],
+        cwd=home,
+        stdin=child_end,
+        stdout=child_end,
+        stderr=subprocess.DEVNULL,
+        env=command_environment(home),
+    )
+    os.close(child_end)
+    output = b""
 
     def wait_for(text: str) -> None:
-        nonlocal seen
-        while text.encode() not in seen.replace(b"\r", b""):
-            assert select.select([ours], [], [], 60)[0], seen
-            seen += os.read(ours, 1000)
+        nonlocal output
+        while text.encode() not in output.replace(b"\r", b""):
+            assert select.select([terminal], [], [], 60)[0], output
+            output += os.read(terminal, 1000)
 
     wait_for("> ")
-    os.write(ours, f"{line}\n".encode())
+    os.write(terminal, f"{line}\n".encode())
     wait_for("\n".join(piped) + "> ")  # before the end of the input
-    os.write(ours, b"\x04")
+    os.write(terminal, b"\x04")
     assert child.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
-def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path) -> None:
+def test_model_preset_trains_and_evaluates(model: str, corpus: Path, tmp_path: Path) -> None:
     sizes = (*TINY_SETTINGS, "model.encoder_hidden=null", "train.max_steps=20")
     run_ok("train", f"model={model}", "name=mine", "data=text", f"data.path={corpus}", *sizes, folder=tmp_path)
     run = tmp_path / "runs" / "mine"
@@ -270,7 +300,7 @@ def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("before", "given", "wanted"),
+    ("before", "environment", "expected"),
     [
         ("", {}, "2000 None"),
         ("", {"GOMP_SPINCOUNT": "7"}, "7 None"),
@@ -278,15 +308,16 @@ def test_every_preset_learns_and_aligns(model: str, corpus: Path, tmp_path: Path
         ("import torch; ", {}, "None None"),
     ],
 )
-def test_threads_spin_as_the_user_has_set_it_else_shortly(before: str, given: dict[str, str], wanted: str) -> None:
+def test_import_sets_gomp_spincount_unless_user_did(before: str, environment: dict[str, str], expected: str) -> None:
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     code = f"{before}import nmt, os; print(*map(os.environ.get, {names}))"
-    seen = {name: value for name, value in os.environ.items() if name not in names} | given
-    done = subprocess.run([sys.executable, "-c", code], env=seen, capture_output=True, text=True, check=True)
-    assert done.stdout == wanted + "\n"
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=others | environment, capture_output=True, text=True, check=True)
+    assert done.stdout == expected + "\n"
 
 
-def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
+def test_training_is_deterministic_and_resume_is_exact(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -298,73 +329,70 @@ def test_the_same_command_gives_the_same_numbers_and_resuming_changes_none(
         assert done.returncode == 0, done.stderr.decode()
         return done.stderr
 
-    for name, steps, resume in (("one", 15, "false"), ("stopped", 7, "false"), ("stopped", 15, "true")):
+    def read_first_event(run: Path) -> dict[str, float]:
+        """The event of step 5, without speeds."""
+        speeds = ("tokens_per_second", "target_tokens_per_second")
+        return {key: value for key, value in read_all_events(run)[0].items() if key not in speeds}
+
+    for name, steps, resume in (("whole", 15, "false"), ("stopped", 7, "false"), ("stopped", 15, "true")):
         train(name, steps, resume)
-    one, stopped = (tmp_path / "runs" / name for name in ("one", "stopped"))
-    assert weights(one) == weights(stopped)
-    timed = {"tokens_per_second", "target_tokens_per_second"}
-    numbers = [
-        {k: v for k, v in read_all_events(run)[0].items() if k not in timed} for run in (one, stopped)
-    ]  # of step 5
-    assert numbers[0] == numbers[1]
-    assert read_all_events(one)[-1] == read_all_events(stopped)[-1]
-    settings = [(run / "config.yaml").read_text() for run in (one, stopped)]
-    assert "max_steps: 15\n" in settings[1]
-    assert b"is already finished" in train("one", 15, "auto")
-    assert (one / "config.yaml").read_text() == settings[0]  # it was not trained with these
+    whole, stopped = (tmp_path / "runs" / name for name in ("whole", "stopped"))
+    assert read_last_weights(whole) == read_last_weights(stopped)
+    assert read_first_event(whole) == read_first_event(stopped)
+    assert read_all_events(whole)[-1] == read_all_events(stopped)[-1]
+    whole_config, stopped_config = ((run / "config.yaml").read_text() for run in (whole, stopped))
+    assert "max_steps: 15\n" in stopped_config
+    assert b"is already finished" in train("whole", 15, "auto")
+    assert (whole / "config.yaml").read_text() == whole_config  # resume=auto was not stored: nothing was trained
 
 
-def test_a_folder_in_use_is_refused(home: Path, corpus: Path) -> None:
-    before = weights(home / "runs" / "mine")
-    same = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS)
-    message = run_error("train", *same, folder=home)
+def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:
+    before = read_last_weights(home / "runs" / "mine")
+    settings = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS)
+    message = run_error("train", *settings, folder=home)
     assert "resume=true" in message and "overwrite=true" in message
-    assert "model.hidden=64 (was 32)" in run_error("train", *same, "resume=true", "model.hidden=64", folder=home)
-    assert weights(home / "runs" / "mine") == before
+    assert "model.hidden=64 (was 32)" in run_error("train", *settings, "resume=true", "model.hidden=64", folder=home)
+    assert read_last_weights(home / "runs" / "mine") == before
     assert "resume=auto" in run_error("train", "name=none", "resume=true", folder=home)
 
 
-def test_a_folder_is_locked_as_long_as_training_goes_on(
-    home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = ("name=locked", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
-    said = []
+def test_run_folder_is_locked_during_training(home: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("name=locked", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "resume=auto")
+    errors = []
 
-    def training(state: TrainState) -> float:
+    def fake_fit(state: TrainState) -> float:
         with pytest.raises(UserError, match="another process is training in"):
             lock_run_folder(state.folder)
-        said.append(run_error("train", *same, folder=home))
+        errors.append(run_error("train", *settings, folder=home))
         return 0.0
 
     monkeypatch.chdir(home)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # train() sets it; monkeypatch restores it afterwards
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    monkeypatch.setattr("nmt.train.fit", training)
-    monkeypatch.setattr(sys, "argv", ["train", *same])
+    monkeypatch.setattr("nmt.train.fit", fake_fit)
+    monkeypatch.setattr(sys, "argv", ["train", *settings])
     train()
-    assert said == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
+    assert errors == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
     with lock_run_folder(home / "runs" / "locked"):
         pass
 
 
-def test_fine_tuning_starts_from_a_parent(home: Path, corpus: Path) -> None:
-    same = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "optim.lr=1e-9", "name=child")
-    run_ok("train", *same, "model.hidden=64", "init_from=runs/mine", folder=home)
-    best = int((home / "runs" / "mine" / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
-    [parent] = [e for e in read_all_events(home / "runs" / "mine") if e["event"] == "validate" and e["step"] == best]
-    child = read_all_events(home / "runs" / "child")[-1]
-    assert "model.hidden=32 (not 64)" in (home / "runs" / "child" / "train.log").read_text()
-    assert child["loss"] == pytest.approx(parent["loss"], rel=0.01)
-    tokenizers = [(home / "runs" / name / "tokenizer.model").read_bytes() for name in ("mine", "child")]
-    assert tokenizers[0] == tokenizers[1]
+def test_init_from_starts_with_parent_weights_and_tokenizer(home: Path, corpus: Path) -> None:
+    settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "optim.lr=1e-9", "name=child")
+    run_ok("train", *settings, "model.hidden=64", "init_from=runs/mine", folder=home)
+    parent, child = home / "runs" / "mine", home / "runs" / "child"
+    best_step = int((parent / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
+    validations = {event["step"]: event for event in read_all_events(parent) if event["event"] == "validate"}
+    assert "model.hidden=32 (not 64)" in (child / "train.log").read_text()
+    assert read_all_events(child)[-1]["loss"] == pytest.approx(validations[best_step]["loss"], rel=0.01)
+    assert (parent / "tokenizer.model").read_bytes() == (child / "tokenizer.model").read_bytes()
 
 
-def test_fine_tuning_of_the_opposite_direction(home: Path, corpus: Path) -> None:
-    """Of two vocabularies each is of one language; a joint one is of both."""
+def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, corpus: Path) -> None:
     common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1")
-    back = ("data.source=en", "data.target=de", *common)
+    reverse = ("data.source=en", "data.target=de", *common)
     run_ok("train", *common, "name=two", "tokenizer.joint=false", "tokenizer.target_vocab_size=480", folder=home)
-    message = run_error("train", *back, "name=two_back", "init_from=runs/two", folder=home)
+    message = run_error("train", *reverse, "name=two_back", "init_from=runs/two", folder=home)
     assert message.startswith(
         "error: data.source=en: init_from=runs/two translates de to en with separate vocabularies"
     )
@@ -372,51 +400,49 @@ def test_fine_tuning_of_the_opposite_direction(home: Path, corpus: Path) -> None
     assert not (home / "runs" / "two_back").exists()
     run_ok("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=2", folder=home)
     run_ok("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", folder=home)
-    run_ok("train", *back, "name=mine_back", "init_from=runs/mine", folder=home)
-    said = (home / "runs" / "mine_back" / "train.log").read_text()
-    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is joint" in said
+    run_ok("train", *reverse, "name=mine_back", "init_from=runs/mine", folder=home)
+    log = (home / "runs" / "mine_back" / "train.log").read_text()
+    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is joint" in log
 
 
-def test_bad_corpora_are_refused_and_leave_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_train_rejects_bad_corpus_without_creating_run(corpus: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     for path in corpus.iterdir():
         (bad / path.name).write_bytes(path.read_bytes())
-    train = ("name=bad", "data=text", f"data.path={bad}", *TINY_SETTINGS, "train.max_steps=2")
+    settings = ("name=bad", "data=text", f"data.path={bad}", *TINY_SETTINGS, "train.max_steps=2")
 
-    def message_with(name: str, content: bytes) -> str:
-        before = (bad / name).read_bytes()
+    def train_with_file(name: str, content: bytes) -> str:
+        """Return the error of training with another content of a file."""
+        original = (bad / name).read_bytes()
         (bad / name).write_bytes(content)
-        message = run_error("train", *train, folder=tmp_path)
-        (bad / name).write_bytes(before)
+        message = run_error("train", *settings, folder=tmp_path)
+        (bad / name).write_bytes(original)
         return message
 
     lines = (bad / "train.de").read_bytes().splitlines(keepends=True)
-    assert "600" in (message := message_with("train.en", b"".join(lines[:599]))) and "599" in message
-    assert "train.de:3" in message_with("train.de", b"".join([*lines[:2], b"\xff\xfe\n", *lines[3:]]))
-    assert "train.de" in message_with("train.de", b"")
-    message = run_error("train", *train, "tokenizer.vocab_size=8000", folder=tmp_path)
+    message = train_with_file("train.en", b"".join(lines[:599]))
+    assert "600" in message and "599" in message
+    assert "train.de:3" in train_with_file("train.de", b"".join([*lines[:2], b"\xff\xfe\n", *lines[3:]]))
+    assert "train.de" in train_with_file("train.de", b"")
+    message = run_error("train", *settings, "tokenizer.vocab_size=8000", folder=tmp_path)
     assert re.search(r"tokenizer.vocab_size=8000 .* use tokenizer.vocab_size=\d+ or less", message)
     (bad / "valid.en").unlink()
-    assert "valid.en" in run_error("train", *train, folder=tmp_path)
+    assert "valid.en" in run_error("train", *settings, folder=tmp_path)
     assert "data.path=nowhere" in run_error("train", "data=text", "data.path=nowhere", folder=tmp_path)
-    assert "device=cuda:9 does not exist" in run_error("train", *train, "device=cuda:9", folder=tmp_path)
+    assert "device=cuda:9 does not exist" in run_error("train", *settings, "device=cuda:9", folder=tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
+def test_commands_reject_missing_or_damaged_checkpoint(home: Path, tmp_path: Path) -> None:
     assert "nowhere is not a folder" in run_error("evaluate", "checkpoint=nowhere", folder=home)
     assert "has no checkpoint" in run_error("translate", f"checkpoint={tmp_path}", folder=home, text=b"x\n")
     assert "checkpoint=runs/NAME" in run_error("translate", folder=home, text=b"x\n")
     assert "missing.txt" in run_error("translate", "checkpoint=runs/mine", "input=missing.txt", folder=home)
     damaged = tmp_path / "runs" / "damaged"
-    for path in (home / "runs" / "mine").rglob("*"):
-        if path.is_file():
-            copy = damaged / path.relative_to(home / "runs" / "mine")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    [model] = damaged.rglob("best")
-    model = model.parent / model.read_text().strip() / "model.safetensors"
+    shutil.copytree(home / "runs" / "mine", damaged)
+    checkpoints = damaged / "checkpoints"
+    model = checkpoints / (checkpoints / "best").read_text().strip() / "model.safetensors"
     content = bytearray(model.read_bytes())
     content[-5] ^= 1
     model.write_bytes(content)
@@ -424,7 +450,7 @@ def test_what_is_no_checkpoint_is_refused(home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
+def test_signal_stops_training_and_resume_is_exact(
     number: signal.Signals, home: Path, corpus: Path, tmp_path: Path
 ) -> None:
     command = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
@@ -433,58 +459,52 @@ def test_a_signal_ends_training_after_a_step_and_resuming_changes_no_number(
         cwd=tmp_path,
         env=command_environment(tmp_path),
         stderr=subprocess.PIPE,
+        preexec_fn=reset_sigint,
     ) as process:
         assert process.stderr is not None
         while b"step 5/" not in (line := process.stderr.readline()):
-            assert line, "training ended by itself"
+            assert line, "training ended before the signal"
         process.send_signal(number)
-        said = process.stderr.read().decode()
-    assert process.returncode == 128 + number and "resume=auto continues" in said and "Traceback" not in said
+        message = process.stderr.read().decode()
+    assert process.returncode == 128 + number and "resume=auto continues" in message and "Traceback" not in message
     assert not [event for event in read_all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
     run_ok("train", *command, "resume=auto", folder=tmp_path)
-    assert weights(tmp_path / "runs" / "mine") == weights(home / "runs" / "mine")
+    assert read_last_weights(tmp_path / "runs" / "mine") == read_last_weights(home / "runs" / "mine")
     assert read_all_events(tmp_path / "runs" / "mine")[-1] == read_all_events(home / "runs" / "mine")[-1]
 
 
-def test_two_models_are_compared(home: Path, tmp_path: Path) -> None:
+def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "mine", tmp_path / "seed=2")
     runs = f'compare=["runs/mine","{tmp_path / "seed=2"}"]'
-    shown = run_ok("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
+    printed = run_ok("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
     folder = home / "runs" / "mine" / "eval" / "valid"
-    found = json.loads((folder / "comparison.json").read_text())
-    measured = json.loads((folder / "metrics.json").read_text())
-    bleu = measured["bleu"]
-    assert bleu == max(
-        event["bleu"] for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate"
-    )
-    first, second = found["scores"].values()
+    comparison = json.loads((folder / "comparison.json").read_text())
+    metrics = json.loads((folder / "metrics.json").read_text())
+    bleu = metrics["bleu"]
+    validations = [event for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate"]
+    assert bleu == max(event["bleu"] for event in validations)
+    first, second = comparison["scores"].values()
     assert first["bleu"]["score"] == second["bleu"]["score"] == pytest.approx(bleu)
-    assert found["settings"]["runs/mine"] == {name: measured[name] for name in METRIC_SETTINGS}
+    assert comparison["settings"]["runs/mine"] == {name: metrics[name] for name in METRIC_SETTINGS}
     assert first["bleu"]["p_value"] is None and second["bleu"]["p_value"] == 1
-    assert f"{bleu:.2f}" in shown and "(p = 1.000)" in shown and "bs:1000" in shown
+    assert f"{bleu:.2f}" in printed and "(p = 1.000)" in printed and "bs:1000" in printed
     for name in ("length", "rarity"):
-        ranges = found[f"by_{name}"]["runs/mine"]
-        assert (
-            sum(sentences for _, sentences, _ in ranges) == measured["sentences"]
-            and f"comparison_by_{name}.png" in shown
-        )
-    for given, message in {
+        ranges = comparison[f"by_{name}"]["runs/mine"]
+        assert sum(sentences for _, sentences, _ in ranges) == metrics["sentences"]
+        assert f"comparison_by_{name}.png" in printed
+    for arguments, message in {
         "compare=[runs/mine,runs/mine/]": "runs/mine/ belongs to a run that was already named",
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
         "compare=[runs/a=1,runs/b=2]": """quote items with special characters: 'compare=["ITEM","ITEM"]'""",
         "compare=runs/mine,runs/other": "compare=[A,B] for a list",
         "compare=[runs/mine,[a]]": """quote it: 'compare=[runs/mine,"[a]"]'""",
     }.items():
-        assert message in run_error("evaluate", *given.split(), folder=home)
-    for given in (
-        "compare=[runs/mine]",
-        "compare=[runs/mine,runs/mine]",
-        f"{runs} checkpoint=runs/mine",
-    ):
-        assert "compare= takes two or more different runs" in run_error("evaluate", *given.split(), folder=home)
+        assert message in run_error("evaluate", *arguments.split(), folder=home)
+    for arguments in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
+        assert "compare= takes two or more different runs" in run_error("evaluate", *arguments.split(), folder=home)
 
 
-def test_too_many_sentences_are_not_compared(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_rejects_too_many_sentences(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.evaluate.MAX_COMPARED_SENTENCES", 5)
     shutil.copytree(home / "runs" / "mine", tmp_path / "other")
     command = EvaluateRun(compare=[str(home / "runs" / "mine"), str(tmp_path / "other")])
@@ -492,9 +512,8 @@ def test_too_many_sentences_are_not_compared(home: Path, tmp_path: Path, monkeyp
         check_comparable(command)
 
 
-def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> None:
-    """Other text is refused before anything is translated; where the text that a model was trained on is not at hand,
-    all but the rarity of words is compared."""
+def test_compare_rejects_different_test_text(home: Path, corpus: Path, tmp_path: Path) -> None:
+    """Without the training text, everything but BLEU by word rarity is compared."""
     for name in ("here", "there"):
         shutil.copytree(home / "runs" / "mine", tmp_path / name, ignore=shutil.ignore_patterns("eval"))
     config = tmp_path / "there" / "config.yaml"
@@ -506,14 +525,14 @@ def test_what_cannot_be_compared(home: Path, corpus: Path, tmp_path: Path) -> No
     assert "the split test of there has different text from that of here" in message
     assert not (tmp_path / "here" / "eval").exists()
     (tmp_path / "elsewhere" / "train.de").unlink()
-    given = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
-    done = run_nmt("evaluate", *given, folder=tmp_path)
-    said = done.stderr.decode()
-    assert done.returncode == 0 and "BLEU by word rarity is left out: " in said and "sentences are too few" in said
+    arguments = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
+    done = run_nmt("evaluate", *arguments, folder=tmp_path)
+    log = done.stderr.decode()
+    assert done.returncode == 0 and "BLEU by word rarity is left out: " in log and "sentences are too few" in log
     assert not json.loads((tmp_path / "there" / "eval" / "test" / "comparison.json").read_text())["by_rarity"]
 
 
-def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> None:
+def test_sweep_creates_one_run_per_value(corpus: Path, tmp_path: Path) -> None:
     common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS[:3], "train.max_steps=1", "resume=auto")
     run_ok("train", "-m", "name=sweep", *common, "model.cell=lstm,gru", folder=tmp_path)
     runs = sorted(path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
@@ -524,7 +543,7 @@ def test_a_sweep_makes_one_run_for_each_value(corpus: Path, tmp_path: Path) -> N
     assert len(list((tmp_path / "runs" / "half").rglob("metrics.jsonl"))) == 1
 
 
-def test_help_says_what_every_key_means(tmp_path: Path) -> None:
+def test_help_describes_keys(tmp_path: Path) -> None:
     page = run_ok("train", "--help", folder=tmp_path)
     assert re.search(r"^  cell: lstm +# lstm \| gru$", page, re.MULTILINE)
     assert re.search("^experiment: .*multi30k_de_en", page, re.MULTILINE)
@@ -532,9 +551,9 @@ def test_help_says_what_every_key_means(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_trouble_with_files_is_a_message(home: Path, tmp_path: Path) -> None:
+def test_file_errors_are_reported_without_traceback(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    missing = ("checkpoint=" + str(home / "runs" / "mine"), f"output={tmp_path}/file/out.txt")
-    assert "Not a directory" in run_error("translate", *missing, folder=home, text=b"x\n")
+    arguments = (f"checkpoint={home / 'runs' / 'mine'}", f"output={tmp_path}/file/out.txt")
+    assert "Not a directory" in run_error("translate", *arguments, folder=home, text=b"x\n")
     message = run_error("train", "name=x", f"hydra.run.dir={tmp_path}/file/x", "train.max_steps=1", folder=tmp_path)
     assert "file" in message
