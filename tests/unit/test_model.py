@@ -1,4 +1,4 @@
-"""The model against slow twins and finite differences, in float64, for every style, cell and depth."""
+"""Model layers, losses and gradients compared with PyTorch and finite differences in float64."""
 
 import itertools
 from typing import Any
@@ -24,23 +24,23 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("bridge", ["bridge", "last", "mean", "zero"])
-def test_padding_and_neighbors_change_nothing(style: str, cell: str, bridge: str) -> None:
+def test_padding_and_other_sentences_do_not_affect_decoding(style: str, cell: str, bridge: str) -> None:
     model = make_model(style, cell, bridge=bridge).eval()
     source_BS, length_B, target_BT = make_ragged_batch()
     memory, state = model.start(source_BS, length_B)
-    together, weights, _ = model.decode(target_BT, state, memory)
+    batch_features, batch_weights, _ = model.decode(target_BT, state, memory)
     for row, length in enumerate(length_B.tolist()):
         memory, state = model.start(source_BS[row : row + 1, :length], length_B[row : row + 1])
-        alone, own_weights, _ = model.decode(target_BT[row : row + 1], state, memory)
-        torch.testing.assert_close(alone[0], together[row])
-        torch.testing.assert_close(own_weights.weights_BQW[0], weights.weights_BQW[row, :, :length])
-        assert not weights.weights_BQW[row, :, length:].any()
+        features, weights, _ = model.decode(target_BT[row : row + 1], state, memory)
+        torch.testing.assert_close(features[0], batch_features[row])
+        torch.testing.assert_close(weights.weights_BQW[0], batch_weights.weights_BQW[row, :, :length])
+        assert not batch_weights.weights_BQW[row, :, length:].any()
 
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("tie", ["none", "two", "three"])
-def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> None:
+def test_gradients_match_finite_differences(style: str, cell: str, tie: str) -> None:
     model = make_model(style, cell, tie=tie, bridge="mean" if tie == "none" else "bridge")
     source_BS, length_B, target_BT = make_ragged_batch()
 
@@ -52,7 +52,7 @@ def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> 
     for name, parameter in model.named_parameters():
         direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if name.endswith("embedding.weight"):
-            direction[PAD] = 0  # the row of padding is not learned as an input
+            direction[PAD] = 0  # the padding row gets no gradient as an input embedding
         values = []
         for step in (1e-5, -1e-5):
             with torch.no_grad():
@@ -60,12 +60,12 @@ def test_gradients_equal_finite_differences(style: str, cell: str, tie: str) -> 
                 values.append(loss().item())
                 parameter.sub_(direction, alpha=step)
         assert parameter.grad is not None, name
-        expected, found = (values[0] - values[1]) / 2e-5, (parameter.grad * direction).sum().item()
-        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6), name
+        expected, actual = (values[0] - values[1]) / 2e-5, (parameter.grad * direction).sum().item()
+        assert actual == pytest.approx(expected, rel=1e-6, abs=1e-6), name
 
 
 @pytest.mark.parametrize("cell", CELL_SPECS)
-def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> None:
+def test_rnn_layer_and_step_loop_match_torch_cells(cell: str) -> None:
     torch.manual_seed(1)
     rnn = RNN(cell, 5, 7).double()
     reference = {"lstm": torch.nn.LSTMCell, "gru": torch.nn.GRUCell}[cell](5, 7).double()
@@ -74,38 +74,44 @@ def test_a_step_is_torchs_own_cell_and_a_loop_of_steps_its_layer(cell: str) -> N
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             getattr(reference, name).copy_(getattr(rnn, name))
     x_BTI = torch.randn(3, 4, 5, dtype=torch.float64)
-    state = expected = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.num_states))
-    outputs, last = rnn(x_BTI, state)
+    initial_state = tuple(torch.randn(3, 7, dtype=torch.float64) for _ in range(rnn.num_states))
+    outputs, last_state = rnn(x_BTI, initial_state)
     for projected in (0, 3, 5):
         rnn.num_projected = projected
-        step, now, wanted = rnn.prepare_steps(torch.float64), state, expected
+        step, state, expected = rnn.prepare_steps(torch.float64), initial_state, initial_state
         inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
         for t in range(4):
-            now = step(x_BTI[:, t, projected:], now, None if inputs_BTG is None else inputs_BTG[:, t])
-            wanted = reference(x_BTI[:, t], wanted if cell == "lstm" else wanted[0])
-            wanted = wanted if cell == "lstm" else (wanted,)
-            torch.testing.assert_close(now, tuple(wanted))
-            torch.testing.assert_close(outputs[:, t], now[0])
-        torch.testing.assert_close(last, now)
+            state = step(x_BTI[:, t, projected:], state, None if inputs_BTG is None else inputs_BTG[:, t])
+            expected = reference(x_BTI[:, t], expected if cell == "lstm" else expected[0])
+            expected = expected if cell == "lstm" else (expected,)
+            torch.testing.assert_close(state, tuple(expected))
+            torch.testing.assert_close(outputs[:, t], state[0])
+        torch.testing.assert_close(last_state, state)
 
 
-def packed_layer(cell: str, directions: Any, x_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """outputs_BSM and last_BM of torch's own layer over packed sentences."""
-    kind, both = {"lstm": nn.LSTM, "gru": nn.GRU}[cell], len(directions) == 2
-    layer = kind(x_BSE.shape[2], directions[0].hidden, batch_first=True, bidirectional=both, dtype=torch.float64)
-    for rnn, ending in zip(directions, ("", "_reverse"), strict=False):
+def run_packed_torch_layer(cell: str, directions: Any, x_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs_BSM and last_BM of a PyTorch layer with the same weights, run on packed sentences."""
+    layer_class = {"lstm": nn.LSTM, "gru": nn.GRU}[cell]
+    layer = layer_class(
+        x_BSE.shape[2],
+        directions[0].hidden,
+        batch_first=True,
+        bidirectional=len(directions) == 2,
+        dtype=torch.float64,
+    )
+    for rnn, suffix in zip(directions, ("", "_reverse"), strict=False):
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            getattr(layer, f"{name}_l0{ending}").data.copy_(getattr(rnn, name))
-    outputs, last = layer(pack_padded_sequence(x_BSE, length_B, batch_first=True, enforce_sorted=False))
-    ends = last[0] if cell == "lstm" else last
-    return pad_packed_sequence(outputs, batch_first=True)[0], torch.cat(list(ends), 1)
+            getattr(layer, f"{name}_l0{suffix}").data.copy_(getattr(rnn, name))
+    outputs, state = layer(pack_padded_sequence(x_BSE, length_B, batch_first=True, enforce_sorted=False))
+    last_hidden = state[0] if cell == "lstm" else state
+    return pad_packed_sequence(outputs, batch_first=True)[0], torch.cat(list(last_hidden), 1)
 
 
 @pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_the_encoder_is_a_stack_of_torchs_own_layers(cell: str, bidirectional: bool, layers: int) -> None:
-    """With residual sums and without; what stands at padding is noise."""
+def test_encoder_matches_stack_of_packed_torch_layers(cell: str, bidirectional: bool, layers: int) -> None:
+    """Test with and without residual connections, and with noise as padding."""
     generator, length_B = torch.Generator().manual_seed(1), torch.tensor([6, 3, 5, 1])
     embedded_BSE = torch.randn(4, 6, 6, generator=generator, dtype=torch.float64)
     sizes: dict[str, Any] = dict(cell=cell, embed=6, hidden=8, bidirectional=bidirectional, encoder_layers=layers)
@@ -114,53 +120,62 @@ def test_the_encoder_is_a_stack_of_torchs_own_layers(cell: str, bidirectional: b
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.normal_(std=0.5, generator=generator)
-            x_BSM, ends = embedded_BSE, []
+            x_BSM, last_hidden = embedded_BSE, []
             for depth, directions in enumerate(encoder.layers):
-                h_BSM, end_BM = packed_layer(cell, directions, x_BSM, length_B)
+                h_BSM, last_BM = run_packed_torch_layer(cell, directions, x_BSM, length_B)
                 x_BSM = h_BSM + x_BSM if depth and residual else h_BSM
-                ends.append(end_BM)
-            torch.testing.assert_close(encoder(embedded_BSE, length_B), (x_BSM, ends))
+                last_hidden.append(last_BM)
+            torch.testing.assert_close(encoder(embedded_BSE, length_B), (x_BSM, last_hidden))
 
 
 @pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("bridge", BRIDGE_TYPES)
-@pytest.mark.parametrize(("layers", "beside"), [((3, 2), (1, 2)), ((2, 3), (0, 0, 1))])
-def test_bridges_are_their_equations(cell: str, bridge: str, layers: tuple[int, int], beside: tuple[int, ...]) -> None:
-    model = make_model(cell=cell, bridge=bridge, encoder_layers=layers[0], decoder_layers=layers[1]).eval()
+@pytest.mark.parametrize(
+    ("encoder_layers", "decoder_layers", "layer_map"),  # layer_map: the encoder layer that each decoder layer reads
+    [(3, 2, (1, 2)), (2, 3, (0, 0, 1))],
+)
+def test_bridges_match_reference_equations(
+    cell: str, bridge: str, encoder_layers: int, decoder_layers: int, layer_map: tuple[int, ...]
+) -> None:
+    model = make_model(cell=cell, bridge=bridge, encoder_layers=encoder_layers, decoder_layers=decoder_layers).eval()
     source_BS, length_B, _ = make_ragged_batch()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.5)  # seeded in model_of
-        found = model.start(source_BS, length_B)[1].cells
-        outputs_BSM, lasts = model.encoder(model.source_embedding(source_BS), length_B)
+            parameter.normal_(std=0.5)  # make_model has set the seed
+        actual = model.start(source_BS, length_B)[1].cells
+        outputs_BSM, last_hidden = model.encoder(model.source_embedding(source_BS), length_B)
+    num_states = 2 if cell == "lstm" else 1
     if bridge == "bridge":
         affine = model.decoder.bridge.map
-        tensors = torch.tanh(lasts[-1] @ affine.weight.T + affine.bias).chunk(layers[1] * len(found[0]), 1)
+        expected = torch.tanh(last_hidden[-1] @ affine.weight.T + affine.bias).chunk(decoder_layers * num_states, 1)
     else:
         zero = torch.zeros(4, 8, dtype=torch.float64)
         mean = torch.stack([row[:length].mean(0) for row, length in zip(outputs_BSM, length_B, strict=True)])
-        first = {"last": [lasts[i] for i in beside], "mean": [mean] * layers[1], "zero": [zero] * layers[1]}[bridge]
-        tensors = tuple(itertools.chain(*((h, zero)[: len(found[0])] for h in first)))
-    assert [len(state) for state in found] == [2 if cell == "lstm" else 1] * layers[1]
-    torch.testing.assert_close(tuple(itertools.chain(*found)), tensors)
+        hidden = {
+            "last": [last_hidden[i] for i in layer_map],
+            "mean": [mean] * decoder_layers,
+            "zero": [zero] * decoder_layers,
+        }[bridge]
+        expected = tuple(itertools.chain(*((h, zero)[:num_states] for h in hidden)))
+    assert [len(state) for state in actual] == [num_states] * decoder_layers
+    torch.testing.assert_close(tuple(itertools.chain(*actual)), expected)
 
 
 @pytest.mark.parametrize("cell", CELL_SPECS)
-def test_an_lstm_begins_by_remembering(cell: str) -> None:
-    """Other biases of layers, and the output layer's, begin at 0."""
+def test_biases_start_at_zero_except_lstm_forget_gates(cell: str) -> None:
     model = make_model(cell=cell)
     layers = [module for module in model.modules() if isinstance(module, RNN)]
     assert len(layers) == 6
     for rnn in layers:
-        remember = [0.0, 1.0, 0.0, 0.0] if cell == "lstm" else [0.0] * 3
-        assert rnn.bias_ih.tolist() == [bias for bias in remember for _ in range(rnn.hidden)]
+        gate_biases = [0.0, 1.0, 0.0, 0.0] if cell == "lstm" else [0.0] * 3
+        assert rnn.bias_ih.tolist() == [bias for bias in gate_biases for _ in range(rnn.hidden)]
         assert not rnn.bias_hh.any()
     assert not model.output.bias.any()
 
 
 @pytest.mark.parametrize("tie", TIE_MODES)
-def test_tied_embeddings_are_the_same_tensor(tie: str) -> None:
-    for embed in (6, 8):  # other than hidden, and equal
+def test_tied_embeddings_share_one_tensor(tie: str) -> None:
+    for embed in (6, 8):  # different from hidden, and equal to it
         model = make_model(tie=tie, embed=embed)
         assert (model.output.weight is model.target_embedding.weight) == (tie != "none")
         assert (model.source_embedding is model.target_embedding) == (tie == "three")
@@ -175,7 +190,7 @@ def test_cells_pass_gradcheck(cell: str) -> None:
     assert torch.autograd.gradcheck(lambda a, b, *s: step(a, lambda h, plus=0: b + plus, s), (*inputs, *state))
 
 
-def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
+def test_deferred_weight_gradients_match_autograd() -> None:
     torch.manual_seed(1)
     x_TNI = torch.randn(4, 3, 5, dtype=torch.float64)
     weight, bias = torch.randn(5, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
@@ -194,73 +209,72 @@ def test_deferred_weight_gradients_equal_ordinary_ones() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_equals_torchs(smoothing: float) -> None:
+def test_cross_entropy_matches_torch(smoothing: float) -> None:
     torch.manual_seed(2)
     x, weight, bias = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((150, 6), (11, 6), (11,)))
     target = torch.randint(0, 11, (150,))
     logits = F.linear(x, weight, bias)
     expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
-    found = cross_entropy(x, weight, bias, target, smoothing)
-    torch.testing.assert_close(found.smoothed, expected)
-    torch.testing.assert_close(found.nats, F.cross_entropy(logits, target, reduction="sum"))
-    assert found.correct == (logits.argmax(1) == target).sum()
+    actual = cross_entropy(x, weight, bias, target, smoothing)
+    torch.testing.assert_close(actual.smoothed, expected)
+    torch.testing.assert_close(actual.nats, F.cross_entropy(logits, target, reduction="sum"))
+    assert actual.correct == (logits.argmax(1) == target).sum()
     scale = torch.tensor(0.3, dtype=torch.float64)
     torch.testing.assert_close(
-        torch.autograd.grad(found.smoothed * scale, (x, weight, bias)),
+        torch.autograd.grad(actual.smoothed * scale, (x, weight, bias)),
         torch.autograd.grad(expected * scale, (x, weight, bias)),
     )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_r_drop_equals_torchs(smoothing: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Liang et al. 2021, eq. 2 to 4; in parts, the second half of the rows being the other pass."""
+def test_r_drop_loss_and_gradients_match_torch(smoothing: float, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with Liang et al. 2021, eq. 2 to 4; the second half of the rows is the second pass."""
     monkeypatch.setitem(MAX_FP32_LOGITS, device, 100)
     torch.manual_seed(2)
-    sizes = (150, 6), (11, 6), (11,)
-    leaves = [torch.randn(size, dtype=torch.float64).to(device).requires_grad_() for size in sizes]
+    shapes = (150, 6), (11, 6), (11,)
+    leaves = [torch.randn(shape, dtype=torch.float64).to(device).requires_grad_() for shape in shapes]
     target = torch.randint(0, 11, (75,)).repeat(2).to(device)
     logits = F.linear(*leaves)
     p, q = F.log_softmax(logits, 1).chunk(2)
-    apart = F.kl_div(p, q, reduction="sum", log_target=True) + F.kl_div(q, p, reduction="sum", log_target=True)
-    expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing) + 3.0 * apart / 2
+    divergence = F.kl_div(p, q, reduction="sum", log_target=True) + F.kl_div(q, p, reduction="sum", log_target=True)
+    expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing) + 3.0 * divergence / 2
     gradients = torch.autograd.grad(expected, leaves)
-    found = cross_entropy(*leaves, target, smoothing, r_drop=3.0).smoothed
-    torch.testing.assert_close((found, *torch.autograd.grad(found, leaves)), (expected, *gradients))
-    half = cross_entropy(leaves[0].bfloat16(), *leaves[1:], target, smoothing, r_drop=3.0).smoothed
-    assert half.item() == pytest.approx(expected.item(), rel=0.01)
-    for low, high in zip(torch.autograd.grad(half, leaves), gradients, strict=True):
-        assert F.cosine_similarity(low.flatten(), high.flatten(), dim=0) > 0.999
+    actual = cross_entropy(*leaves, target, smoothing, r_drop=3.0).smoothed
+    torch.testing.assert_close((actual, *torch.autograd.grad(actual, leaves)), (expected, *gradients))
+    bf16_loss = cross_entropy(leaves[0].bfloat16(), *leaves[1:], target, smoothing, r_drop=3.0).smoothed
+    assert bf16_loss.item() == pytest.approx(expected.item(), rel=0.01)
+    for bf16_gradient, gradient in zip(torch.autograd.grad(bf16_loss, leaves), gradients, strict=True):
+        assert F.cosine_similarity(bf16_gradient.flatten(), gradient.flatten(), dim=0) > 0.999
 
 
-def test_no_gradient_of_r_drop_overflows_fp16() -> None:
-    """One pass has no idea of the piece, the other is sure of a wrong one."""
+def test_r_drop_gradients_do_not_overflow_in_fp16() -> None:
+    """Test one pass with uniform probabilities and one that is confident of a wrong piece."""
     vocabulary = 120_000
     x, weight, bias = torch.tensor([[0.0], [30.0]]), torch.zeros(vocabulary, 1), torch.zeros(vocabulary)
     weight[7] = 1
-    found, expected = (
+    actual, expected = (
         cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), bias, torch.tensor([3, 3]), 0.1, 20.0)
         for dtype in (torch.float16, torch.float32)
     )
-    torch.testing.assert_close(found.smoothed, expected.smoothed)
-    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (found, expected)]
+    torch.testing.assert_close(actual.smoothed, expected.smoothed)
+    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=3e-2, atol=1e-5)
 
 
-def test_no_gradient_of_a_large_vocabulary_overflows_fp16() -> None:
-    """Nor any loss, where all pieces are alike."""
+def test_large_vocabulary_losses_and_gradients_do_not_overflow_in_fp16() -> None:
     vocabulary = 120_000
     x, weight, bias = torch.ones(2, 4), torch.zeros(vocabulary, 4), torch.zeros(vocabulary)
-    found, expected = (
+    actual, expected = (
         cross_entropy(x.to(dtype).requires_grad_(), weight.requires_grad_(), bias, torch.tensor([3, 5]), 0.1)
         for dtype in (torch.float16, torch.float32)
     )
-    torch.testing.assert_close(found.smoothed, expected.smoothed)
-    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (found, expected)]
+    torch.testing.assert_close(actual.smoothed, expected.smoothed)
+    gradients = [torch.autograd.grad(loss.smoothed, weight)[0] for loss in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
 
 
-def test_half_precision_stays_near_double() -> None:
+def test_bfloat16_loss_and_gradients_are_close_to_float64() -> None:
     for style, cell in itertools.product(STYLES, CELL_SPECS):
         model = make_model(style, cell)
         batch = make_ragged_batch()
@@ -276,63 +290,63 @@ def test_half_precision_stays_near_double() -> None:
         assert F.cosine_similarity(gradients[0], gradients[1], dim=0) > 0.99
 
 
-def test_reverse_is_its_own_inverse() -> None:
+def test_reversing_sentences_twice_restores_them() -> None:
     x_BSE, length_B = torch.arange(24.0).view(2, 6, 2), torch.tensor([6, 4])
     order_R = compute_reverse_order(length_B, 6)
-    backwards = reverse_sentences(x_BSE, order_R)
-    assert backwards[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
-    torch.testing.assert_close(reverse_sentences(backwards, order_R), x_BSE)
+    reversed_BSE = reverse_sentences(x_BSE, order_R)
+    assert reversed_BSE[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
+    torch.testing.assert_close(reverse_sentences(reversed_BSE, order_R), x_BSE)
     x_BSE.requires_grad_()
-    [gradient] = torch.autograd.grad(reverse_sentences(x_BSE, order_R), x_BSE, backwards)
+    [gradient] = torch.autograd.grad(reverse_sentences(x_BSE, order_R), x_BSE, reversed_BSE)
     torch.testing.assert_close(gradient, x_BSE.detach())
 
 
-def test_state_select_takes_rows_in_order() -> None:
+def test_state_select_gathers_rows_in_given_order() -> None:
     state = DecoderState(((torch.arange(4.0).unsqueeze(1),),), torch.arange(4.0).unsqueeze(1) * 10)
-    chosen = state.select(torch.tensor([2, 2, 0]))
-    assert chosen.cells[0][0].flatten().tolist() == [2, 2, 0]
-    assert chosen.feed_ND is not None and chosen.feed_ND.flatten().tolist() == [20, 20, 0]
+    selected = state.select(torch.tensor([2, 2, 0]))
+    assert selected.cells[0][0].flatten().tolist() == [2, 2, 0]
+    assert selected.feed_ND is not None and selected.feed_ND.flatten().tolist() == [20, 20, 0]
 
 
-def test_dropout_zeroes_its_share_and_keeps_the_mean() -> None:
+def test_dropout_zeroes_expected_fraction_and_preserves_mean() -> None:
     torch.manual_seed(0)
-    for share in (0.1, 0.5, 0.7):
-        dropout, x = Dropout(share), torch.ones(301, 1001)
+    for p in (0.1, 0.5, 0.7):
+        dropout, x = Dropout(p), torch.ones(301, 1001)
         y = dropout(x)
-        assert (y == 0).double().mean() == pytest.approx(share, abs=0.005)
+        assert (y == 0).double().mean() == pytest.approx(p, abs=0.005)
         assert y.double().mean() == pytest.approx(1, abs=0.01)
-        assert set(y.unique().tolist()) == {0.0, x[0, 0].div(1 - share).item()}
-        assert (y[:, :-1] * y[:, 1:] == 0).double().mean() == pytest.approx(1 - (1 - share) ** 2, abs=0.005)
+        assert set(y.unique().tolist()) == {0.0, x[0, 0].div(1 - p).item()}
+        assert (y[:, :-1] * y[:, 1:] == 0).double().mean() == pytest.approx(1 - (1 - p) ** 2, abs=0.005)
         assert dropout.eval()(x) is x
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_dropout_is_on_embeddings_between_layers_and_before_the_output(
+def test_dropout_is_applied_to_embeddings_between_layers_and_before_output(
     style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In training only; what each returns is used."""
+    """Check that dropout runs in training only, and that the loss depends on the result of each call."""
     model, batch = make_model(style, dropout=0.3, encoder_layers=3, decoder_layers=3), make_ragged_batch()
     names, forward = {module: name for name, module in model.named_modules()}, Dropout.forward
 
-    def run(halved: int) -> tuple[list[tuple[Any, ...]], float]:
-        """Who drops what share of what shape, and the loss if instead one of them halves it and others do nothing."""
-        places: list[tuple[Any, ...]] = []
+    def run(halved_call: int) -> tuple[list[tuple[Any, ...]], float]:
+        """Return (module, probability, *shape) of all calls, and the loss if only one call halves its input."""
+        calls: list[tuple[Any, ...]] = []
 
-        def dropped(self: Dropout, x: Tensor) -> Tensor:
+        def fake_forward(self: Dropout, x: Tensor) -> Tensor:
             if forward(self, x) is x:
                 return x
-            places.append((names[self], self.p, *x.shape))
-            return x / 2 if len(places) == halved else x
+            calls.append((names[self], self.p, *x.shape))
+            return x / 2 if len(calls) == halved_call else x
 
-        monkeypatch.setattr(Dropout, "forward", dropped)
-        return places, model.loss(*batch)[0].smoothed.item()
+        monkeypatch.setattr(Dropout, "forward", fake_forward)
+        return calls, model.loss(*batch)[0].smoothed.item()
 
-    looped = style in ("bahdanau", "luong, input feeding")  # one draw for all steps and layers
-    upper = [("decoder.dropout", 0.3, 5, 2, 4, 8)] if looped else [("decoder.dropout", 0.3, 4, 5, 8)] * 2
+    has_step_loop = style in ("bahdanau", "luong, input feeding")  # draws one mask for all steps and layers
+    upper_layers = [("decoder.dropout", 0.3, 5, 2, 4, 8)] if has_step_loop else [("decoder.dropout", 0.3, 4, 5, 8)] * 2
     encoder = [("dropout", 0.3, 4, 6, 6), *[("encoder.dropout", 0.3, 4, 6, 8)] * 2]
-    pieces = int((batch[2][:, 1:] != PAD).sum())
-    places, plain = run(0)
-    assert places == [*encoder, ("dropout", 0.3, 4, 5, 6), *upper, ("dropout", 0.3, pieces, 8)]
-    assert len({run(halved)[1] for halved in range(len(places) + 1)}) == len(places) + 1
+    num_pieces = int((batch[2][:, 1:] != PAD).sum())
+    calls, plain_loss = run(0)
+    assert calls == [*encoder, ("dropout", 0.3, 4, 5, 6), *upper_layers, ("dropout", 0.3, num_pieces, 8)]
+    assert len({run(halved_call)[1] for halved_call in range(len(calls) + 1)}) == len(calls) + 1
     model.eval()
-    assert run(1) == ([], plain)
+    assert run(1) == ([], plain_loss)
