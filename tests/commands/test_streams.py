@@ -1,4 +1,4 @@
-"""Where commands read from and write to: pipes, terminals, descriptors, links; signals while they do; any locale."""
+"""Standard streams, pipes, terminals, descriptors and links as inputs and outputs; signals; locales."""
 
 import errno
 import gzip
@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import builders
 import pyarrow as pa
 import pytest
 from builders import (
@@ -28,7 +30,6 @@ from builders import (
     run_in_folder,
     run_in_new_process,
     run_ok,
-    run_program,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,19 +49,19 @@ FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precis
 # ------------------------------------------------------------------------------------------------------------- writing
 @contextmanager
 def as_descriptor(number: int, path: Path, flags: int) -> Iterator[None]:
-    """A file as the shell opens it: `> path` with O_TRUNC, `>> path` with O_APPEND."""
-    before = os.dup(number) if number < 3 else None
+    """Open a file as descriptor `number`, as the shell does: `> path` with O_TRUNC, `>> path` with O_APPEND."""
+    saved = os.dup(number) if number < 3 else None
     file = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
     os.dup2(file, number)
     os.close(file)
     try:
         yield
     finally:
-        if before is None:
+        if saved is None:
             os.close(number)
         else:
-            os.dup2(before, number)
-            os.close(before)
+            os.dup2(saved, number)
+            os.close(saved)
 
 
 def write_to(path: object, text: bytes) -> None:
@@ -73,15 +74,15 @@ DESCRIPTORS = ["/dev/stdout", "/dev/stderr", "/dev/fd/{}", "/proc/self/fd/{}", "
 
 @pytest.mark.parametrize("name", [*DESCRIPTORS, "/proc/{pid}/fd/{}", "link"])
 @pytest.mark.parametrize("flags", [os.O_APPEND, os.O_TRUNC])
-def test_a_descriptor_is_written_as_it_was_opened(
+def test_output_to_descriptor_keeps_its_open_mode(
     name: str, flags: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115  not what pytest makes of it
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115  pytest replaces sys.stdout
     number = {"/dev/stdout": 1, "/dev/stderr": 2}.get(name, 77)
     path = name.format(number, pid=os.getpid())
     if name == "link":
-        (tmp_path / "one").symlink_to("/dev/fd")
-        (tmp_path / "link").symlink_to(f"one/{number}")
+        (tmp_path / "folder").symlink_to("/dev/fd")
+        (tmp_path / "link").symlink_to(f"folder/{number}")
         path = str(tmp_path / "link")
     file = tmp_path / "all.txt"
     file.write_bytes(b"before\n")
@@ -94,21 +95,21 @@ def test_a_descriptor_is_written_as_it_was_opened(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_descriptor_of_another_process_is_appended_to(tmp_path: Path) -> None:
+def test_output_to_descriptor_of_other_process_appends(tmp_path: Path) -> None:
     file = tmp_path / "all.txt"
     file.write_bytes(b"before\n")
-    with open(file, "ab") as held:
+    with open(file, "ab") as open_file:
         child = os.fork()
         if not child:
-            write_to(f"/proc/{os.getppid()}/fd/{held.fileno()}", b"other\n")
+            write_to(f"/proc/{os.getppid()}/fd/{open_file.fileno()}", b"other\n")
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     assert file.read_bytes() == b"before\nother\n"
 
 
 @pytest.mark.parametrize("number", [78, 79])
-def test_a_closed_descriptor_is_refused(number: int, tmp_path: Path) -> None:
-    """One of our own files is not what `3>file` of the shell would be."""
+def test_output_rejects_closed_descriptor(number: int, tmp_path: Path) -> None:
+    """A descriptor that this process opened itself, which is not inheritable, counts as closed."""
     own = os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT)
     if number == 79:
         os.dup2(own, number, inheritable=False)
@@ -118,35 +119,34 @@ def test_a_closed_descriptor_is_refused(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["target", "other/target", "absolute", "second"])
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_its_target_is_replaced(target: str, there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_output_through_symlink_replaces_target(target: str, exists: bool, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "second").symlink_to("other/third")
-    leads = str(tmp_path / "other" / "absolute") if target == "absolute" else target
-    (tmp_path / "link").symlink_to(leads)
-    file = tmp_path / "link"
-    real = Path(os.path.realpath(file))
-    if there:
+    link, link_text = tmp_path / "link", str(tmp_path / "other" / "absolute") if target == "absolute" else target
+    link.symlink_to(link_text)
+    real = Path(os.path.realpath(link))
+    if exists:
         real.write_bytes(b"old")
-    before = real.stat().st_ino if there else None
-    with open_output(str(file)) as stream:
+    old_inode = real.stat().st_ino if exists else None
+    with open_output(str(link)) as stream:
         stream.write(b"new")
         stream.flush()
-        assert not there or real.read_bytes() == b"old"
-        assert there or not real.exists()
-    assert os.readlink(file) == leads and real.read_bytes() == b"new" and real.stat().st_ino != before
+        assert not exists or real.read_bytes() == b"old"
+        assert exists or not real.exists()
+    assert os.readlink(link) == link_text and real.read_bytes() == b"new" and real.stat().st_ino != old_inode
     assert not [path for path in tmp_path.rglob(".*")]
 
 
-def test_who_has_a_file_open_keeps_what_was_in_it(tmp_path: Path) -> None:
+def test_output_does_not_change_open_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
-    with open(file, "rb") as held:
+    with open(file, "rb") as open_file:
         write_to(file, b"new")
-        assert held.read() == b"old" and file.read_bytes() == b"new"
+        assert open_file.read() == b"old" and file.read_bytes() == b"new"
 
 
-def test_all_names_of_a_file_see_what_is_written(tmp_path: Path) -> None:
+def test_output_to_hard_link_updates_all_names(tmp_path: Path) -> None:
     file, other = tmp_path / "file", tmp_path / "other"
     file.write_bytes(b"old and long")
     other.hardlink_to(file)
@@ -161,8 +161,8 @@ def test_all_names_of_a_file_see_what_is_written(tmp_path: Path) -> None:
     assert other.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_where_only_the_content_can_be_replaced_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that cannot be written, as a user who is not root finds it; a file that is a mount point."""
+def test_output_overwrites_in_place_if_rename_is_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is read-only (simulated, because root can write everywhere), or the file is a mount point."""
     file = tmp_path / "file"
     file.write_bytes(b"old and long")
     with monkeypatch.context() as patch:
@@ -180,7 +180,7 @@ def test_where_only_the_content_can_be_replaced_it_is(tmp_path: Path, monkeypatc
     assert file.read_bytes() == b"newer" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_permissions_stay_and_a_protected_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_keeps_permissions_and_rejects_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
     file.chmod(0o640)
@@ -189,14 +189,14 @@ def test_permissions_stay_and_a_protected_file_is_refused(tmp_path: Path, monkey
         assert stat.S_IMODE(new.stat().st_mode) == 0o640
         stream.write(b"new")
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    monkeypatch.setattr(os, "access", lambda path, mode: path != file)  # as a user who is not root finds it
+    monkeypatch.setattr(os, "access", lambda path, mode: path != file)  # root can write every file
     with pytest.raises(UserError, match="file cannot be written: Permission denied"):
         write_to(file, b"x")
     assert file.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("name", ["loop", "folder", "file/x", "missing/x"])
-def test_what_cannot_be_written_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_output_error_names_the_path(name: str, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("pool")
     (tmp_path / "pool").symlink_to("loop")
     (tmp_path / "folder").mkdir()
@@ -208,44 +208,43 @@ def test_what_cannot_be_written_is_refused_by_name(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.gz"])
-def test_a_named_pipe_is_written_through(name: str, tmp_path: Path) -> None:
+def test_output_to_named_pipe(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    found = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / name).read_bytes()))
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / name).read_bytes()))
     reader.start()
     write_to(tmp_path / name, b"text")
     reader.join(20)
-    [text] = found
+    [text] = received
     assert (gzip.decompress(text) if name.endswith("gz") else text) == b"text"
     assert stat.S_ISFIFO((tmp_path / name).stat().st_mode)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
-def translating(**settings: str) -> TranslateRun:
-    """The settings of `nmt.translate` as it uses them."""
+def make_translate_run(**settings: str) -> TranslateRun:
+    """Return the settings of `nmt.translate` after its checks of files."""
     command = TranslateRun("runs/mine", **settings)
     check_file_arguments(command, ("input", "target", "prefix"), ("output", "alignments"))
     return command
 
 
-def aligning(**settings: str) -> AlignRun:
-    """The settings of `nmt.align` as it uses them."""
+def make_align_run(**settings: str) -> AlignRun:
+    """Return the settings of `nmt.align` after its checks of files."""
     command = AlignRun("runs/mine", **settings)
     check_file_arguments(command, ("source", "target", "gold"), ("output",))
     return command
 
 
-def test_a_dash_is_a_standard_stream(tmp_path: Path) -> None:
-    command = translating()
+def test_dash_means_standard_stream(tmp_path: Path) -> None:
+    command = make_translate_run()
     assert (command.input, command.output) == ("/dev/stdin", "/dev/stdout")
-    command = translating(input="in", prefix="-", output="out", alignments="-")
+    command = make_translate_run(input="in", prefix="-", output="out", alignments="-")
     assert (command.prefix, command.alignments) == ("/dev/stdin", "/dev/stdout")
-    command = translating(mode="score", input="in", target="-")
+    command = make_translate_run(mode="score", input="in", target="-")
     assert command.target == "/dev/stdin"
-    for key in ("source", "target"):
-        other = {"source": "target", "target": "source"}[key]
-        assert getattr(aligning(**{key: "-", other: "in"}), key) == "/dev/stdin"
-    assert aligning(gold="-").gold == "/dev/stdin"
+    assert make_align_run(source="-", target="in").source == "/dev/stdin"
+    assert make_align_run(target="-", source="in").target == "/dev/stdin"
+    assert make_align_run(gold="-").gold == "/dev/stdin"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +262,7 @@ def test_a_dash_is_a_standard_stream(tmp_path: Path) -> None:
         {"input": "in", "output": "new", "alignments": "./new"},
     ],
 )
-def test_a_stream_is_not_for_two_settings(
+def test_two_settings_cannot_share_a_stream(
     settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -271,33 +270,33 @@ def test_a_stream_is_not_for_two_settings(
     Path("hard").hardlink_to("file")
     Path("soft").symlink_to("file")
     with pytest.raises(UserError, match="is the same file as .*; give another one"):
-        translating(**settings)
+        make_translate_run(**settings)
 
 
-def test_the_message_names_both_settings() -> None:
+def test_shared_file_error_names_both_settings() -> None:
     for settings, message in (
         ({"input": "a", "output": "./a"}, "output=./a is the same file as input=a"),
         ({"output": "a", "alignments": "a"}, "alignments=a is the same file as output=a"),
     ):
         with pytest.raises(UserError, match=message):
-            translating(**settings)
+            make_translate_run(**settings)
     with pytest.raises(UserError, match="output=b is the same file as target=b"):
-        aligning(source="a", target="b", output="b")
+        make_align_run(source="a", target="b", output="b")
 
 
-def test_what_is_read_is_not_what_standard_output_replaces(tmp_path: Path) -> None:
+def test_input_cannot_be_the_file_behind_standard_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x\n")
     with as_descriptor(1, tmp_path / "file", os.O_APPEND):
         assert get_file_identity("/dev/stdout") == get_file_identity(str(tmp_path / "file"))
         for settings in ({"input": str(tmp_path / "file")}, {"alignments": str(tmp_path / "file")}):
             with pytest.raises(UserError, match="is the same file as"):
-                translating(**settings)
-    translating(output="/dev/null", alignments="/dev/null")
+                make_translate_run(**settings)
+    make_translate_run(output="/dev/null", alignments="/dev/null")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-class Parts(io.RawIOBase):
-    """A file that gives what there is in these parts."""
+class ScriptedReads(io.RawIOBase):
+    """A file whose content arrives in the given parts."""
 
     def __init__(self, parts: list[bytes]) -> None:
         self.parts = [part for part in parts if part]
@@ -315,35 +314,39 @@ class Parts(io.RawIOBase):
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\r\n", b"\xef\xbb\xbf", b"\xef", b"\xbb\xbf", b" "])))
-def test_lines_do_not_depend_on_how_they_arrive(parts: list[bytes]) -> None:
+def test_line_reader_is_independent_of_read_sizes(parts: list[bytes]) -> None:
     text = b"".join(parts)
-    reader = LineReader(io.BufferedReader(Parts(parts)), "x")
+    reader = LineReader(io.BufferedReader(ScriptedReads(parts)), "x")
     whole = list(LineReader(io.BufferedReader(io.BytesIO(text)), "x"))
     assert list(reader) == whole and reader.count == len(whole)
-    ended = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    assert whole == [line.removesuffix(b"\r") for line in ended[:-1]] + [line for line in ended[-1:] if line]
+    *lines, last = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    assert whole == [line.removesuffix(b"\r") for line in lines] + ([last] if last else [])
 
 
-def test_what_has_arrived_is_a_chunk() -> None:
-    ours, theirs = os.pipe()
-    with open(ours, "rb") as file, open(theirs, "wb", buffering=0) as pipe:
+def test_read_chunks_yields_lines_received_so_far() -> None:
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb") as file, open(write_end, "wb", buffering=0) as pipe:
         reader = LineReader(file, "pipe")
-        rows = read_chunks(((line.decode(),) for line in reader), reader.has_more)
-        for text, found in ((b"one\n", ["one"]), (b"two\r\nthree\nfo", ["two", "three"]), (b"ur\n\n", ["four", ""])):
+        chunks = read_chunks(((line.decode(),) for line in reader), reader.has_more)
+        for text, expected in (
+            (b"one\n", ["one"]),
+            (b"two\r\nthree\nfo", ["two", "three"]),
+            (b"ur\n\n", ["four", ""]),
+        ):
             pipe.write(text)
-            assert next(rows) == [(line,) for line in found]
+            assert next(chunks) == [(line,) for line in expected]
         pipe.write(b"last")
         assert reader.count == 5
         pipe.close()
-        assert [*rows] == [[("last",)]]
+        assert list(chunks) == [[("last",)]]
 
 
-def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
-    ours, theirs = os.pipe()
+def test_read_chunks_sizes_for_fast_and_slow_pipes() -> None:
+    read_end, write_end = os.pipe()
     text = b"".join(b"%d\n" % number for number in range(20_000))
 
     def feed() -> None:
-        with open(theirs, "wb") as pipe:
+        with open(write_end, "wb") as pipe:
             pipe.write(text)
             for number in range(100):
                 time.sleep(0.01)
@@ -351,34 +354,37 @@ def test_a_fast_pipe_gives_large_chunks_and_a_slow_one_soon() -> None:
                 pipe.flush()
 
     threading.Thread(target=feed).start()
-    with open(ours, "rb") as file:
+    with open(read_end, "rb") as file:
         reader = LineReader(file, "pipe")
-        found = list(read_chunks(((line.decode(),) for line in reader), reader.has_more))
-    assert [len(chunk) for chunk in found[:4]] == [4096] * 4
-    assert len(found) > 5 and sum(map(len, found)) == 20_100
-    assert b"".join(row.encode() + b"\n" for [row] in itertools.chain(*found)).startswith(text)
+        chunks = list(read_chunks(((line.decode(),) for line in reader), reader.has_more))
+    assert [len(chunk) for chunk in chunks[:4]] == [4096] * 4
+    assert len(chunks) > 5 and sum(map(len, chunks)) == 20_100
+    assert b"".join(row.encode() + b"\n" for [row] in itertools.chain(*chunks)).startswith(text)
 
 
-def test_long_lines_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_chunks_limits_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.runtime.text_io.MAX_CHUNK_CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
     assert [len(chunk) for chunk in read_chunks(rows, lambda since: True)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["x", "x.gz", "x.zst", "/dev/zero"])
-def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_reject_endless_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 100_000)
     path = tmp_path / name
     content = b"a line\n" + b"x" * 100_000 + b"\n"
 
-    def write(text: bytes) -> None:
-        packed = {".gz": gzip.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
-        path.write_bytes(packed.get(path.suffix, bytes)(text))
+    def write_compressed(text: bytes) -> None:
+        if path.suffix == ".gz":
+            text = gzip.compress(text)
+        elif path.suffix == ".zst":
+            text = pa.compress(text, "zstd", asbytes=True)
+        path.write_bytes(text)
 
     if name != "/dev/zero":
-        write(content)
+        write_compressed(content)
         assert [len(line) for line in TextInput(str(path))] == [6, 100_000]
-        write(content[:-1] + b"x" * 10**7)
+        write_compressed(content[:-1] + b"x" * 10**7)
     other = tmp_path / f"other{path.suffix}"
     other.symlink_to(path)
     number = 1 if name == "/dev/zero" else 2
@@ -387,32 +393,38 @@ def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: p
         list(TextInput(str(path)))
     readers = (
         read_text_pairs,
-        lambda left, _: read_tsv_pairs(left, "1", "2"),
-        lambda left, _: read_jsonl_pairs(left, "a", "b"),
+        lambda source, _: read_tsv_pairs(source, "1", "2"),
+        lambda source, _: read_jsonl_pairs(source, "a", "b"),
     )
     for reader in readers:
         with pytest.raises(UserError, match=message):
             list(reader(path, other))
 
 
-def test_a_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
+def test_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"ab . " * 2_000_000)
     with open_decompressed(tmp_path / "x") as file:
         [line] = LineReader(file, "x")
     pieces = ["▁ab", "▁."] * 2_000_000
-    began = time.process_time()
+    start = time.process_time()
     parts = split_long_line(list(range(len(pieces))), pieces, 100)
-    assert time.process_time() - began < 20  # quadratic copies took minutes
+    assert time.process_time() - start < 20  # quadratic copying took minutes
     assert len(line) == 10_000_000 and sum(map(len, parts)) == len(pieces) and max(map(len, parts)) <= 100
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
+def run_interruptible(*arguments: Any) -> None:
+    """Run a command with the default action of SIGINT, which is ignored where the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_in_folder(*arguments)
+
+
 @contextmanager
-def started(folder: Path, stdin: Path, stdout: Path, command: str, *arguments: str) -> Iterator[CONTEXT.Process]:
-    """A command with these files, pipes or terminals as standard input and output; standard error goes to `err`."""
+def start_command(folder: Path, stdin: Path, stdout: Path, command: str, *arguments: str) -> Iterator[CONTEXT.Process]:
+    """Start a command with files, pipes or terminals as standard input and output. Standard error goes to `err`."""
     streams = [stdin, stdout, folder / "err"]
     process = CONTEXT.Process(
-        target=run_in_folder, args=(folder, command_environment(folder), streams, command, *arguments)
+        target=run_interruptible, args=(folder, command_environment(folder), streams, command, *arguments)
     )
     process.start()
     try:
@@ -425,7 +437,7 @@ def started(folder: Path, stdin: Path, stdout: Path, command: str, *arguments: s
 
 @pytest.fixture
 def pipes(home: Path) -> Iterator[Path]:
-    """Named pipes in the folder of the run."""
+    """Create named pipes in the `home` folder, and return the folder."""
     names = ("stdin", "stdout", "prefix", "links.jsonl")
     for name in names:
         (home / name).unlink(missing_ok=True)
@@ -435,8 +447,8 @@ def pipes(home: Path) -> Iterator[Path]:
         (home / name).unlink()
 
 
-def answer(file: int, lines: int) -> bytes:
-    """So many lines of what comes next."""
+def read_lines(file: int, lines: int) -> bytes:
+    """Read until there are `lines` lines."""
     text = b""
     while text.count(b"\n") < lines:
         assert select.select([file], [], [], 60)[0], text
@@ -450,121 +462,122 @@ LINES = [b"Die Frau liest ein Buch .\n", b"\r\n", b"Der Hund schl\xc3\xa4ft .\r\
 
 
 @pytest.mark.parametrize("format", ["text", "jsonl", "links"])
-def test_a_program_may_wait_for_each_translation(format: str, pipes: Path) -> None:
-    at_once = run_ok("translate", *FAST, f"format={format}", "alignments=at_once", folder=pipes, text=b"".join(LINES))
+def test_translate_answers_each_line_over_pipes(format: str, pipes: Path) -> None:
+    expected = run_ok("translate", *FAST, f"format={format}", "alignments=at_once", folder=pipes, text=b"".join(LINES))
     settings = (*FAST, f"format={format}", "alignments=one_by_one", "input=-", "output=-")
     with (
-        started(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
-        open(pipes / "stdin", "wb", buffering=0) as text,
-        open(pipes / "stdout", "rb", buffering=0) as found,
+        start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
+        open(pipes / "stdin", "wb", buffering=0) as stdin,
+        open(pipes / "stdout", "rb", buffering=0) as stdout,
     ):
-        said = b""
+        output = b""
         for line in LINES[:-1]:
-            text.write(line[:2])
-            text.write(line[2:])
-            said += answer(found.fileno(), line.count(b"\n") * (2 if format == "links" else 1))
-        text.write(LINES[-1])
-        text.close()
-        said += found.read()
-    rounded = [re.sub(r'("(?:ranking_)?score": -\d+\.\d{3})\d*', r"\1", shown) for shown in (said.decode(), at_once)]
-    assert process.exitcode == 0 and rounded[0] == rounded[1]
+            stdin.write(line[:2])
+            stdin.write(line[2:])
+            output += read_lines(stdout.fileno(), line.count(b"\n") * (2 if format == "links" else 1))
+        stdin.write(LINES[-1])
+        stdin.close()
+        output += stdout.read()
+
+    def round_scores(text: str) -> str:
+        return re.sub(r'("(?:ranking_)?score": -\d+\.\d{3})\d*', r"\1", text)
+
+    assert process.exitcode == 0 and round_scores(output.decode()) == round_scores(expected)
     assert (pipes / "one_by_one").read_bytes() == (pipes / "at_once").read_bytes()
 
 
-def test_all_streams_of_a_command_may_be_pipes(pipes: Path) -> None:
-    """A line, how its translation begins, and its alignment, one after the other."""
+def test_translate_with_all_files_as_pipes(pipes: Path) -> None:
     settings = (*FAST, "prefix=prefix", "alignments=links.jsonl")
-    with started(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process:
-        text, found = os.open(pipes / "stdin", os.O_WRONLY), os.open(pipes / "stdout", os.O_RDONLY)
-        os.write(text, b"Der Hund .\n")
-        links, begun = os.open(pipes / "links.jsonl", os.O_RDONLY), os.open(pipes / "prefix", os.O_WRONLY)
+    with start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process:
+        stdin, stdout = os.open(pipes / "stdin", os.O_WRONLY), os.open(pipes / "stdout", os.O_RDONLY)
+        os.write(stdin, b"Der Hund .\n")
+        alignments, prefixes = os.open(pipes / "links.jsonl", os.O_RDONLY), os.open(pipes / "prefix", os.O_WRONLY)
         for word in ("The", "A"):
             if word == "A":
-                os.write(text, b"Der Hund .\n")
-            os.write(begun, f"{word}\n".encode())
-            assert answer(found, 1).decode().startswith(word)
-            assert json.loads(answer(links, 1))["target_words"][0].startswith(word)
-        for file in (text, begun, found, links):
+                os.write(stdin, b"Der Hund .\n")
+            os.write(prefixes, f"{word}\n".encode())
+            assert read_lines(stdout, 1).decode().startswith(word)
+            assert json.loads(read_lines(alignments, 1))["target_words"][0].startswith(word)
+        for file in (stdin, prefixes, stdout, alignments):
             os.close(file)
     assert process.exitcode == 0
 
 
-def test_scores_come_one_by_one_too(pipes: Path) -> None:
-    (pipes / "same").write_bytes(b"The dog .\n" * 2)
-    settings = ("checkpoint=runs/mine", "mode=score", "input=-", "target=same", "precision=fp32")
+def test_scoring_answers_each_line_over_pipes(pipes: Path) -> None:
+    (pipes / "targets").write_bytes(b"The dog .\n" * 2)
+    settings = ("checkpoint=runs/mine", "mode=score", "input=-", "target=targets", "precision=fp32")
     with (
-        started(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
-        open(pipes / "stdin", "wb", buffering=0) as text,
-        open(pipes / "stdout", "rb", buffering=0) as found,
+        start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
+        open(pipes / "stdin", "wb", buffering=0) as stdin,
+        open(pipes / "stdout", "rb", buffering=0) as stdout,
     ):
         scores = []
         for _ in range(2):
-            text.write(b"Der Hund .\n")
-            scores.append(float(answer(found.fileno(), 1)))
+            stdin.write(b"Der Hund .\n")
+            scores.append(float(read_lines(stdout.fileno(), 1)))
     assert process.exitcode == 0 and scores[0] == scores[1] < 0
 
 
-def test_lines_typed_at_a_terminal_are_translated_where_the_output_goes_elsewhere(pipes: Path) -> None:
-    ours, theirs = pty.openpty()
-    with started(pipes, Path(os.ttyname(theirs)), pipes / "stdout", "translate", *FAST) as process:
-        found = os.open(pipes / "stdout", os.O_RDONLY)
+def test_translate_reads_terminal_and_writes_pipe(pipes: Path) -> None:
+    terminal, child_end = pty.openpty()
+    with start_command(pipes, Path(os.ttyname(child_end)), pipes / "stdout", "translate", *FAST) as process:
+        stdout = os.open(pipes / "stdout", os.O_RDONLY)
         for _ in range(2):
-            os.write(ours, b"Der Hund .\n")
-            answer(found, 1)
-        os.write(ours, b"\x04")
-        assert os.read(found, 10) == b""
+            os.write(terminal, b"Der Hund .\n")
+            read_lines(stdout, 1)
+        os.write(terminal, b"\x04")
+        assert os.read(stdout, 10) == b""
     assert process.exitcode == 0
-    for file in (ours, theirs, found):
+    for file in (terminal, child_end, stdout):
         os.close(file)
 
 
 def test_align_reads_and_writes_standard_streams(home: Path, corpus: Path) -> None:
-    sources, target = (corpus / "test.de").read_bytes(), corpus / "test.en"
-    piped = run_ok("align", "checkpoint=runs/mine", "source=-", f"target={target}", folder=home, text=sources)
-    given = run_ok(
-        "align", "checkpoint=runs/mine", f"source={corpus}/test.de", f"target={target}", "output=-", folder=home
-    )
-    assert piped == given and piped.count("\n") == 30
-    (home / "gold").write_text("\n" * 30)
+    source, target = corpus / "test.de", f"target={corpus / 'test.en'}"
+    piped = run_ok("align", "checkpoint=runs/mine", "source=-", target, folder=home, text=source.read_bytes())
+    from_files = run_ok("align", "checkpoint=runs/mine", f"source={source}", target, "output=-", folder=home)
+    assert piped == from_files and piped.count("\n") == 30
     gold = ("gold=-", "output=links")
     assert "aer" in run_ok("align", "checkpoint=runs/mine", *gold, folder=home, text=b"0-0\n" * 30)
     message = run_error("align", "checkpoint=runs/mine", "source=-", "target=-", folder=home, text=b"x\n")
     assert "target=- is the same file as source=-" in message
 
 
-def test_output_is_appended_where_the_shell_appends(home: Path) -> None:
+def test_translate_output_appends_after_shell_redirect(home: Path) -> None:
     (home / "all.txt").write_bytes(b"before\n")
     command = f"{sys.executable} -m nmt.translate {' '.join(FAST)}"
-    line = f"cd '{home}' && echo 'Der Hund .' | {command} output=/dev/stdout >> all.txt"
-    assert os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", line], command_environment(home)) == 0
-    found = (home / "all.txt").read_bytes()
-    assert found.startswith(b"before\n") and found.count(b"\n") == 2
+    script = f"cd '{home}' && echo 'Der Hund .' | {command} output=/dev/stdout >> all.txt"
+    assert os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", script], command_environment(home)) == 0
+    content = (home / "all.txt").read_bytes()
+    assert content.startswith(b"before\n") and content.count(b"\n") == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_what_is_translated(number: signal.Signals, pipes: Path) -> None:
-    lines = "".join(f"{i} Der Hund schläft .\n" for i in range(6000)).encode()
-    whole = run_ok("translate", *FAST, folder=pipes, text=lines)
+def test_signal_keeps_finished_translations(number: signal.Signals, pipes: Path) -> None:
+    text = "".join(f"{i} Der Hund schläft .\n" for i in range(6000)).encode()
+    expected = run_ok("translate", *FAST, folder=pipes, text=text)
     with (
-        started(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process,
-        open(pipes / "stdin", "wb", buffering=0) as text,
-        open(pipes / "stdout", "rb", buffering=0) as found,
+        start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process,
+        open(pipes / "stdin", "wb", buffering=0) as stdin,
+        open(pipes / "stdout", "rb", buffering=0) as stdout,
     ):
-        text.write(lines[: 10 * len(lines) // 6000])
-        said = answer(found.fileno(), 1)
-        feeder = threading.Thread(target=feed, args=(text, lines[10 * len(lines) // 6000 :]))
+        first_part = 10 * len(text) // 6000
+        stdin.write(text[:first_part])
+        output = read_lines(stdout.fileno(), 1)
+        feeder = threading.Thread(target=feed, args=(stdin, text[first_part:]))
         feeder.start()
         time.sleep(0.7)
         os.kill(process.pid, number)
-        said += found.read()
+        output += stdout.read()
         process.join(60)
         feeder.join(60)
     assert process.exitcode == 128 + number
-    assert whole.encode().startswith(said) and said.endswith(b"\n")
-    [message] = re.findall(r"stopped: ([\d,]+) lines? translated; ([\d,]+) lines? read", (pipes / "err").read_text())
-    assert int(message[0].replace(",", "")) == said.count(b"\n") < 6000
-    assert 0 <= int(message[1].replace(",", "")) <= 6000 - said.count(b"\n")
+    assert expected.encode().startswith(output) and output.endswith(b"\n")
+    [counts] = re.findall(r"stopped: ([\d,]+) lines? translated; ([\d,]+) lines? read", (pipes / "err").read_text())
+    translated, untranslated = (int(count.replace(",", "")) for count in counts)
+    assert translated == output.count(b"\n") < 6000
+    assert 0 <= untranslated <= 6000 - output.count(b"\n")
 
 
 def feed(file: io.RawIOBase, text: bytes) -> None:
@@ -575,41 +588,38 @@ def feed(file: io.RawIOBase, text: bytes) -> None:
         pass
 
 
-def test_a_signal_while_waiting_for_a_line_loses_nothing(pipes: Path) -> None:
-    with started(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process:
-        text, found = os.open(pipes / "stdin", os.O_WRONLY), os.open(pipes / "stdout", os.O_RDONLY)
-        os.write(text, b"Der Hund .\nno end")
-        answer(found, 1)
+def test_signal_while_waiting_for_input_loses_nothing(pipes: Path) -> None:
+    with start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process:
+        stdin, stdout = os.open(pipes / "stdin", os.O_WRONLY), os.open(pipes / "stdout", os.O_RDONLY)
+        os.write(stdin, b"Der Hund .\nno end")
+        read_lines(stdout, 1)
         os.kill(process.pid, signal.SIGINT)
-        assert os.read(found, 100) == b""
+        assert os.read(stdout, 100) == b""
         process.join(60)
-    os.close(text)
-    os.close(found)
-    said = (pipes / "err").read_text()
-    assert process.exitcode == 130 and "stopped: 1 line translated; 1 line read but not translated" in said
-    assert "Traceback" not in said
+    os.close(stdin)
+    os.close(stdout)
+    errors = (pipes / "err").read_text()
+    assert process.exitcode == 130 and "stopped: 1 line translated; 1 line read but not translated" in errors
+    assert "Traceback" not in errors
 
 
 # -------------------------------------------------------------------------------------------------------------- locale
-def in_ascii(folder: Path, command: str, *arguments: str) -> None:
-    """A command that finds streams that are ASCII, as PYTHONIOENCODING=ascii makes them."""
-    run = run_program
+def run_with_ascii_streams(folder: Path, command: str, *arguments: str) -> None:
+    """Run a command with ASCII as the encoding of its standard streams, as with PYTHONIOENCODING=ascii."""
+    run_program = builders.run_program
 
-    def ascii_program(*given: str) -> None:
+    def set_encoding_and_run(*arguments: str) -> None:
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             stream.reconfigure(encoding="ascii", errors="strict")  # type: ignore[union-attr]
-        run(*given)
+        run_program(*arguments)
 
-    import conftest
-
-    conftest.program = ascii_program
-    run_in_folder(
-        folder, command_environment(folder), [Path(os.devnull), folder / "out", folder / "err"], command, *arguments
-    )
+    builders.run_program = set_encoding_and_run  # called by run_in_folder, in this process alone
+    streams = [Path(os.devnull), folder / "out", folder / "err"]
+    run_in_folder(folder, command_environment(folder), streams, command, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "code", "shown"),
+    ("command", "arguments", "code", "pattern"),
     [
         ("evaluate", ("checkpoint=runs/mine", "search.beam=1", "search.max_length=9", "pictures=0"), 0, "ä"),
         ("evaluate", ("--help",), 0, "±|ä|a run"),
@@ -621,20 +631,20 @@ def in_ascii(folder: Path, command: str, *arguments: str) -> None:
         ("translate", ("checkpoint=runs/mine", "input=umlaut", "format=jsonl", "search.max_length=9"), 0, "schläft"),
     ],
 )
-def test_nothing_depends_on_the_encoding_of_streams(
-    command: str, arguments: tuple[str, ...], code: int, shown: str, home: Path
+def test_commands_are_independent_of_stream_encoding(
+    command: str, arguments: tuple[str, ...], code: int, pattern: str, home: Path
 ) -> None:
     (home / "umlaut").write_text("Der Hund schläft .\n", encoding="utf-8")
-    process = CONTEXT.Process(target=in_ascii, args=(home, command, *arguments))
+    process = CONTEXT.Process(target=run_with_ascii_streams, args=(home, command, *arguments))
     process.start()
     process.join(200)
     out, err = ((home / name).read_bytes().decode() for name in ("out", "err"))
     assert process.exitcode == code and "Traceback" not in err, err
-    assert re.search(shown, err if code else out)
+    assert re.search(pattern, err if code else out)
 
 
-def test_nothing_depends_on_the_locale(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, arguments, files and output, where Python takes the locale's encoding for all of them."""
+def test_commands_are_independent_of_locale(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, arguments, files and output are UTF-8 even where Python would use the locale's encoding."""
     folder = tmp_path / "größe"
     folder.mkdir()
     for path in corpus.glob("*.??"):
