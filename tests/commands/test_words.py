@@ -1,4 +1,4 @@
-"""Words of scripts without spaces, BLEU's tokenizer by script, and all commands on a small corpus for each script."""
+"""Word segmentation of scripts without spaces, BLEU's tokenizer by script, and all commands on such text."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
 from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
-from nmt.data import words as module
+from nmt.data import words as words_module
 from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
 from nmt.data.words import detect_script, join_sentences, segment_words, segmenter_name, split_words
 from nmt.errors import UserError
@@ -31,7 +31,7 @@ from nmt.train import warn_of_unspaced_text
 
 JAPANESE = "char" if find_tokenizer_problem("ja-mecab") else "ja-mecab"
 
-# A sentence of each language: {n} does {v} with {k} of {o} today.
+# For each language a sentence pattern with {n} noun, {v} verb, {k} number and {o} object, and words for n, v and o.
 LANGUAGES = {
     "en": ("The {n} {v} {k} {o} today.", "dog cat bird teacher", "sees buys likes", "books boats houses"),
     "zh": ("{n}今天{v}{k}本{o}。", "狗 猫 鸟 老师", "看见 买 喜欢", "书 船 房子"),
@@ -43,30 +43,31 @@ LANGUAGES = {
 UNSPACED = ("zh", "ja", "th")
 
 
-def sentence(language: str, numbers: tuple[int, int, int, int]) -> str:
-    form, nouns, verbs, objects = LANGUAGES[language]
+def make_sentence(language: str, numbers: tuple[int, int, int, int]) -> str:
+    """Make a sentence from the indices of noun and verb, a number, and the index of the object."""
+    pattern, nouns, verbs, objects = LANGUAGES[language]
     n, v, k, o = numbers
-    text = form.format(n=nouns.split()[n], v=verbs.split()[v], k=k, o=objects.split()[o])
+    text = pattern.format(n=nouns.split()[n], v=verbs.split()[v], k=k, o=objects.split()[o])
     return text.replace("_", " ")
 
 
 def write_language(folder: Path, language: str) -> Path:
-    """DIR/{train,valid,test}.{en,language}."""
+    """Write {train,valid,test}.{en,language}."""
     numbers = [(n, v, k, o) for n in range(4) for v in range(3) for k in range(2, 10) for o in range(3)]
     random.Random(1).shuffle(numbers)
     splits = {"train": numbers[:248] * 2, "valid": numbers[248:268], "test": numbers[268:]}
     for split, part in splits.items():
         for side in ("en", language):
-            text = "".join(sentence(side, one) + "\n" for one in part)
+            text = "".join(make_sentence(side, indices) + "\n" for indices in part)
             (folder / f"{split}.{side}").write_text(text, encoding="utf-8")
     return folder
 
 
 # ----------------------------------------------------------------------------------------------------- words of a text
 @pytest.fixture
-def characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the extra `cjk` is not installed."""
-    monkeypatch.setattr(module, "get_word_breaker", lambda: None)
+def no_segmenter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the segmenter, as if the extra `cjk` were not installed."""
+    monkeypatch.setattr(words_module, "get_word_breaker", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def characters(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", ""),
     ],
 )
-def test_characters_are_words_where_no_segmenter_is(line: str, expected: str, characters: None) -> None:
+def test_segment_words_by_characters_without_segmenter(line: str, expected: str, no_segmenter: None) -> None:
     assert segment_words(line) == expected.split(" ") * bool(expected)
     assert segmenter_name() == "characters"
 
@@ -108,56 +109,56 @@ def test_characters_are_words_where_no_segmenter_is(line: str, expected: str, ch
         ("대한민국(大韓民國)은 좋다.", "대한민국(大韓民國)은 좋다."),
     ],
 )
-def test_words_by_icu(line: str, expected: str) -> None:
+def test_segment_words_by_icu(line: str, expected: str) -> None:
     pytest.importorskip("icu4py")
     assert segment_words(line) == expected.split(" ")
     assert segmenter_name().startswith("icu-")
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda text: " " not in text)))
-def test_words_make_the_text_again(parts: list[str]) -> None:
-    found = split_words(parts)
-    assert ["".join(part) for part in found] == parts and all(all(part) for part in found)
+def test_split_words_round_trip(parts: list[str]) -> None:
+    words = split_words(parts)
+    assert ["".join(part) for part in words] == parts and all(all(part) for part in words)
 
 
 @given(st.text(st.characters(max_codepoint=0xDFF)))
-def test_other_text_is_divided_at_white_space_alone(line: str) -> None:
+def test_segment_words_splits_other_scripts_at_whitespace(line: str) -> None:
     assert segment_words(line) == line.split()
 
 
 # ----------------------------------------------------------------------------------------------------- words of pieces
-def test_pieces_belong_to_the_word_in_which_they_begin(characters: None) -> None:
+def test_group_by_words_assigns_pieces_to_word_of_their_start(no_segmenter: None) -> None:
     assert group_by_words(["▁", "狗", "看见", "3.5", "本", "。", "▁ok", "</s>"]) == (
         ["狗", "看见", "3.5", "本", "。", "ok"],
         [0, 0, 1, 2, 3, 4, 5, -1],
     )
-    bytes_of = [f"<0x{byte:02X}>" for byte in "狗看".encode()]
-    assert group_by_words(["▁", *bytes_of]) == (["狗", "看"], [0, 0, 0, 0, 1, 1, 1])
-    assert group_by_words(["▁狗", "<0xE7>", "看"]) == (["狗", "\ufffd", "看"], [0, 1, 2])  # a byte that is no text
+    byte_pieces = [f"<0x{byte:02X}>" for byte in "狗看".encode()]
+    assert group_by_words(["▁", *byte_pieces]) == (["狗", "看"], [0, 0, 0, 0, 1, 1, 1])
+    assert group_by_words(["▁狗", "<0xE7>", "看"]) == (["狗", "\ufffd", "看"], [0, 1, 2])  # a byte that is not UTF-8
     assert group_by_words(["▁狗看 见", "猫"]) == group_by_spaces(["▁狗看 见", "猫"])  # a space within a piece
     assert group_by_words(["▁Ein", "▁Hu", "nd", "</s>"]) == group_by_spaces(["▁Ein", "▁Hu", "nd", "</s>"])
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
-def test_no_piece_spans_two_words_that_are_given(kind: str, normalization: str) -> None:
+def test_encode_words_keeps_word_boundaries(kind: str, normalization: str) -> None:
     lines = [f"狗今天看见{n}本红书。" for n in range(300)] + [f"猫买{n}只鸟。" for n in range(300)]
     config = TokenizerConfig(type=kind, vocab_size=310, normalization=normalization)
     side = train_tokenizer(lines, lines, config).source
-    given = ["狗", "今天", "看见", "鯨", "3", "本"]
-    [ids], [owners] = side.encode_words([["猫", JOIN_MARKER.join(given), "ok"]], joined=True)
-    texts = [side.decode([i for i, owner in zip(ids, owners, strict=True) if owner == n]) for n in range(8)]
-    assert texts == ["猫", *given, "ok"] and owners == sorted(owners)
-    assert side.decode(ids) == " ".join(["猫", "".join(given), "ok"])
+    words = ["狗", "今天", "看见", "鯨", "3", "本"]
+    [ids], [indices] = side.encode_words([["猫", JOIN_MARKER.join(words), "ok"]], joined=True)
+    texts = [side.decode([i for i, index in zip(ids, indices, strict=True) if index == n]) for n in range(8)]
+    assert texts == ["猫", *words, "ok"] and indices == sorted(indices)
+    assert side.decode(ids) == " ".join(["猫", "".join(words), "ok"])
 
 
-def test_parts_of_a_long_line_are_joined_as_the_script_does() -> None:
+def test_join_sentences_adds_space_only_between_spaced_scripts() -> None:
     assert join_sentences(["狗看见书。", "", "猫买船。"]) == "狗看见书。猫买船。"
     assert join_sentences(["A dog.", "", "A cat."]) == "A dog. A cat." and join_sentences([]) == ""
     assert join_sentences(["วันนี้", "แมว"]) == "วันนี้ แมว"
 
 
-def test_a_tokenizer_of_words_on_text_without_spaces_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_word_tokenizer_on_unspaced_text_warns(caplog: pytest.LogCaptureFixture) -> None:
     run = TrainRun(tokenizer=TokenizerConfig(type="word"))
     warn_of_unspaced_text(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
     assert "the target text has few spaces" in caplog.text and "source" not in caplog.text
@@ -167,7 +168,7 @@ def test_a_tokenizer_of_words_on_text_without_spaces_warns(caplog: pytest.LogCap
     assert not caplog.text
 
 
-def test_a_page_has_no_spaces_that_the_text_has_not() -> None:
+def test_find_glued_words() -> None:
     assert find_glued_words("狗看见3本书。 ok", ["狗", "看见", "3", "本", "书", "。", "ok"]) == [1, 2, 3, 4, 5]
     assert find_glued_words("a a  b", ["a", "a", "b"]) == find_glued_words("x", ["<unk>", "y"]) == []
 
@@ -196,53 +197,58 @@ def test_a_page_has_no_spaces_that_the_text_has_not() -> None:
         ([], None, "13a"),
     ],
 )
-def test_the_tokenizer_follows_the_script(references: list[str], script: str | None, tokenizer: str) -> None:
+def test_choose_tokenizer_by_script(references: list[str], script: str | None, tokenizer: str) -> None:
     assert detect_script(references) == script and choose_tokenizer("auto", references) == tokenizer
     if references:
         assert f"tok:{tokenizer}" in compute_scores(references, references)["signatures"]["bleu"]
 
 
-def test_all_tokenizers_of_sacrebleu_are_choices() -> None:
+def test_bleu_tokenizers_are_those_of_sacrebleu() -> None:
     assert set(BLEU_TOKENIZERS) == {"auto", *BLEU.TOKENIZERS}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_scores_tell_good_translations_from_bad_ones(language: str) -> None:
-    references = [
-        sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 3) for o in range(3)
-    ]
-    near = [sentence(language, (n, v, k, o)) for n in range(4) for v in range(3) for k in (2, 9) for o in range(3)]
-    same, other, none = (compute_scores(texts, references) for texts in (references, near, ["x"] * len(references)))
-    assert same["bleu"] == pytest.approx(100) and same["ter"] == 0
-    assert 20 < other["bleu"] < 95 and 1 < other["ter"] < 20
-    assert none["bleu"] < 1 and none["ter"] >= 90
-    assert ("tok:tercom|" in same["signatures"]["ter"]) == (language not in UNSPACED)
-    assert bleu(near, references) == other["bleu"]
-    found, signatures = paired_bootstrap({"a": references, "b": near}, references)
-    assert found["b"]["bleu"].score == pytest.approx(other["bleu"]) and found["b"]["bleu"].p_value < 0.05
-    assert found["b"]["ter"].score == pytest.approx(other["ter"])
-    assert same["signatures"]["bleu"].split("tok:")[1] == signatures["bleu"].split("tok:")[1]
+def test_scores_of_identical_similar_and_wrong_translations(language: str) -> None:
+    def make_sentences(counts: tuple[int, int]) -> list[str]:
+        indices = [(n, v, k, o) for n in range(4) for v in range(3) for k in counts for o in range(3)]
+        return [make_sentence(language, numbers) for numbers in indices]
+
+    references, similar = make_sentences((2, 3)), make_sentences((2, 9))
+    wrong = ["x"] * len(references)
+    identical_scores, similar_scores, wrong_scores = (
+        compute_scores(texts, references) for texts in (references, similar, wrong)
+    )
+    assert identical_scores["bleu"] == pytest.approx(100) and identical_scores["ter"] == 0
+    assert 20 < similar_scores["bleu"] < 95 and 1 < similar_scores["ter"] < 20
+    assert wrong_scores["bleu"] < 1 and wrong_scores["ter"] >= 90
+    assert ("tok:tercom|" in identical_scores["signatures"]["ter"]) == (language not in UNSPACED)
+    assert bleu(similar, references) == similar_scores["bleu"]
+    comparison, signatures = paired_bootstrap({"a": references, "b": similar}, references)
+    assert comparison["b"]["bleu"].score == pytest.approx(similar_scores["bleu"])
+    assert comparison["b"]["bleu"].p_value < 0.05
+    assert comparison["b"]["ter"].score == pytest.approx(similar_scores["ter"])
+    assert identical_scores["signatures"]["bleu"].split("tok:")[1] == signatures["bleu"].split("tok:")[1]
 
 
 @pytest.mark.parametrize("language", UNSPACED)
-def test_sentences_are_grouped_by_words(language: str) -> None:
-    sources = [sentence(language, (n, 0, 3, 0)) for n in range(4)]
+def test_bleu_by_length_and_rarity_count_segmented_words(language: str) -> None:
+    sources = [make_sentence(language, (n, 0, 3, 0)) for n in range(4)]
     [(name, count, score)] = bleu_by_length(sources, sources, sources)
     assert count == 4 and score == pytest.approx(100) and name != "up to 5"
     counts = {word: 10 for word in split_words_and_marks(sources[0])}
-    found = bleu_by_rarity(sources, sources, sources, counts)
-    assert [name for name, *_ in found] == ["0", "6-20"]  # a dog is known, a teacher is not
-    one_range = bleu_by_rarity(["x"], [sources[0]], [sources[0]], {})
-    assert one_range[0][2] == pytest.approx(100)
+    ranges = bleu_by_rarity(sources, sources, sources, counts)
+    assert [name for name, *_ in ranges] == ["0", "6-20"]  # the words of the first sentence, and other nouns
+    [(_, _, score)] = bleu_by_rarity(["x"], [sources[0]], [sources[0]], {})
+    assert score == pytest.approx(100)
 
 
-def test_a_given_tokenizer_is_used() -> None:
+def test_bleu_uses_given_tokenizer() -> None:
     chinese, english = ["狗看见书。"], ["the cat sat on the mat."]
     assert bleu(chinese, chinese, "none") == bleu(chinese, chinese, "13a") == 0  # one token has no 4-grams
     assert "tok:char" in compute_scores(english, english, "char")["signatures"]["bleu"]
 
 
-def test_a_tokenizer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**settings: object) -> None:
         raise RuntimeError
 
@@ -258,31 +264,41 @@ def test_a_tokenizer_that_is_not_installed_is_refused(monkeypatch: pytest.Monkey
 
 # -------------------------------------------------------------------------------------------------------- all commands
 SETTINGS = (
-    "tokenizer.vocab_size=320", "tokenizer.joint=false", "model.embed=32", "model.hidden=48", "model.dropout=0",
-    "model.shortcut=true", "optim.lr=0.01", "optim.schedule=cosine", "train.batch_tokens=300", "train.max_steps=240",
-    "train.validate_every=80", "train.log_every=80", "train.monitor=bleu",
-)  # fmt: skip
+    "tokenizer.vocab_size=320",
+    "tokenizer.joint=false",
+    "model.embed=32",
+    "model.hidden=48",
+    "model.dropout=0",
+    "model.shortcut=true",
+    "optim.lr=0.01",
+    "optim.schedule=cosine",
+    "train.batch_tokens=300",
+    "train.max_steps=240",
+    "train.validate_every=80",
+    "train.log_every=80",
+    "train.monitor=bleu",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("language", "tokenizer"), [("zh", "zh"), ("ja", JAPANESE), ("th", "char"), ("ar", "13a"), ("hi", "13a")]
 )
-def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Path) -> None:
+def test_commands_with_unspaced_and_other_scripts(language: str, tokenizer: str, tmp_path: Path) -> None:
     write_language(tmp_path, language)
-    text = ("data=text", f"data.path={tmp_path}")
-    run_ok("train", "name=there", *text, "data.source=en", f"data.target={language}", *SETTINGS, folder=tmp_path)
-    run = tmp_path / "runs/there"
+    data = ("data=text", f"data.path={tmp_path}", "data.source=en", f"data.target={language}")
+    run_ok("train", "name=run", *data, *SETTINGS, folder=tmp_path)
+    run = tmp_path / "runs/run"
     assert f"bleu_tokenizer: {tokenizer}\n" in (run / "config.yaml").read_text().replace("'", "")
     assert f"BLEU by sacreBLEU's tokenizer {tokenizer} (by the script" in (run / "train.log").read_text()
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    seen = {event["step"]: event for event in events if event["event"] == "validate"}
+    validations = {event["step"]: event for event in events if event["event"] == "validate"}
     best = int((run / "checkpoints/best").read_text().strip().removeprefix("step_"))
-    least = min(event["loss"] for event in seen.values())
-    assert seen[best]["bleu"] == max(event["bleu"] for event in seen.values()) > 10
-    assert seen[best]["loss"] < least + 0.1
+    lowest_loss = min(event["loss"] for event in validations.values())
+    assert validations[best]["bleu"] == max(event["bleu"] for event in validations.values()) > 10
+    assert validations[best]["loss"] < lowest_loss + 0.1
 
-    printed = run_ok("evaluate", "checkpoint=runs/there", "pictures=0", folder=tmp_path)
+    printed = run_ok("evaluate", "checkpoint=runs/run", "pictures=0", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == tokenizer and f"tok:{tokenizer}" in printed
     assert metrics["bleu"] > 10 and metrics["ter"] < 80
@@ -290,30 +306,30 @@ def test_all_commands_with_a_script(language: str, tokenizer: str, tmp_path: Pat
     translations = (run / "eval/test/translations.txt").read_text().splitlines()
     assert bleu(translations, references) == pytest.approx(metrics["bleu"])
     records = [json.loads(line) for line in (run / "eval/test/alignments.jsonl").read_text().splitlines()]
-    between = "" if language in UNSPACED else " "
+    separator = "" if language in UNSPACED else " "
     for record, line in zip(records, translations, strict=True):
-        assert between.join(record["target_words"]) == line and len(record["target_words"]) > 1
+        assert separator.join(record["target_words"]) == line and len(record["target_words"]) > 1
     assert "BLEU by source length" in (run / "eval/test/report.html").read_text()
 
-    run_ok("evaluate", "checkpoint=runs/there", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("evaluate", "checkpoint=runs/run", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == "char" and "tok:char" in metrics["signatures"]["bleu"]
 
     files = ("source=test.en", f"target=test.{language}")
-    run_ok("align", "checkpoint=runs/there", *files, "output=links.jsonl", folder=tmp_path)
+    run_ok("align", "checkpoint=runs/run", *files, "output=links.jsonl", folder=tmp_path)
     aligned = [json.loads(line) for line in (tmp_path / "links.jsonl").read_text().splitlines()]
     assert [record["target_words"] for record in aligned] == [segment_words(line) for line in references]
     assert all(len(set(record["target_word_of_piece"]) - {-1}) == len(record["target_words"]) for record in aligned)
-    links = run_ok("align", "checkpoint=runs/there", *files, folder=tmp_path).splitlines()
+    links = run_ok("align", "checkpoint=runs/run", *files, folder=tmp_path).splitlines()
     assert len({link.split("-")[1] for link in links[0].split()}) > 1
 
     line = (tmp_path / "test.en").read_text().splitlines()[0]
-    printed = run_ok("translate", "checkpoint=runs/there", "format=links", folder=tmp_path, text=line.encode())
+    printed = run_ok("translate", "checkpoint=runs/run", "format=links", folder=tmp_path, text=line.encode())
     assert printed.count("=") > 1
 
 
-def test_a_run_keeps_its_tokenizer(tmp_path: Path) -> None:
-    """Chosen when it begins, kept when it is resumed, the same for all runs that are compared."""
+def test_run_keeps_its_bleu_tokenizer(tmp_path: Path) -> None:
+    """It is chosen at the start and kept on resume, and all runs of a comparison must have the same."""
     write_language(tmp_path, "zh")
     settings = (
         "data=text",
@@ -324,9 +340,9 @@ def test_a_run_keeps_its_tokenizer(tmp_path: Path) -> None:
         "train.max_steps=4",
     )
     run_ok("train", "name=a", *settings, folder=tmp_path)
-    more = ("name=a", *settings, "resume=true", "train.max_steps=6")
-    assert "bleu_tokenizer=char (was zh)" in run_error("train", *more, "bleu_tokenizer=char", folder=tmp_path)
-    run_ok("train", *more, folder=tmp_path)
+    resume = ("name=a", *settings, "resume=true", "train.max_steps=6")
+    assert "bleu_tokenizer=char (was zh)" in run_error("train", *resume, "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("train", *resume, folder=tmp_path)
     assert "bleu_tokenizer: zh" in (tmp_path / "runs/a/config.yaml").read_text()
     run_ok("train", "name=b", *settings, "bleu_tokenizer=char", folder=tmp_path)
     compare = "compare=[runs/a,runs/b]"
@@ -334,14 +350,13 @@ def test_a_run_keeps_its_tokenizer(tmp_path: Path) -> None:
     assert "runs/a: zh, runs/b: char" in message and "set one for all with bleu_tokenizer=NAME" in message
     printed = run_ok("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
     assert "tok:zh" in printed
-    settings_of = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())["settings"]
-    assert {own["bleu_tokenizer"] for own in settings_of.values()} == {"zh"}
+    comparison = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())
+    assert {settings["bleu_tokenizer"] for settings in comparison["settings"].values()} == {"zh"}
 
 
-def test_gold_links_of_text_without_spaces_say_what_they_count(home: Path, tmp_path: Path) -> None:
+def test_gold_links_of_unspaced_text_error_names_remedy(home: Path, tmp_path: Path) -> None:
     for name, line in (("a", "狗看见书。"), ("b", "The dog sees books."), ("gold", "0-1 1-2")):
         (tmp_path / name).write_text(line + "\n", encoding="utf-8")
-    files = [f"{key}={tmp_path / name}" for key, name in (("source", "a"), ("target", "b"), ("gold", "gold"))]
-    assert "write spaces between the words of the text" in run_error(
-        "align", "checkpoint=runs/mine", *files, folder=home
-    )
+    files = (f"source={tmp_path / 'a'}", f"target={tmp_path / 'b'}", f"gold={tmp_path / 'gold'}")
+    message = run_error("align", "checkpoint=runs/mine", *files, folder=home)
+    assert "write spaces between the words of the text" in message
