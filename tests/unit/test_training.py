@@ -526,9 +526,8 @@ def test_checkpoints_are_found_verified_and_replaced(
     )
     (tmp_path / "checkpoints" / "step_3000000").mkdir()
     assert find_last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
-    assert (
-        find_last_intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
-    )  # the newer one is damaged
+    # step_3000000 is damaged.
+    assert find_last_intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
     assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
     monkeypatch.chdir(tmp_path / "checkpoints")
     assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
