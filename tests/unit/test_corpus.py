@@ -1,4 +1,4 @@
-"""Sentence pairs from every kind of source, and what is said of bad ones."""
+"""Reading sentence pairs from all formats, the cache of read text, and errors about invalid files."""
 
 import io
 import itertools
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import SHARED, command_environment, has_carriage_return_lines
+from builders import command_environment, has_carriage_return_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,6 @@ from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
 from nmt.runtime.lines import LineReader, read_lines
 
-REAL = SHARED
 Read = Any
 
 
@@ -43,12 +42,12 @@ Read = Any
 def read(tmp_path: Path) -> Read:
     """Write files to a folder, then read a split of it as lists of sources and targets."""
 
-    def read(files: dict[str, str | bytes], split: str = "train", format: str = "text", **others: Any) -> Any:
+    def read(files: dict[str, str | bytes], split: str = "train", format: str = "text", **settings: Any) -> Any:
         folder = tmp_path / "data"
         folder.mkdir(exist_ok=True)
         for name, text in files.items():
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **others})
+        data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **settings})
         pairs = load_pairs(data, split)
         assert pairs.column_names in (["source", "target"], ["source", "target", "line"])
         read.lines = list(pairs["line"]) if "line" in pairs.column_names else None  # type: ignore[attr-defined]
@@ -57,9 +56,9 @@ def read(tmp_path: Path) -> Read:
     return read
 
 
-# -------------------------------------------------------------------------------------------------------------- lines
+# --- lines
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), st.booleans())
-def test_lines_end_at_line_feeds_only(lines: list[str], crlf: bool) -> None:
+def test_lines_end_only_at_line_feeds(lines: list[str], crlf: bool) -> None:
     end = "\r\n" if crlf else "\n"
     lines = [line.removeprefix("\ufeff").rstrip("\r") for line in lines]
     file = io.BufferedReader(io.BytesIO("".join(line + end for line in lines).encode()))
@@ -82,14 +81,14 @@ def test_lines_end_at_line_feeds_only(lines: list[str], crlf: bool) -> None:
         (b"\0\n", ["\0"]),
     ],
 )
-def test_lines_of_a_file(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+def test_read_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
     with open(file, "rb") as stream:
         assert list(read_lines(LineReader(stream, file))) == lines
 
 
-def test_bad_bytes_are_refused_or_replaced_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_utf8_raises_or_is_replaced_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     def lines() -> LineReader:
         return LineReader(io.BufferedReader(io.BytesIO(b"a\n\xff\nb\nx\xe4y\n")), "in.txt")
 
@@ -99,19 +98,19 @@ def test_bad_bytes_are_refused_or_replaced_and_counted(caplog: pytest.LogCapture
     assert "in.txt: 2 lines are not UTF-8 (first: 2, 4)" in caplog.text
 
 
-# --------------------------------------------------------------------------------------------------------------- text
-def test_text(read: Read) -> None:
+# --- text
+def test_read_text(read: Read) -> None:
     files = {"train.de": "ein Hund\n\nzwei\u2028 Hunde\r\n", "train.en": "\ufeffa dog\ntwo  dogs\n \rx"}
     assert read(files) == (["ein Hund", "", "zwei\u2028 Hunde"], ["a dog", "two  dogs", " \rx"])
 
 
 @pytest.mark.parametrize("name", VALID_SPLITS)
-@pytest.mark.parametrize("asked", VALID_SPLITS)
-def test_the_validation_split_has_several_names(read: Read, name: str, asked: str) -> None:
-    assert read({f"{name}.de": "a\n", f"{name}.en": "b\n"}, split=asked) == (["a"], ["b"])
+@pytest.mark.parametrize("requested", VALID_SPLITS)
+def test_validation_split_names_are_aliases(read: Read, name: str, requested: str) -> None:
+    assert read({f"{name}.de": "a\n", f"{name}.en": "b\n"}, split=requested) == (["a"], ["b"])
 
 
-def test_limit_is_for_training(read: Read) -> None:
+def test_limit_applies_only_to_training_split(read: Read) -> None:
     files = {f"{split}.{side}": "1\n2\n3\n" for split in ("train", "test") for side in ("de", "en")}
     assert read(files, limit=2)[0] == ["1", "2"]
     assert read(files, limit=5)[0] == ["1", "2", "3"]
@@ -133,17 +132,17 @@ def test_limit_is_for_training(read: Read) -> None:
         ({}, r"train.de does not exist; .*The folder has nothing$"),
     ],
 )
-def test_bad_text_is_refused(read: Read, files: dict[str, str | bytes], message: str) -> None:
+def test_invalid_text_files_raise(read: Read, files: dict[str, str | bytes], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(files)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^data.path=nowhere is not a folder in /.+$"):
         load_pairs(DataConfig(format="text", path="nowhere", cache=str(tmp_path)), "train")
 
 
-def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
+def test_invalid_lines_are_dropped_on_both_sides_and_counted_on_every_read(
     read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {"train.de": b"a\n\xff\nc\nd\n\xff\n\nf", "train.en": b"A\nB\nC\n\xe4\n\xe4\nE\nF"}
@@ -158,17 +157,17 @@ def test_bad_lines_are_dropped_on_both_sides_and_counted_each_time(
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_another_encoding_is_named(read: Read, ending: str) -> None:
+def test_errors_name_other_encodings(read: Read, ending: str) -> None:
     for invalid in ("refuse", "drop"):
         with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"):
-            text = packed("ä\nb\n".encode("utf-16"), ending) if ending else "ä\nb\n".encode("utf-16")
+            text = compress("ä\nb\n".encode("utf-16"), ending) if ending else "ä\nb\n".encode("utf-16")
             read({f"train.de{ending}": text, "train.en": b"x\ny\n"}, invalid=invalid)
     with pytest.raises(UserError, match="train.en:1: not UTF-8 .*whole file has another encoding, .*: iconv -f LATIN1"):
         read({"train.de": b"x\n", "train.en": "ä\n".encode("latin-1")})
 
 
 @pytest.mark.parametrize(
-    "format, sides, lines, trouble",
+    "format, sides, lines, expected",
     [
         ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"], {"too few columns": [2, 5]}),
         ("tsv", ("1", "2"), [b"a\tb\tc", b"c\td", b"c\td\te\tf"], {"too many columns": [3]}),
@@ -191,38 +190,38 @@ def test_another_encoding_is_named(read: Read, ending: str) -> None:
         ),
     ],
 )
-def test_each_kind_of_trouble_has_its_count_and_its_lines(
+def test_dropped_lines_are_counted_by_reason(
     read: Read,
     caplog: pytest.LogCaptureFixture,
     format: str,
     sides: tuple[str, str],
     lines: list[bytes],
-    trouble: dict[str, list[int]],
+    expected: dict[str, list[int]],
 ) -> None:
-    """The number of a line is that in its file, after a first line of names, bad lines and empty ones."""
+    """Line numbers must count header lines, invalid lines and empty lines."""
     end = {"tsv": b"\nn\tm\n", "jsonl": b'\n{"x": "n", "y": "m"}\n'}[format]
     files = {f"train.{format}": b"\n".join(lines) + end}
     sources, targets = read(files, format=format, source=sides[0], target=sides[1], invalid="drop")
     assert (sources[-1], targets[-1], read.lines[-1]) == ("n", "m", len(lines) + 1)
-    for kind, numbers in trouble.items():
+    for reason, numbers in expected.items():
         count = "1 line" if len(numbers) == 1 else f"{len(numbers)} lines"
         first = ", ".join(map(str, numbers))
-        assert f"left out {count} of " in caplog.text and f"train.{format}: {kind} (first: {first})" in caplog.text
+        assert f"left out {count} of " in caplog.text and f"train.{format}: {reason} (first: {first})" in caplog.text
 
 
 @settings(max_examples=25)
-@given(good=st.lists(st.booleans(), min_size=1, max_size=30), block=st.integers(1, 5))
-def test_lines_keep_their_numbers_whatever_is_left_out(
-    tmp_path_factory: pytest.TempPathFactory, good: list[bool], block: int
+@given(validity=st.lists(st.booleans(), min_size=1, max_size=30), block_bytes=st.integers(1, 5))
+def test_dropping_lines_preserves_line_numbers(
+    tmp_path_factory: pytest.TempPathFactory, validity: list[bool], block_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("data")
     data = DataConfig(format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop")
-    expected = [number for number, fine in enumerate(good, 1) if fine]
-    texts = [str(number).encode() if fine else b"\xff" for number, fine in enumerate(good, 1)]
+    expected = [number for number, valid in enumerate(validity, 1) if valid]
+    texts = [str(number).encode() if valid else b"\xff" for number, valid in enumerate(validity, 1)]
     (folder / "train.de").write_bytes(b"\n".join(texts))
-    (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(good)))
+    (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(validity)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block)
+        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
         if not expected:
             with pytest.raises(UserError, match="has no sentence pairs"):
                 load_pairs(data, "train")
@@ -231,7 +230,7 @@ def test_lines_keep_their_numbers_whatever_is_left_out(
     assert list(pairs["line"]) == expected and list(map(int, pairs["source"])) == expected
 
 
-def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
+def test_describe_origins_names_files_or_columns(tmp_path: Path) -> None:
     for name in ("train.de", "train.en", "dev.jsonl", "only/news.de", "only/news.en"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -239,7 +238,7 @@ def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
     text = (f"{path}/train.de", f"{path}/train.en")
     assert describe_origins(DataConfig(format="text", path=path), "train") == text
     assert describe_origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
-    news = (f"{path}/only/news.de", f"{path}/only/news.en")  # a recipe of the hub, judged on a folder of no more
+    news = (f"{path}/only/news.de", f"{path}/only/news.en")  # a hub recipe, evaluated on a folder of text
     assert describe_origins(DataConfig(format="hub", path=f"{path}/only"), "news") == news
     dev = (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
     assert describe_origins(DataConfig(format="jsonl", path=path), "valid") == dev
@@ -247,7 +246,7 @@ def test_sides_are_called_by_their_files_or_columns(tmp_path: Path) -> None:
     assert describe_origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")
 
 
-def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Path) -> None:
+def test_cache_is_rebuilt_only_if_text_changes(read: Read, tmp_path: Path) -> None:
     source = tmp_path / "data" / "train.de"
     assert read({"train.de": "a\nb\n", "train.en": "x\ny\n"})[0] == ["a", "b"]
     stamp = source.stat()
@@ -259,78 +258,78 @@ def test_changed_text_is_read_anew_and_same_text_is_not(read: Read, tmp_path: Pa
     assert list((tmp_path / "cache").rglob("*.arrow")) == before
 
 
-# -------------------------------------------------------------------------------------------------------------- cache
+# --- cache
 TEXT: dict[str, str | bytes] = {"train.de": "a\nb\n" * 1_000, "train.en": "x\ny\n" * 1_000}
 PAIRS = (["a", "b"] * 1_000, ["x", "y"] * 1_000)
 
 
-def test_a_cache_cut_short_is_not_used(read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = LINE_READERS["text"]
+def test_interrupted_read_leaves_no_cache(read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    read_text = LINE_READERS["text"]
 
-    def breaks_while_storing(*paths: Path) -> Any:
-        yield next(whole(*paths))
+    def interrupted_reader(*paths: Path) -> Any:
+        yield next(read_text(*paths))
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(LINE_READERS, "text", breaks_while_storing)
+    monkeypatch.setitem(LINE_READERS, "text", interrupted_reader)
     with pytest.raises(KeyboardInterrupt):
         read(TEXT)
     assert not list((tmp_path / "cache" / "text").iterdir())
-    monkeypatch.setitem(LINE_READERS, "text", whole)
+    monkeypatch.setitem(LINE_READERS, "text", read_text)
     assert read(TEXT) == PAIRS
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_text_that_goes_or_changes_while_it_is_read_is_no_corpus(
-    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: bool
+@pytest.mark.parametrize("removed", [True, False])
+def test_file_removed_or_changed_during_read_raises(
+    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, removed: bool
 ) -> None:
-    whole = LINE_READERS["text"]
+    read_text = LINE_READERS["text"]
 
-    def changes(*paths: Path) -> Any:
-        yield from whole(*paths)
+    def changing_reader(*paths: Path) -> Any:
+        yield from read_text(*paths)
         paths[0].unlink()
-        if not gone:
+        if not removed:
             paths[0].write_text("b\na\n" * 1_000)
 
-    monkeypatch.setitem(LINE_READERS, "text", changes)
-    with pytest.raises(OSError if gone else UserError, match="train.de" if gone else "changed while it was read"):
+    monkeypatch.setitem(LINE_READERS, "text", changing_reader)
+    error, message = (OSError, "train.de") if removed else (UserError, "changed while it was read")
+    with pytest.raises(error, match=message):
         read(TEXT)
     assert not list((tmp_path / "cache" / "text").iterdir())
 
 
-KILLED = """
+KILLED_READ_SCRIPT = """
 import os, signal, sys
 from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.readers import LINE_READERS
 text = LINE_READERS["text"]
-def dies(*files):
+def killed_reader(*files):
     yield next(text(*files))
     os.kill(os.getpid(), signal.SIGKILL)
-LINE_READERS["text"] = dies
+LINE_READERS["text"] = killed_reader
 load_pairs(DataConfig(format="text", path=sys.argv[1], cache=sys.argv[2]), "train")
 """
 
 
-def test_killed_while_preparing_and_started_again(read: Read, tmp_path: Path) -> None:
-    assert read({"train.de": "0\n", "train.en": "1\n"}) == (["0"], ["1"])  # writes the folder
+def test_killed_process_leaves_files_that_next_run_cleans_up(read: Read, tmp_path: Path) -> None:
+    assert read({"train.de": "0\n", "train.en": "1\n"}) == (["0"], ["1"])  # creates the folder
     for name, text in TEXT.items():
         (tmp_path / "data" / name).write_text(str(text))
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "data"), str(tmp_path / "cache")]
-    done = subprocess.run(arguments, env=command_environment(tmp_path))
-    assert done.returncode == -signal.SIGKILL
-    left = {path.suffix for path in (tmp_path / "cache" / "text").iterdir()}
-    assert left == {"", ".part", ".lock"}
+    arguments = [sys.executable, "-c", KILLED_READ_SCRIPT, str(tmp_path / "data"), str(tmp_path / "cache")]
+    process = subprocess.run(arguments, env=command_environment(tmp_path))
+    assert process.returncode == -signal.SIGKILL
+    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {"", ".part", ".lock"}
     assert read({}) == PAIRS
     assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {""}
 
 
-SLOW = """
+CONCURRENT_BUILD_SCRIPT = """
 import sys, time
 from pathlib import Path
 from nmt.data.cache import get_or_build
 from nmt.runtime.logging import log_to_stderr
 def fill(part):
-    (part / "who").write_text(sys.argv[2])
+    (part / "process").write_text(sys.argv[2])
     with open(Path(sys.argv[1]).parent / "times", "a") as file:
         file.write("once\\n")
     time.sleep(0.5)
@@ -341,47 +340,51 @@ get_or_build(Path(sys.argv[1]), fill)
 """
 
 
-def test_several_processes_make_it_once(tmp_path: Path) -> None:
+def test_concurrent_processes_build_cache_once(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SLOW, str(tmp_path / "thing"), str(number)],
-            env=command_environment(tmp_path), stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", CONCURRENT_BUILD_SCRIPT, str(tmp_path / "cached"), str(number)],
+            env=command_environment(tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(3)
-    ]  # fmt: skip
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    ]
+    outputs = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert (tmp_path / "times").read_text() == "once\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["thing", "times"]
-    assert {text for text in said if text} <= {f"waiting for another process that prepares {tmp_path}/thing\n"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cached", "times"]
+    assert {output for output in outputs if output} <= {
+        f"waiting for another process that prepares {tmp_path}/cached\n"
+    }
 
 
-def test_without_locks_it_is_made_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_is_built_without_file_lock_support(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unsupported(*_: object, **__: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
     monkeypatch.setattr(cache.FileLock, "acquire", unsupported)
-    folder = cache.get_or_build(tmp_path / "thing", lambda part: (part / "x").touch())
+    folder = cache.get_or_build(tmp_path / "cached", lambda part: (part / "x").touch())
     assert (folder / "x").exists() and cache.is_valid(folder)
 
 
-def flip(file: Path) -> None:
+def flip_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
 DAMAGES = {
-    "flipped": flip,
-    "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
-    "emptied": lambda file: os.truncate(file, 0),
-    "gone": Path.unlink,
+    "flipped": flip_bit,
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+    "missing": Path.unlink,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("pattern", ["pairs.arrow", "digests.json"])
-def test_a_damaged_cache_is_made_anew(
+def test_damaged_cache_is_rebuilt(
     read: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, pattern: str
 ) -> None:
     assert read(TEXT) == PAIRS
@@ -394,8 +397,8 @@ def test_a_damaged_cache_is_made_anew(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("pattern", ["*.arrow", "dataset_info.json"])
-def test_a_damaged_cache_of_the_library_is_made_anew(read: Read, tmp_path: Path, damage: str, pattern: str) -> None:
-    parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
+def test_damaged_cache_of_datasets_library_is_rebuilt(read: Read, tmp_path: Path, damage: str, pattern: str) -> None:
+    write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
     assert read({}, format="parquet") == PAIRS
     [file] = (tmp_path / "cache").rglob(pattern)
     DAMAGES[damage](file)
@@ -404,8 +407,8 @@ def test_a_damaged_cache_of_the_library_is_made_anew(read: Read, tmp_path: Path,
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file may become larger, as on a full disk."""
+def limit_file_size(size: int) -> Iterator[None]:
+    """Make writing larger files fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -415,56 +418,55 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("format", ["text", "parquet", "hub"])
-def test_a_full_disk_is_named_and_leaves_no_half_of_a_cache(read: Read, tmp_path: Path, format: str) -> None:
+def test_full_disk_raises_and_leaves_no_partial_cache(read: Read, tmp_path: Path, format: str) -> None:
     files = TEXT if format == "text" else {}
     if not files:
-        parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
+        write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
     message = f"^the cache {tmp_path}/cache/{format} cannot be written .File too large.; make room .*data.cache=FOLDER$"
-    with files_up_to(10_000), pytest.raises(UserError, match=message):
+    with limit_file_size(10_000), pytest.raises(UserError, match=message):
         read(files, format=format)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.suffix != ".lock"]
     assert read({}, format=format) == PAIRS
 
 
-def test_what_killed_processes_left_is_removed_and_what_is_being_filled_stays(read: Read, tmp_path: Path) -> None:
-    """However old either is."""
+def test_stale_partial_caches_are_removed_and_active_ones_kept(read: Read, tmp_path: Path) -> None:
+    """Check that age does not matter, and that folders with other names are kept."""
     text = tmp_path / "cache" / "text"
-    names = f"left.{'a' * 32}.part", "somebody's.part"
-    left, other = (text / name for name in names)
-    for part in (left, other):
-        part.mkdir(parents=True)
-        (part / "pairs.arrow").touch()
-    litter = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
-    for path in litter:
+    stale, unrelated = text / f"left.{'a' * 32}.part", text / "somebody's.part"
+    for folder in (stale, unrelated):
+        folder.mkdir(parents=True)
+        (folder / "pairs.arrow").touch()
+    stale_files = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
+    for path in stale_files:
         path.touch()
-    with cache.build_folder(text / "busy") as busy:
-        os.utime(busy, (0, 0))
+    with cache.build_folder(text / "active") as active:
+        os.utime(active, (0, 0))
         assert read(TEXT) == PAIRS
-        assert busy.exists() and other.exists() and not any(path.exists() for path in (left, *litter))
-    assert cache.is_valid(text / "busy")
+        assert active.exists() and unrelated.exists() and not any(path.exists() for path in (stale, *stale_files))
+    assert cache.is_valid(text / "active")
 
 
-def test_a_cache_is_open_to_whom_its_folder_is(read: Read, tmp_path: Path) -> None:
+def test_cache_files_inherit_folder_permissions(read: Read, tmp_path: Path) -> None:
     assert read(TEXT) == PAIRS
     modes = {path.stat().st_mode for path in (tmp_path / "cache", *(tmp_path / "cache" / "text").iterdir())}
     assert len(modes) == 1
 
 
-# ------------------------------------------------------------------------------------------------ large, packed, parted
-def slowly(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
-    """The pairs line by line, with their numbers; or what the refusal begins with."""
+# --- blocks, compressed files, shards
+def read_naively(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
+    """Return numbered pairs, read line by line, or the beginning of the error message."""
     sides = [list(LineReader(io.BufferedReader(io.BytesIO(side)), "x")) for side in (source, target)]
-    found = []
+    pairs = []
     for number, (left, right) in enumerate(itertools.zip_longest(*sides), 1):
         if left is None or right is None:
             return f"train.de has {len(sides[0])} line"
         try:
-            found.append((number, left.decode(), right.decode()))
+            pairs.append((number, left.decode(), right.decode()))
         except UnicodeDecodeError:
             if not drop:
                 side = "de" if left.decode(errors="replace").encode() != left else "en"
                 return f"train.{side}:{number}: not UTF-8"
-    return found or "train.de has no sentence pairs"
+    return pairs or "train.de has no sentence pairs"
 
 
 bytes_of_text = st.lists(
@@ -475,11 +477,11 @@ bytes_of_text = st.lists(
 
 
 @settings(max_examples=200)
-@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans(), block=st.integers(1, 9))
-def test_blocks_hold_what_lines_do(
-    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool, block: int
+@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans(), block_bytes=st.integers(1, 9))
+def test_block_reader_matches_naive_line_reader(
+    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool, block_bytes: int
 ) -> None:
-    if source.count(b"\n") > target.count(b"\n"):  # as many lines on both sides, mostly
+    if source.count(b"\n") > target.count(b"\n"):  # make most examples have as many lines on both sides
         target += b"x\n" * (source.count(b"\n") - target.count(b"\n"))
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "train.de").write_bytes(source)
@@ -487,19 +489,22 @@ def test_blocks_hold_what_lines_do(
     data = DataConfig(
         format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
     )
-    old = [side for side, text in (("de", source), ("en", target)) if has_carriage_return_lines(text)]
-    expected = f"train.{old[0]}: lines end in a carriage return" if old else slowly(source, target, drop)
+    cr_sides = [side for side, text in (("de", source), ("en", target)) if has_carriage_return_lines(text)]
+    if cr_sides:
+        expected: Any = f"train.{cr_sides[0]}: lines end in a carriage return"
+    else:
+        expected = read_naively(source, target, drop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block)
+        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
         try:
             pairs = load_pairs(data, "train")
-            found: Any = list(zip(pairs["line"], pairs["source"], pairs["target"], strict=True))
+            actual: Any = list(zip(pairs["line"], pairs["source"], pairs["target"], strict=True))
         except UserError as error:
-            found = str(error).removeprefix(f"{folder}/")
-    assert found == expected if isinstance(expected, list) else found.startswith(expected)
+            actual = str(error).removeprefix(f"{folder}/")
+    assert actual == expected if isinstance(expected, list) else actual.startswith(expected)
 
 
-def packed(text: bytes, ending: str) -> bytes:
+def compress(text: bytes, ending: str) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, {".gz": "gzip", ".zst": "zstd"}[ending]) as stream:
         stream.write(text)
@@ -507,31 +512,31 @@ def packed(text: bytes, ending: str) -> bytes:
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_packed_files(read: Read, ending: str) -> None:
+def test_read_compressed_files(read: Read, ending: str) -> None:
     text = "ä\nb\r\n".encode() * 5_000
-    files = {f"train.de{ending}": packed(text, ending), "train.en": b"x\ny\n" * 5_000}
+    files = {f"train.de{ending}": compress(text, ending), "train.en": b"x\ny\n" * 5_000}
     assert read(files) == (["ä", "b"] * 5_000, ["x", "y"] * 5_000)
-    assert read({f"valid.tsv{ending}": packed(b"a\tb\n", ending)}, "valid", "tsv", source="1", target="2")[1] == ["b"]
-    assert read({f"dev.jsonl{ending}": packed(b'{"de": "a", "en": "b"}\n', ending)}, "dev", "jsonl")[0] == ["a"]
+    assert read({f"valid.tsv{ending}": compress(b"a\tb\n", ending)}, "valid", "tsv", source="1", target="2")[1] == ["b"]
+    assert read({f"dev.jsonl{ending}": compress(b'{"de": "a", "en": "b"}\n', ending)}, "dev", "jsonl")[0] == ["a"]
     with pytest.raises(UserError, match=f"train.de{ending}:10001: not UTF-8 .byte 0xFF"):
-        read({f"train.de{ending}": packed(text + b"\xff", ending), "train.en": b"x\ny\n" * 5_000 + b"z"})
+        read({f"train.de{ending}": compress(text + b"\xff", ending), "train.en": b"x\ny\n" * 5_000 + b"z"})
     with pytest.raises(UserError, match=f"train.de{ending} has 10,000 lines and .*train.en has 1;"):
-        read({f"train.de{ending}": packed(text, ending), "train.en": "x\n"})
+        read({f"train.de{ending}": compress(text, ending), "train.en": "x\n"})
     with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):
-        read({f"train.de{ending}": packed(text, ending)[:-20]})
+        read({f"train.de{ending}": compress(text, ending)[:-20]})
     with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):
         read({f"train.de{ending}": text})
-    with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):  # and not the other side
-        read({f"train.de{ending}": packed(text, ending)[:-20], f"train.en{ending}": packed(text, ending)})
-    assert read({"train.de": "1\n"}) == (["1"], ["x"])  # before the packed one
+    with pytest.raises(UserError, match=f"train.de{ending} cannot be read: "):  # the error names the damaged side
+        read({f"train.de{ending}": compress(text, ending)[:-20], f"train.en{ending}": compress(text, ending)})
+    assert read({"train.de": "1\n"}) == (["1"], ["x"])  # the uncompressed file takes precedence
 
 
 @pytest.mark.parametrize("names", [(".00", ".01", ".10"), ("-00000-of-00003", "-00001-of-00003", "-00002-of-00003")])
-def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_read_sharded_text(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
     files = {f"train{name}.{side}": f"{side}{i}\n{i}\n" for i, name in enumerate(names) for side in ("de", "en")}
-    files |= {"train.tok.de": "another file", "trainer.00.de": "another, too"}
+    files |= {"train.tok.de": "unrelated", "trainer.00.de": "unrelated"}
     assert read(files) == (["de0", "0", "de1", "1", "de2", "2"], ["en0", "0", "en1", "1", "en2", "2"])
-    assert read.lines is None  # which would not say of which of them
+    assert read.lines is None  # a line number would not identify the shard
     first, last = (tmp_path / "data" / f"train{name}" for name in (names[0], names[2]))
     data = DataConfig(format="text", path=str(tmp_path / "data"))
     assert describe_origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
@@ -553,23 +558,23 @@ def test_shards(read: Read, names: tuple[str, ...], tmp_path: Path) -> None:
         assert read({}) == (["de0", "0", "de2", "2"], ["en0", "0", "en2", "2"])
 
 
-def test_shards_of_tables(read: Read, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_sharded_tsv_and_jsonl(read: Read, caplog: pytest.LogCaptureFixture) -> None:
     files: dict[str, str | bytes] = {"train.0.tsv": "a\tb\nc\n", "train.1.tsv": b"d\te\n\xff\n"}
     assert read(files, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
     assert "train.0.tsv: too few columns (first: 2)" in caplog.text and "train.1.tsv: not UTF-8" in caplog.text
-    lines = {f"train.{i}.jsonl": lines_of({"de": f"{i}", "en": "x"}) for i in range(2)}
+    lines = {f"train.{i}.jsonl": to_json_lines({"de": f"{i}", "en": "x"}) for i in range(2)}
     assert read(lines, format="jsonl")[0] == ["0", "1"]
 
 
-def test_pairs_are_written_some_at_a_time(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_parsed_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "PARSE_BATCH_SIZE", 3)
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
     assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
     assert read.lines == list(range(1, 21))
 
 
-# ---------------------------------------------------------------------------------------------------------------- tsv
-def test_tsv_by_number_and_by_name(read: Read) -> None:
+# --- tsv
+def test_read_tsv_by_column_number_or_name(read: Read) -> None:
     table = '1\tein "Hund\ta dog\r\n2\t\tnothing\n3\tab\rc\tx\tmore'
     assert read({"train.tsv": table.removesuffix("\tmore")}, format="tsv", source="2", target="3") == (
         ['ein "Hund', "", "ab\rc"],
@@ -597,41 +602,43 @@ def test_tsv_by_number_and_by_name(read: Read) -> None:
         (b"", ("de", "en"), "no column 'de'"),
     ],
 )
-def test_bad_tsv_is_refused(read: Read, table: bytes, columns: tuple[str, str], message: str) -> None:
+def test_invalid_tsv_raises(read: Read, table: bytes, columns: tuple[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read({"train.tsv": table}, format="tsv", source=columns[0], target=columns[1])
 
 
-def test_bad_tsv_lines_are_dropped(read: Read) -> None:
+def test_invalid_tsv_lines_are_dropped(read: Read) -> None:
     table = b"a\tb\nc\n\xff\tb\n\nd\te\n"
     assert read({"train.tsv": table}, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
 
 
-# -------------------------------------------------------------------------------------------------------------- jsonl
-def lines_of(*records: Any) -> str:
+# --- jsonl
+def to_json_lines(*records: Any) -> str:
     return "".join((record if isinstance(record, str) else json.dumps(record)) + "\n" for record in records)
 
 
 @pytest.mark.parametrize("keys", [("de", "en"), ("translation.de", "translation.en"), ("a.b.de", "en")])
-def test_jsonl(read: Read, keys: tuple[str, str]) -> None:
-    """Texts stay as they are, even where they look like something else."""
+def test_read_jsonl(read: Read, keys: tuple[str, str]) -> None:
+    """Check that texts which look like dates or numbers are not converted."""
     texts = [("2020-01-01", "1"), ("a\u2028\0\r\nb", "\ufeff"), ("", " ")]
     records = []
     for pair in texts:
         record: dict[str, Any] = {"other": [1]}
         for key, text in zip(keys, pair, strict=True):
-            *outer, name = key.split(".")
-            inner = record
-            for part in outer:
-                inner = inner.setdefault(part, {})
-            inner[name] = text
+            *parents, name = key.split(".")
+            parent = record
+            for part in parents:
+                parent = parent.setdefault(part, {})
+            parent[name] = text
         records.append(record)
-    sources, targets = read({"train.jsonl": lines_of(*records, "")}, format="jsonl", source=keys[0], target=keys[1])
+    sources, targets = read(
+        {"train.jsonl": to_json_lines(*records, "")}, format="jsonl", source=keys[0], target=keys[1]
+    )
     assert list(zip(sources, targets, strict=True)) == texts
 
 
-def test_a_dotted_key_is_taken_as_it_stands(read: Read) -> None:
-    files = {"dev.jsonl": lines_of({"x.de": "a", "x": {"de": "no", "en": "b"}})}
+def test_literal_dotted_key_takes_precedence_over_nested_key(read: Read) -> None:
+    files = {"dev.jsonl": to_json_lines({"x.de": "a", "x": {"de": "no", "en": "b"}})}
     assert read(files, "valid", "jsonl", source="x.de", target="x.en") == (["a"], ["b"])
 
 
@@ -655,53 +662,56 @@ def test_a_dotted_key_is_taken_as_it_stands(read: Read) -> None:
         (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
     ],
 )
-def test_bad_jsonl_is_refused_or_dropped(read: Read, line: Any, message: str) -> None:
-    files = {"train.jsonl": lines_of({"de": "a", "en": "b"}, line)}
+def test_invalid_jsonl_raises_or_is_dropped(read: Read, line: Any, message: str) -> None:
+    files = {"train.jsonl": to_json_lines({"de": "a", "en": "b"}, line)}
     with pytest.raises(UserError, match=message):
         read(files, format="jsonl")
     assert read(files, format="jsonl", invalid="drop") == (["a"], ["b"])
 
 
 @pytest.mark.parametrize("end", [b"", b"\r", b"\n", b"\r\n"])
-@pytest.mark.parametrize("form, names", [("text", ("de", "en")), ("tsv", ("1", "2")), ("jsonl", ("de", "en"))])
+@pytest.mark.parametrize("format, names", [("text", ("de", "en")), ("tsv", ("1", "2")), ("jsonl", ("de", "en"))])
 @pytest.mark.parametrize("invalid", ["refuse", "drop"])
-def test_lines_that_end_in_carriage_returns_are_refused(
-    read: Read, form: str, names: tuple[str, str], end: bytes, invalid: str
+def test_carriage_return_line_endings_raise(
+    read: Read, format: str, names: tuple[str, str], end: bytes, invalid: str
 ) -> None:
-    """Of one side or of both, also where the last line ends as it should."""
-    lines = {"text": [b"a", b"b", b"c"], "tsv": [b"a\tb"] * 3, "jsonl": [b'{"de": "a", "en": "b"}'] * 3}[form]
-    old, new = b"\r".join(lines) + end, b"\n".join(lines)
+    """Test one side or both, with and without a correct end of the last line."""
+    lines = {"text": [b"a", b"b", b"c"], "tsv": [b"a\tb"] * 3, "jsonl": [b'{"de": "a", "en": "b"}'] * 3}[format]
+    cr_text, lf_text = b"\r".join(lines) + end, b"\n".join(lines)
     source, target = names
-    given = {"format": form, "source": source, "target": target, "invalid": invalid}
-    for files in [{"de": old, "en": old}, {"de": new, "en": old}] if form == "text" else [{form: old}]:
+    if format == "text":
+        cases = [{"train.de": cr_text, "train.en": cr_text}, {"train.de": lf_text, "train.en": cr_text}]
+    else:
+        cases = [{f"train.{format}": cr_text}]
+    for files in cases:
         with pytest.raises(UserError, match=r"train\.\w+: lines end in a carriage return \(CR.* tr '.r' '.n' < FILE"):
-            read({f"train.{ending}": text for ending, text in files.items()}, **given)
+            read(files, format=format, source=source, target=target, invalid=invalid)
 
 
-# ---------------------------------------------------------------------------------------------------- parquet and hub
-def parquet(tmp_path: Path, name: str, table: dict[str, Any]) -> None:
+# --- parquet and hub
+def write_parquet(tmp_path: Path, name: str, table: dict[str, Any]) -> None:
     (tmp_path / "data").mkdir(exist_ok=True, parents=True)
     pq.write_table(pa.table(table), tmp_path / "data" / name)
 
 
-def test_parquet(read: Read, tmp_path: Path) -> None:
-    parquet(tmp_path, "validation-00001.parquet", {"translation": [{"de": "c", "en": "d"}], "n": [1]})
-    parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "a\r", "en": "b"}], "n": [2]})
+def test_read_parquet(read: Read, tmp_path: Path) -> None:
+    write_parquet(tmp_path, "validation-00001.parquet", {"translation": [{"de": "c", "en": "d"}], "n": [1]})
+    write_parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "a\r", "en": "b"}], "n": [2]})
     nested = {"source": "translation.de", "target": "translation.en"}
     assert read({}, "valid", "parquet", **nested) == (["a\r", "c"], ["b", "d"])
-    parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "x", "en": "b"}], "n": [2]})
+    write_parquet(tmp_path, "validation-00000.parquet", {"translation": [{"de": "x", "en": "b"}], "n": [2]})
     assert read({}, "valid", "parquet", **nested) == (["x", "c"], ["b", "d"])
     with pytest.raises(UserError, match="data.source=de: .* no such column; it has translation.de, translation.en, n"):
         read({}, "valid", "parquet")
     with pytest.raises(UserError, match="train.*parquet does not exist"):
         read({}, "train", "parquet")
-    parquet(tmp_path, "test_2017.parquet", {"de": ["a"], "en": ["b"]})
-    parquet(tmp_path, "test.parquet", {"de": ["c"], "en": ["d"]})
+    write_parquet(tmp_path, "test_2017.parquet", {"de": ["a"], "en": ["b"]})
+    write_parquet(tmp_path, "test.parquet", {"de": ["c"], "en": ["d"]})
     assert read({}, "test", "parquet") == (["c"], ["d"])
-    parquet(tmp_path, "train-00000-of-00002-0123456789abcdef.parquet", {"de": ["a"], "en": ["b"]})
+    write_parquet(tmp_path, "train-00000-of-00002-0123456789abcdef.parquet", {"de": ["a"], "en": ["b"]})
     with pytest.raises(UserError, match="data has 1 of the 2 shards of train"):
         read({}, "train", "parquet")
-    parquet(tmp_path, "train-00001-of-00002-fedcba9876543210.parquet", {"de": ["c"], "en": ["d"]})
+    write_parquet(tmp_path, "train-00001-of-00002-fedcba9876543210.parquet", {"de": ["c"], "en": ["d"]})
     assert read({}, "train", "parquet") == (["a", "c"], ["b", "d"])
 
 
@@ -726,43 +736,53 @@ def test_parquet(read: Read, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_text_is_refused(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
-    parquet(tmp_path, "train.parquet", table)
+def test_non_text_columns_raise(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
+    write_parquet(tmp_path, "train.parquet", table)
     with pytest.raises(UserError, match=message):
         read({}, format="parquet")
 
 
-TEXTUAL = (
-    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
-    *(pa.dictionary(pa.int8(), kind) for kind in (pa.string(), pa.large_string(), pa.binary())),
-)
+TEXT_TYPES = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.int8(), pa.large_string()),
+    pa.dictionary(pa.int8(), pa.binary()),
+]
 
 
-@pytest.mark.parametrize("kind", TEXTUAL, ids=str)
-def test_every_type_of_arrow_that_holds_text_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+@pytest.mark.parametrize("type", TEXT_TYPES, ids=str)
+def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> None:
     texts = ["Hund", "ä€😀\r\n and more than twelve bytes", "", "Hund"]
-    values = kind.value_type if pa.types.is_dictionary(kind) else kind
-    array = pa.array(texts).cast(values)
-    array = array if values is kind else pa.array(texts).dictionary_encode().cast(kind)
+    array = pa.array(texts)
+    array = array.dictionary_encode().cast(type) if pa.types.is_dictionary(type) else array.cast(type)
     nested = pa.StructArray.from_arrays([array, pa.array(["a", "b", "c", "d"])], ["de", "en"])
     tables = {"flat": {"de": array, "en": ["a", "b", "c", "d"]}, "nested": {"translation": nested}}
     for name, table in tables.items():
-        parquet(tmp_path / name, "train.parquet", table)
-        sides = {side: f"translation.{value}" for side, value in (("source", "de"), ("target", "en"))}
-        for streaming, form in ((False, "parquet"), (False, "hub"), (True, "hub")):
+        write_parquet(tmp_path / name, "train.parquet", table)
+        source, target = ("translation.de", "translation.en") if name == "nested" else ("de", "en")
+        for streaming, format in ((False, "parquet"), (False, "hub"), (True, "hub")):
             data = DataConfig(
-                format=form, path=str(tmp_path / name / "data"), cache=str(tmp_path / "cache"), streaming=streaming,
-                **(sides if name == "nested" else {}),
-            )  # fmt: skip
-            for _ in range(2):  # read, and found in the cache
+                format=format,
+                path=str(tmp_path / name / "data"),
+                cache=str(tmp_path / "cache"),
+                streaming=streaming,
+                source=source,
+                target=target,
+            )
+            for _ in range(2):  # the second time from the cache
                 pairs = load_pairs(data, "train")
                 assert (pairs["source"][:], pairs["target"][:]) == (texts, ["a", "b", "c", "d"])
-        [found] = stream_pairs(replace(data, format="parquet"), "train")
-        assert found["source"].to_pylist() == texts
+        [batch] = stream_pairs(replace(data, format="parquet"), "train")
+        assert batch["source"].to_pylist() == texts
 
 
-def test_a_dictionary_of_views_is_decoded() -> None:
-    """Which pyarrow reads from Arrow files and does not write into Parquet."""
+def test_dictionary_of_string_views_is_decoded() -> None:
+    """PyArrow reads this type from Arrow files, but does not write it to Parquet."""
     values = pa.array(["Hund", "more than twelve bytes", None], pa.string_view())
     table = pa.table(
         {side: pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), values) for side in ("source", "target")}
@@ -773,47 +793,52 @@ def test_a_dictionary_of_views_is_decoded() -> None:
         cast_to_text(table, "x", 10, DataConfig())
 
 
-def test_columns_may_have_each_others_names(read: Read, tmp_path: Path) -> None:
-    parquet(tmp_path, "train.parquet", {"source": ["a"], "target": ["b"]})
+def test_columns_can_be_swapped_by_name(read: Read, tmp_path: Path) -> None:
+    write_parquet(tmp_path, "train.parquet", {"source": ["a"], "target": ["b"]})
     assert read({}, format="parquet", source="target", target="source") == (["b"], ["a"])
 
 
-def test_a_folder_may_be_called_like_a_pattern(tmp_path: Path) -> None:
-    """The datasets library takes names for patterns, and would read what is beside it."""
+def test_folder_names_with_glob_characters(tmp_path: Path) -> None:
+    """The datasets library would treat the name as a pattern and read the folder beside it."""
     for name in ("x1", "x[1]"):
         (tmp_path / name / "data").mkdir(parents=True)
         for file in ("valid.parquet", "data/validation-00000-of-00001.parquet"):
             pq.write_table(pa.table({"de": [name], "en": ["b"]}), tmp_path / name / file)
     for streaming in (False, True):
-        given = {"path": str(tmp_path / "x[1]"), "streaming": streaming, "cache": str(tmp_path / "cache")}
-        assert load_pairs(DataConfig(format="parquet", **given), "valid")["source"][:] == ["x[1]"]
+        data = DataConfig(
+            format="parquet", path=str(tmp_path / "x[1]"), streaming=streaming, cache=str(tmp_path / "cache")
+        )
+        assert load_pairs(data, "valid")["source"][:] == ["x[1]"]
         with pytest.raises(UserError, match="as a pattern; rename it"):
-            load_pairs(DataConfig(format="hub", **given), "valid")
+            load_pairs(replace(data, format="hub"), "valid")
 
 
-def test_of_a_streamed_hub_dataset_other_splits_are_not_fetched(read: Read, tmp_path: Path) -> None:
+def test_streamed_hub_dataset_fetches_only_requested_split(read: Read, tmp_path: Path) -> None:
     columns = [{"de": "a", "en": "b"}, {"de": "c", "en": "d"}]
-    files = {"train.jsonl": "no JSON", "validation.jsonl": "".join(map(lines_of, columns))}
+    files = {"train.jsonl": "no JSON", "validation.jsonl": "".join(map(to_json_lines, columns))}
     assert read(files, "valid", "hub", streaming=True) == (["a", "c"], ["b", "d"])
     assert DataOverride().apply_to(DataConfig(format="hub", path=str(tmp_path), streaming=True)).streaming
     with pytest.raises(UserError, match="has no split test; it has train, validation"):
         read(files, "test", "hub", streaming=True)
 
 
-def test_a_broken_parquet_file_is_named(read: Read) -> None:
+def test_invalid_parquet_file_raises(read: Read) -> None:
     with pytest.raises(UserError, match="train.parquet cannot be read: "):
         read({"train.parquet": "PAR1"}, format="parquet")
 
 
-def test_a_folder_laid_out_like_a_hub_dataset(read: Read) -> None:
-    files = {"train.jsonl": lines_of({"de": "a", "en": "b"}), "validation.jsonl": lines_of({"de": "c", "en": "d"})}
+def test_read_folder_in_hub_layout(read: Read) -> None:
+    files = {
+        "train.jsonl": to_json_lines({"de": "a", "en": "b"}),
+        "validation.jsonl": to_json_lines({"de": "c", "en": "d"}),
+    }
     assert read(files, "train", "hub") == (["a"], ["b"])
     assert read(files, "valid", "hub") == (["c"], ["d"])
     with pytest.raises(UserError, match="has no split test; it has train, validation"):
         read(files, "test", "hub")
 
 
-def test_a_folder_of_text_takes_the_place_of_a_hub_dataset(read: Read) -> None:
+def test_text_folder_replaces_hub_dataset(read: Read) -> None:
     files = {f"{split}.{side}": f"{split} {side}\n" for split in ("train", "valid") for side in ("de", "en")}
     expected = (["valid de"], ["valid en"])
     assert read(files, "valid", "hub") == expected
@@ -822,7 +847,7 @@ def test_a_folder_of_text_takes_the_place_of_a_hub_dataset(read: Read) -> None:
         read(files, "test", "hub")
 
 
-def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def offline(path: str, subset: str | None, revision: str | None, cache_dir: str | None, **_: Any) -> None:
         assert (subset, revision) == ("de-en", "a1b2")
         raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
@@ -836,15 +861,15 @@ def test_an_unreachable_dataset_is_explained(monkeypatch: pytest.MonkeyPatch, tm
         load_pairs(data, "train")
 
 
-# ---------------------------------------------------------------------------------------------------------------- toy
+# --- built-in corpus
 @pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
-def test_toy(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"train": 20, "valid": 10, "test": 0}
     monkeypatch.setattr(corpus, "generate_toy_splits", lambda seed: toy.generate(seed, sizes))
     data = DataConfig(source=source, target=target, seed=3)
-    pairs, known = load_pairs(data, "validation"), corpus.generate_toy_splits(3)["valid"]
-    assert len(pairs) == len(known) == 10
-    for row, pair in zip(pairs, known, strict=True):
+    pairs, expected = load_pairs(data, "validation"), corpus.generate_toy_splits(3)["valid"]
+    assert len(pairs) == len(expected) == 10
+    for row, pair in zip(pairs, expected, strict=True):
         assert {row["source"], row["target"]} == {pair.german, pair.english}
         assert row["source"] == (pair.german if source == "de" else pair.english)
         german = 0 if source == "de" else 1
@@ -857,8 +882,8 @@ def test_toy(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
         load_pairs(data, "dev2")
 
 
-# -------------------------------------------------------------------------------------------------------------- rest
-def test_a_column_is_read_in_order(read: Read, tmp_path: Path) -> None:
+# --- other
+def test_iter_column_preserves_order(read: Read, tmp_path: Path) -> None:
     lines = [str(i) for i in range(25_000)]
     text = "\n".join(lines)
     read({"train.de": text, "train.en": text})
@@ -866,32 +891,32 @@ def test_a_column_is_read_in_order(read: Read, tmp_path: Path) -> None:
     assert list(iter_column(load_pairs(data, "train"), "target")) == lines[:20_001]
 
 
-def test_the_cache_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder(DataConfig()) == tmp_path / "home" / ".cache" / "nmt"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder(DataConfig()) == tmp_path / "xdg" / "nmt"
-    assert cache_folder(DataConfig(cache=str(tmp_path / "own"))) == tmp_path / "own"
+    assert cache_folder(DataConfig(cache=str(tmp_path / "custom"))) == tmp_path / "custom"
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="write data.cache=FOLDER"):
         cache_folder(DataConfig(cache=str(tmp_path / "file" / "x")))
 
 
-def test_endings_are_whole(read: Read) -> None:
+def test_file_suffixes_match_completely(read: Read) -> None:
     files = {"train.de": "a\n", "train.en": "b\n", "train.tok.de": "c\n", "train.tok.en": "d\n"}
     assert read(files, source="tok.de", target="tok.en") == (["c"], ["d"])
     files = {"train.src.txt": "e\n", "train.tgt.txt": "f\n", "train.txt": "g\n"}
     assert read(files, source="src.txt", target="tgt.txt") == (["e"], ["f"])
 
 
-def test_nothing_is_printed(read: Read, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
+def test_reading_prints_nothing(read: Read, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
     read({}, format="parquet")
     with pytest.raises(UserError):
         read({"train.parquet": "x"}, format="parquet")
     read({"train.de": "a", "train.en": "b"})
-    read({"train.jsonl": lines_of({"de": "a", "en": "b"})}, format="jsonl")
+    read({"train.jsonl": to_json_lines({"de": "a", "en": "b"})}, format="jsonl")
     assert capfd.readouterr() == ("", "")
     assert not datasets.are_progress_bars_disabled()
     assert datasets.logging.get_verbosity() == logging.WARNING
