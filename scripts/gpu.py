@@ -70,7 +70,8 @@ from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.decoding.search import score_targets, search
 from nmt.model.kernels import cuda_graphs as replay
-from nmt.model.recurrence import CELL_SPECS, RNN
+from nmt.model.kernels.recurrence import RNN
+from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
 from nmt.runtime.device import PRECISION_DTYPES, choose_device, choose_precision, move_model
 from nmt.runtime.memory import PEAK_RESERVED_BYTES, peak_device_memory

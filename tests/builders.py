@@ -63,7 +63,7 @@ from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.data.toy.corpus import generate
 from nmt.decoding.alignment import open_alignment_writer
 from nmt.model.kernels.cuda_graphs import list_tensors
-from nmt.model.recurrence import CELL_SPECS
+from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runtime.launch import LAUNCH_ENV
 from nmt.training import loop as training
@@ -358,7 +358,7 @@ MODEL_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_training_state(
-    name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2
+    name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2, kernels: str = "fast"
 ) -> TrainState:
     """Return the training state of a small model on random pairs."""
     changes = dict(MODEL_VARIANTS[name])
@@ -380,7 +380,9 @@ def make_training_state(
     order, runs = sort_by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
     pairs = EncodedPairs("random", nothing, nothing, source, target, order, runs, 99, 0.0, False)
     torch.manual_seed(1)
-    model = build_model(replace(run.model, dropout=dropout), SMALL_VOCABULARY, SMALL_VOCABULARY).to(dtype)
+    model = build_model(replace(run.model, dropout=dropout, kernels=kernels), SMALL_VOCABULARY, SMALL_VOCABULARY).to(
+        dtype
+    )
     model.dtype = dtype
     for parameter in model.parameters():
         nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too

@@ -11,6 +11,8 @@ import torch
 from builders import ROOT, TINY_SETTINGS, run_in_new_process, write_corpus
 from hypothesis import settings
 
+from nmt.model.kernels import KERNELS
+
 # With models as small as these, threads wait for each other longer than they work, above all beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
@@ -29,6 +31,13 @@ def as_before() -> Iterator[None]:
     yield
     log.handlers[:], log.level, log.propagate = before[:3]
     signal.signal(signal.SIGTERM, before[3])
+
+
+@pytest.fixture(params=["fast", "reference"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with the fast kernels, and again with every model built from `nmt/model/reference.py`."""
+    monkeypatch.setitem(KERNELS, "fast", KERNELS[request.param])
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

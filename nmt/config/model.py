@@ -14,6 +14,7 @@ ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
 READOUT_TYPES = ("tanh", "maxout")
 BRIDGE_TYPES = ("bridge", "last", "mean", "zero")
 TIE_MODES = ("none", "two", "three")
+KERNEL_VERSIONS = ("fast", "reference")
 MAX_LAYERS = 100  # of the encoder or the decoder
 
 
@@ -66,6 +67,7 @@ class ModelConfig:
     residual: bool = setting(False, "residual connections around upper layers (gnmt decoder: from the third layer on)")
     shortcut: bool = setting(False, "add source embeddings to encoder outputs, which makes alignments easier to learn")
     tie: str = setting("none", "share embeddings: none | two (target and output layer) | three (source as well)")
+    kernels: str = setting("fast", "fast | reference (slow, plain PyTorch for reading and debugging)")
     attention: AttentionConfig = field(default_factory=AttentionConfig)
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class ModelConfig:
         check_choice("model.bridge", self.bridge, BRIDGE_TYPES)
         check_choice("model.readout", self.readout, READOUT_TYPES)
         check_choice("model.tie", self.tie, TIE_MODES)
+        check_choice("model.kernels", self.kernels, KERNEL_VERSIONS)
         check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden")
         for name in ("encoder_layers", "decoder_layers"):
             if not 1 <= getattr(self, name) <= MAX_LAYERS:

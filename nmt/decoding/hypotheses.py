@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmt.config import BOS, PAD, SearchConfig
-from nmt.model.kernels.linear import accumulation_dtype
+from nmt.model.numerics import accumulation_dtype
 
 
 @dataclass(frozen=True, slots=True)

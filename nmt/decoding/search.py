@@ -33,8 +33,8 @@ from nmt.decoding.hypotheses import (
     init_beams,
 )
 from nmt.model.attention import AttentionWeights
-from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.logits import log_probabilities, top_continuations
+from nmt.model.numerics import accumulation_dtype
 
 SOURCE_LENGTH_MULTIPLE = 16  # on a GPU, source lengths are padded to a multiple of this number of positions
 REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors

@@ -10,15 +10,17 @@ that share them (see `windows.py`). N = B x Q queries.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.inference_weights import LinearFn, add_optional
-from nmt.model.kernels.linear import CACHE_NUMEL, Linear, accumulation_dtype, init_uniform_, step_dtype
+from nmt.model import reference
+from nmt.model.kernels import KERNELS
 from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.numerics import accumulation_dtype, init_uniform_, step_dtype
+from nmt.model.reference import LinearFn
 from nmt.model.windows import WINDOW_CLASSES, Memory, build_memory
 
 
@@ -47,7 +49,7 @@ AttendFn = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Attent
 
 def prepare_projection(module: nn.Module, dtype: torch.dtype) -> LinearFn:
     """Return a `Linear` prepared for a step loop, or the module itself if it is the identity."""
-    return module.prepare_steps(dtype) if isinstance(module, Linear) else module
+    return module.prepare_steps(dtype) if isinstance(module, reference.Linear) else module
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -61,6 +63,7 @@ class Score(nn.Module):
 
     def __init__(self, config: ModelConfig, coverage_size: int = 1) -> None:
         super().__init__()
+        self.kernels = KERNELS[config.kernels]
         self.heads = config.attention.heads
         self.size = config.attention.size or config.hidden
         if config.attention.coverage:
@@ -80,51 +83,6 @@ class Score(nn.Module):
         return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
 
 
-def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
-    """Return hidden_RHQWA = tanh(q + k + extra) for each pair of query and key."""
-    return add_optional(query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2), extra_RHQWA).tanh_()
-
-
-def score_hidden(hidden_RHQWA: Tensor, v_HA: Tensor) -> Tensor:
-    """Return scores_RHQW = v . hidden."""
-    if len(v_HA) == 1:
-        return hidden_RHQWA @ v_HA.squeeze(0)  # faster than the batched product below
-    return (hidden_RHQWA @ v_HA[:, None, :, None]).squeeze(4)
-
-
-class _ChunkedAdditiveScore(torch.autograd.Function):
-    """v . tanh(q + k), computed for a few rows at a time so that hidden_RHQWA fits into the CPU caches.
-
-    The backward pass recomputes hidden_RHQWA. For a whole target sentence it is by far the largest tensor of a batch.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows_per_chunk: int, query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor) -> Tensor:
-        ctx.save_for_backward(query_RHQA, keys_RHWA, v_HA)
-        ctx.rows_per_chunk = rows_per_chunk
-        chunks = zip(query_RHQA.split(rows_per_chunk), keys_RHWA.split(rows_per_chunk), strict=True)
-        return torch.cat([score_hidden(compute_hidden(query, keys), v_HA) for query, keys in chunks])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        query_RHQA, keys_RHWA, v_HA = ctx.saved_tensors
-        dquery_RHQA = torch.empty_like(query_RHQA)
-        dkeys_RHWA = torch.empty_like(keys_RHWA)
-        dv_HA = torch.zeros_like(v_HA)
-        tensors = (query_RHQA, keys_RHWA, gradients[0], dquery_RHQA, dkeys_RHWA)
-        chunks = zip(*(tensor.split(ctx.rows_per_chunk) for tensor in tensors), strict=True)
-        for query, keys, dscores_RHQW, dquery, dkeys in chunks:
-            hidden_RHQWA = compute_hidden(query, keys)
-            dv_HA += (dscores_RHQW.unsqueeze(3) @ hidden_RHQWA).sum((0, 2, 3))
-            dsum_RHQWA = torch.ops.aten.tanh_backward.grad_input(  # still without the factor v, see the return value
-                dscores_RHQW.unsqueeze(4), hidden_RHQWA, grad_input=hidden_RHQWA
-            )
-            dquery.copy_(dsum_RHQWA.sum(3))
-            dkeys.copy_(dsum_RHQWA.sum(2))
-        v_H1A = v_HA.unsqueeze(1)
-        return None, dquery_RHQA.mul_(v_H1A), dkeys_RHWA.mul_(v_H1A), dv_HA
-
-
 class Additive(Score):
     """v . tanh(W q + U k + b), Bahdanau et al. 2014, appendix A.1.2; `concat` in Luong et al. 2015.
 
@@ -134,8 +92,8 @@ class Additive(Score):
     def __init__(self, config: ModelConfig) -> None:
         size_per_head = (config.attention.size or config.hidden) // config.attention.heads
         super().__init__(config, coverage_size=size_per_head)
-        self.query = Linear(config.hidden, self.size, bias=False)
-        self.key = Linear(config.memory, self.size)
+        self.query = self.kernels.Linear(config.hidden, self.size, bias=False)
+        self.key = self.kernels.Linear(config.memory, self.size)
         self.v = nn.Parameter(torch.empty(self.size))
         init_uniform_(self.v.detach(), self.size)
 
@@ -144,14 +102,9 @@ class Additive(Score):
     ) -> Tensor:
         v_HA = self.v.to(keys_RHWA.dtype).view(self.heads, -1)
         if coverage_RQW is None:
-            rows_per_chunk = max(1, CACHE_NUMEL * len(query_RHQA) // (query_RHQA.numel() * keys_RHWA.shape[2]))
-            # In a step loop (Q = 1) it is faster to keep the hidden values than to recompute them.
-            should_keep_hidden = torch.is_grad_enabled() and query_RHQA.shape[2] == 1
-            if should_keep_hidden or query_RHQA.device.type != "cpu" or len(query_RHQA) <= rows_per_chunk:
-                return score_hidden(compute_hidden(query_RHQA, keys_RHWA), v_HA)
-            return _ChunkedAdditiveScore.apply(rows_per_chunk, query_RHQA, keys_RHWA, v_HA)
+            return self.kernels.additive_score(query_RHQA, keys_RHWA, v_HA)
         coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
-        return score_hidden(compute_hidden(query_RHQA, keys_RHWA, coverage_RHQWA), v_HA)
+        return self.kernels.additive_score(query_RHQA, keys_RHWA, v_HA, coverage_RHQWA)
 
 
 class Dot(Score):
@@ -162,8 +115,8 @@ class Dot(Score):
         self.query = nn.Identity()
         self.key = nn.Identity()
         if self.heads > 1:
-            self.query = Linear(config.hidden, self.size, bias=False)
-            self.key = Linear(config.memory, self.size, bias=False)
+            self.query = self.kernels.Linear(config.hidden, self.size, bias=False)
+            self.key = self.kernels.Linear(config.memory, self.size, bias=False)
 
     def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
         return query_RHQA @ keys_RHWA.transpose(2, 3)
@@ -188,7 +141,7 @@ class General(ScaledDot):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         if self.heads == 1:
-            self.key = Linear(config.memory, config.hidden, bias=False)
+            self.key = self.kernels.Linear(config.memory, config.hidden, bias=False)
 
 
 class NoKeys(nn.Module):
@@ -204,7 +157,7 @@ class Location(Score):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.reach = config.attention.max_positions
-        self.query = Linear(config.hidden, self.heads * self.reach, bias=False)
+        self.query = self.kernels.Linear(config.hidden, self.heads * self.reach, bias=False)
         self.key = NoKeys()
 
     def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
@@ -229,8 +182,9 @@ class Attention(nn.Module):
         self.value = nn.Identity()
         self.output = nn.Identity()
         if self.heads > 1:
-            self.value = Linear(self.context_size, self.context_size, bias=False)
-            self.output = Linear(self.context_size, self.context_size, bias=False)
+            kernels = KERNELS[config.kernels]
+            self.value = kernels.Linear(self.context_size, self.context_size, bias=False)
+            self.output = kernels.Linear(self.context_size, self.context_size, bias=False)
 
     def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project the keys and values of each sentence, once for all steps.

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.attention import Attention, AttentionWeights, NoAttention
-from nmt.model.kernels.linear import Dropout, Linear, tanh
-from nmt.model.recurrence import RNN, RNNState
+from nmt.model.kernels import KERNELS
+from nmt.model.numerics import tanh
+from nmt.model.reference import RNNState
 from nmt.model.windows import Memory
 
 MAX_QUERIES_AT_ONCE = 16  # target positions of a row that attend in one call if no gradient is needed
@@ -122,7 +123,7 @@ class Bridge(nn.Module):
         self.hidden = config.hidden
         self.num_states = 2 if config.cell == "lstm" else 1
         if self.kind == "bridge":
-            self.map = Linear(config.memory, self.layers * self.num_states * self.hidden)
+            self.map = KERNELS[config.kernels].Linear(config.memory, self.layers * self.num_states * self.hidden)
 
     def forward(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[RNNState, ...]:
         """Return the initial state of each decoder layer. `lasts` holds last_BM of each encoder layer."""
@@ -145,6 +146,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        kernels = KERNELS[config.kernels]
         self.style = config.style
         self.residual = config.residual
         self.attention: Attention | NoAttention
@@ -160,14 +162,14 @@ class Decoder(nn.Module):
         upper = config.hidden + (context if config.style == "gnmt" else 0)
         sizes = [(config.embed + feed, config.embed)] + [(upper, 0)] * (layers - 1)
         self.layers = nn.ModuleList(
-            RNN(config.cell, inputs, config.hidden, num_projected) for inputs, num_projected in sizes
+            kernels.RNN(config.cell, inputs, config.hidden, num_projected) for inputs, num_projected in sizes
         )
         if config.style != "gnmt":
             inputs = context + config.hidden + (config.embed if config.style == "bahdanau" else 0)
             outputs = 2 * config.features if config.readout == "maxout" else config.features
-            self.readout = Linear(inputs, outputs, bias=config.style == "bahdanau")
+            self.readout = kernels.Linear(inputs, outputs, bias=config.style == "bahdanau")
         self.maxout = config.readout == "maxout"
-        self.dropout = Dropout(config.dropout)
+        self.dropout = kernels.Dropout(config.dropout)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, DecoderState]:
         """Return the memory and the initial state, one row per sentence, from the outputs of the encoder."""

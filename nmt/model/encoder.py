@@ -4,32 +4,11 @@ Shapes: B sentences, S source positions, R = B x S positions of a batch, E embed
 direction, M output size: D times the number of directions.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.linear import Dropout, Linear
-from nmt.model.recurrence import RNN
-
-
-class _SelfInversePermutation(torch.autograd.Function):
-    """Reorders positions by a permutation that is its own inverse.
-
-    The backward pass is therefore a gather with the same indices. Autograd's would add to rows, with atomic operations
-    on a GPU.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_BSE: Tensor, order_R: Tensor) -> Tensor:
-        ctx.save_for_backward(order_R)
-        return x_BSE.flatten(0, 1).index_select(0, order_R).view_as(x_BSE)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        [dx_BSE], [order_R] = gradients, ctx.saved_tensors
-        return dx_BSE.flatten(0, 1).index_select(0, order_R).view_as(dx_BSE), None
+from nmt.model.kernels import KERNELS
 
 
 def compute_reverse_order(length_B: Tensor, positions: int) -> Tensor:
@@ -38,11 +17,6 @@ def compute_reverse_order(length_B: Tensor, positions: int) -> Tensor:
     reversed_BS = torch.where(s < length_B.unsqueeze(1), length_B.unsqueeze(1) - 1 - s, s)
     first_B1 = positions * torch.arange(len(length_B), device=length_B.device).unsqueeze(1)
     return (reversed_BS + first_B1).flatten()
-
-
-def reverse_sentences(x_BSE: Tensor, order_R: Tensor) -> Tensor:
-    """Reverse each sentence, with `order_R` from `compute_reverse_order`. Twice is the identity."""
-    return _SelfInversePermutation.apply(x_BSE, order_R)
 
 
 class Encoder(nn.Module):
@@ -54,15 +28,18 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        kernels = KERNELS[config.kernels]
+        self.permute_positions = kernels.permute_positions
         hidden = config.memory // config.directions
         self.layers = nn.ModuleList()
         for layer in range(config.encoder_layers):
             inputs = config.memory if layer else config.embed
-            self.layers.append(nn.ModuleList(RNN(config.cell, inputs, hidden) for _ in range(config.directions)))
+            directions = [kernels.RNN(config.cell, inputs, hidden) for _ in range(config.directions)]
+            self.layers.append(nn.ModuleList(directions))
         self.residual = config.residual
         has_shortcut = config.shortcut and config.attention.score != "none"
-        self.shortcut = Linear(config.embed, config.memory, bias=False) if has_shortcut else None
-        self.dropout = Dropout(config.dropout)
+        self.shortcut = kernels.Linear(config.embed, config.memory, bias=False) if has_shortcut else None
+        self.dropout = kernels.Dropout(config.dropout)
 
     def forward(self, embedded_BSE: Tensor, length_B: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return outputs_BSM (0 at padding) and last_BM of each layer.
@@ -83,10 +60,10 @@ class Encoder(nn.Module):
             outputs: list[Tensor] = []
             ends: list[Tensor] = []
             for direction, rnn in enumerate(directions):  # type: ignore[arg-type, var-annotated]
-                inputs = reverse_sentences(x, order_R) if direction else x
+                inputs = self.permute_positions(x, order_R) if direction else x
                 h_BSD, _ = rnn(inputs, rnn.init_state(inputs))
                 ends.append(h_BSD.gather(1, end_B11.expand(-1, 1, h_BSD.shape[2])).squeeze(1))
-                outputs.append(reverse_sentences(h_BSD, order_R) if direction else h_BSD)
+                outputs.append(self.permute_positions(h_BSD, order_R) if direction else h_BSD)
             h_BSM = torch.cat(outputs, 2)
             lasts.append(torch.cat(ends, 1))
             x = h_BSM + x if depth and self.residual else h_BSM

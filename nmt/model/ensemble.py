@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nmt.model.attention import AttentionWeights
 from nmt.model.decoder import DecoderState
-from nmt.model.kernels.linear import accumulation_dtype
+from nmt.model.numerics import accumulation_dtype
 from nmt.model.seq2seq import Seq2Seq
 from nmt.model.windows import Memory
 
@@ -38,6 +38,7 @@ class Ensemble:
     def __init__(self, members: Sequence[Seq2Seq]) -> None:
         self.members = members
         self.dtype = members[0].dtype
+        self.is_fast = all(member.is_fast for member in members)
         self.attends = any(member.attends for member in members)
         # Number of source positions that all members can attend to; None: unlimited.
         self.reach = min((member.reach for member in members if member.reach is not None), default=None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, PAD
-from nmt.model.kernels.linear import CACHE_NUMEL, accumulation_dtype
+from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
 
 TOKENS_PER_BLOCK = 64  # `top_continuations` first compares the maxima of blocks of this many tokens
 

@@ -17,9 +17,10 @@ from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
 from nmt.model.decoder import Decoder, DecoderState
 from nmt.model.encoder import Encoder
-from nmt.model.kernels.linear import Dropout, Linear
-from nmt.model.loss import Loss, cross_entropy
-from nmt.model.recurrence import RNN
+from nmt.model.kernels import FAST, KERNELS
+from nmt.model.kernels.linear import Linear
+from nmt.model.kernels.recurrence import RNN
+from nmt.model.loss import Loss
 from nmt.model.windows import Memory
 
 # Devices that drop padding before the output layer. On others, the host would have to wait for the number of tokens.
@@ -40,6 +41,9 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: ModelConfig, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
+        kernels = KERNELS[config.kernels]
+        self.is_fast = kernels is FAST  # the reference version stays as it is: no prepared weights, no CUDA graphs
+        self.cross_entropy = kernels.cross_entropy
         self.features = config.features
         self.dtype = torch.float32
         self.target_embedding = build_embedding(target_vocab, config.embed)
@@ -49,11 +53,11 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(config)
         self.attends = self.decoder.attention.context_size > 0
         self.reach = self.decoder.attention.reach  # number of source positions that attention can reach; None: all
-        self.dropout = Dropout(config.dropout)
+        self.dropout = kernels.Dropout(config.dropout)
         is_tied = config.tie != "none"
         needs_map = is_tied and config.features != config.embed
-        self.to_embedding = Linear(config.features, config.embed) if needs_map else None
-        self.output = Linear(config.embed if is_tied else config.features, target_vocab)
+        self.to_embedding = kernels.Linear(config.features, config.embed) if needs_map else None
+        self.output = kernels.Linear(config.embed if is_tied else config.features, target_vocab)
         nn.init.zeros_(self.output.bias)
         if is_tied:
             self.output.weight = self.target_embedding.weight
@@ -62,8 +66,18 @@ class Seq2Seq(nn.Module):
         """Lay out the weights for translation. They must not change after that.
 
         With `int8`, linear maps and recurrent layers that run in a step loop are quantized. Recurrent layers that run
-        over a whole sentence and elementwise operations keep their precision.
+        over a whole sentence and elementwise operations keep their precision. The reference version of a model always
+        computes with its parameters.
+
+        Raises:
+            UserError: `int8` with `model.kernels=reference`.
         """
+        if not self.is_fast:
+            if int8:
+                raise UserError(
+                    "precision=int8 needs model.kernels=fast, and this model has reference; write precision=fp32"
+                )
+            return
         step_layers = set(self.decoder.layers) if self.decoder.has_step_loop else set()
         for module in self.modules():
             if isinstance(module, Linear):
@@ -121,7 +135,9 @@ class Seq2Seq(nn.Module):
             inside_R = (target_R != PAD).nonzero().squeeze(1)
             features_RD, target_R = features_RD.index_select(0, inside_R), target_R[inside_R]
         x_RD, output = self.to_output(features_RD), self.output
-        loss = cross_entropy(x_RD, output.weight, output.bias, target_R, smoothing, r_drop, output.inference_fn, PAD)
+        loss = self.cross_entropy(
+            x_RD, output.weight, output.bias, target_R, smoothing, r_drop, output.inference_fn, PAD
+        )
         return loss, weights
 
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.kernels.linear import Linear, accumulation_dtype, init_uniform_, rows_for_steps, tanh, values_for_steps
+from nmt.model.kernels import KERNELS
+from nmt.model.kernels.linear import values_for_steps
+from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
 
 MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
 MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
@@ -91,6 +93,7 @@ class LocalMWindow(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.half_width = config.attention.half_width
+        self.kernels = KERNELS[config.kernels]
 
     def prepare_alignment(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         """Return align(query_ND, position_BQ) -> aligned_BQ, the source position around which each query attends."""
@@ -137,8 +140,8 @@ class LocalMWindow(nn.Module):
 
         offset_W = torch.arange(width, device=device)
         head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
-        gather_keys = rows_for_steps(memory.keys_BHSA.flatten(0, 2))
-        gather_values = rows_for_steps(memory.values_BHSM.flatten(0, 2))
+        gather_keys = self.kernels.rows_for_steps(memory.keys_BHSA.flatten(0, 2))
+        gather_values = self.kernels.rows_for_steps(memory.values_BHSM.flatten(0, 2))
 
         def get_gathered_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
             aligned_BQ = align(query_ND, position_BQ)
@@ -165,7 +168,7 @@ class LocalPWindow(LocalMWindow):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.point = Linear(config.hidden, config.hidden, bias=False)
+        self.point = self.kernels.Linear(config.hidden, config.hidden, bias=False)
         self.v = nn.Parameter(torch.empty(config.hidden))
         init_uniform_(self.v.detach(), config.hidden)
 

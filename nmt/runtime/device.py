@@ -79,7 +79,9 @@ def is_bf16_faster() -> bool:
 
 
 def has_exact_int8_matmul() -> bool:
-    """Return whether int8 matrix products are exact on this CPU; without VNNI 16-bit partial sums may overflow."""
+    """Return whether PyTorch has exact int8 matrix products on this CPU. Without VNNI, 16-bit sums may overflow."""
+    if not hasattr(torch, "_int_mm"):  # a private operator
+        return False
     x_NI = torch.full((4, 256), 127, dtype=torch.int8)
     return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 

@@ -26,8 +26,8 @@ from nmt.data.encoding import Indices
 from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable
-from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.loss import Loss, coverage_loss, guidance_loss
+from nmt.model.numerics import accumulation_dtype
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.distributed import all_reduce_sum, rank, world_size
@@ -105,7 +105,7 @@ def forward_backward(
     Gradients are divided by the `target_tokens` of the whole update and multiplied by the loss scale.
     """
     run, model, step = state.run, state.model, state.progress.step
-    if state.device.type == "cuda" and state.graphed_backward is None:
+    if state.device.type == "cuda" and model.is_fast and state.graphed_backward is None:
         state.graphed_backward = GraphedBackward(run, model)
     compute = state.graphed_backward or partial(backward, run, model)
 

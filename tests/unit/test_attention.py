@@ -17,9 +17,11 @@ from nmt.model.attention import SCORE_CLASSES, Attention
 from nmt.model.encoder import Encoder
 from nmt.model.loss import coverage_loss
 from nmt.model.normalizers import NORMALIZER_FNS
-from nmt.model.recurrence import CELL_SPECS
+from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.model.windows import MAX_WINDOWS_TO_MASK, WINDOW_CLASSES
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 DISTINCT_SCORES = [score for score in SCORE_CLASSES if score != "concat"]  # "concat" is an alias of "additive"
 ATTENTION_CONFIGS = [
@@ -242,7 +244,7 @@ def test_chunked_additive_scores_and_gradients_match_unchunked(heads: int, monke
         return scores_RHQW, *torch.autograd.grad(scores_RHQW, (query_RHQA, keys_RHWA, score.v), weights_RHQW)
 
     unchunked = run()
-    monkeypatch.setattr("nmt.model.attention.CACHE_NUMEL", 2 * query_RHQA[0].numel() * 4)
+    monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 2 * query_RHQA[0].numel() * 4)
     torch.testing.assert_close(run(), unchunked)
 
 

@@ -66,7 +66,7 @@ def one_call(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.Tensor) 
 )
 def test_a_step_of_training(settings: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one more target position costs. Where attention does not feed the recurrence, nothing."""
-    monkeypatch.setattr("nmt.model.recurrence.RNN.torch_layer", one_call)
+    monkeypatch.setattr("nmt.model.kernels.recurrence.RNN.torch_layer", one_call)
     longer, shorter = (launches(ModelConfig(embed=16, hidden=16, **settings), steps) for steps in (6, 5))
     longer.subtract(shorter)
     assert sum(longer.values()) == expected, longer

@@ -12,11 +12,17 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nmt.config import PAD, ModelConfig
 from nmt.config.model import BRIDGE_TYPES, TIE_MODES
+from nmt.model import reference
 from nmt.model.decoder import DecoderState
-from nmt.model.encoder import Encoder, compute_reverse_order, reverse_sentences
+from nmt.model.encoder import Encoder, compute_reverse_order
+from nmt.model.kernels import KERNELS
+from nmt.model.kernels.gather import permute_positions
 from nmt.model.kernels.linear import Dropout, linear_for_steps
-from nmt.model.loss import MAX_FP32_LOGITS, cross_entropy
-from nmt.model.recurrence import CELL_SPECS, RNN
+from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
+from nmt.model.kernels.recurrence import RNN, gru_step, lstm_step
+from nmt.model.reference import CELL_SPECS
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -164,7 +170,7 @@ def test_bridges_match_reference_equations(
 @pytest.mark.parametrize("cell", CELL_SPECS)
 def test_biases_start_at_zero_except_lstm_forget_gates(cell: str) -> None:
     model = make_model(cell=cell)
-    layers = [module for module in model.modules() if isinstance(module, RNN)]
+    layers = [module for module in model.modules() if isinstance(module, reference.RNN)]
     assert len(layers) == 6
     for rnn in layers:
         gate_biases = [0.0, 1.0, 0.0, 0.0] if cell == "lstm" else [0.0] * 3
@@ -184,7 +190,8 @@ def test_tied_embeddings_share_one_tensor(tie: str) -> None:
 @pytest.mark.parametrize("cell", CELL_SPECS)
 def test_cells_pass_gradcheck(cell: str) -> None:
     torch.manual_seed(1)
-    step, gates, states = CELL_SPECS[cell]
+    step = {"lstm": lstm_step, "gru": gru_step}[cell]
+    _, gates, states = CELL_SPECS[cell]
     inputs = [torch.randn(2, 3 * gates, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     state = [torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(states)]
     assert torch.autograd.gradcheck(lambda a, b, *s: step(a, lambda h, plus=0: b + plus, s), (*inputs, *state))
@@ -293,11 +300,11 @@ def test_bfloat16_loss_and_gradients_are_close_to_float64() -> None:
 def test_reversing_sentences_twice_restores_them() -> None:
     x_BSE, length_B = torch.arange(24.0).view(2, 6, 2), torch.tensor([6, 4])
     order_R = compute_reverse_order(length_B, 6)
-    reversed_BSE = reverse_sentences(x_BSE, order_R)
+    reversed_BSE = permute_positions(x_BSE, order_R)
     assert reversed_BSE[1, :, 0].tolist() == [18, 16, 14, 12, 20, 22]
-    torch.testing.assert_close(reverse_sentences(reversed_BSE, order_R), x_BSE)
+    torch.testing.assert_close(permute_positions(reversed_BSE, order_R), x_BSE)
     x_BSE.requires_grad_()
-    [gradient] = torch.autograd.grad(reverse_sentences(x_BSE, order_R), x_BSE, reversed_BSE)
+    [gradient] = torch.autograd.grad(permute_positions(x_BSE, order_R), x_BSE, reversed_BSE)
     torch.testing.assert_close(gradient, x_BSE.detach())
 
 
@@ -326,19 +333,21 @@ def test_dropout_is_applied_to_embeddings_between_layers_and_before_output(
 ) -> None:
     """Check that dropout runs in training only, and that the loss depends on the result of each call."""
     model, batch = make_model(style, dropout=0.3, encoder_layers=3, decoder_layers=3), make_ragged_batch()
-    names, forward = {module: name for name, module in model.named_modules()}, Dropout.forward
+    names = {module: name for name, module in model.named_modules()}
+    dropout_class = KERNELS["fast"].Dropout
+    forward = dropout_class.forward
 
     def run(halved_call: int) -> tuple[list[tuple[Any, ...]], float]:
         """Return (module, probability, *shape) of all calls, and the loss if only one call halves its input."""
         calls: list[tuple[Any, ...]] = []
 
-        def fake_forward(self: Dropout, x: Tensor) -> Tensor:
+        def fake_forward(self: nn.Module, x: Tensor) -> Tensor:
             if forward(self, x) is x:
                 return x
             calls.append((names[self], self.p, *x.shape))
             return x / 2 if len(calls) == halved_call else x
 
-        monkeypatch.setattr(Dropout, "forward", fake_forward)
+        monkeypatch.setattr(dropout_class, "forward", fake_forward)
         return calls, model.loss(*batch)[0].smoothed.item()
 
     has_step_loop = style in ("bahdanau", "luong, input feeding")  # draws one mask for all steps and layers

@@ -23,10 +23,12 @@ from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding.hypotheses import init_beams
 from nmt.decoding.search import beam_step, score_targets, search
 from nmt.decoding.translator import choose_batch_size
-from nmt.model import attention, logits
+from nmt.model import logits
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.linear import accumulation_dtype
 from nmt.model.logits import log_probabilities, top_continuations
+from nmt.model.numerics import accumulation_dtype
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def expected_log_probabilities(logits: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def test_chunking_does_not_change_search_results(monkeypatch: pytest.MonkeyPatch
     unchunked = search(model, source_BS, length_B, config)
     monkeypatch.setattr(logits, "TOKENS_PER_BLOCK", 3)
     monkeypatch.setattr(logits, "CACHE_NUMEL", 2 * VOCABULARY)
-    monkeypatch.setattr(attention, "CACHE_NUMEL", 100)
+    monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 100)
     for actual, expected in zip(search(model, source_BS, length_B, config), unchunked, strict=True):
         assert [h.tokens for h in actual] == [h.tokens for h in expected]
         assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-12)

@@ -1,0 +1,34 @@
+"""What is only there for speed. `nmt/model/reference.py` has a readable version of each part.
+
+`model.kernels` chooses one of `KERNELS`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from nmt.model import reference
+from nmt.model.kernels.additive import additive_score
+from nmt.model.kernels.gather import permute_positions, rows_for_steps
+from nmt.model.kernels.linear import Dropout, Linear
+from nmt.model.kernels.loss import cross_entropy
+from nmt.model.kernels.recurrence import RNN
+from nmt.model.loss import Loss
+
+
+class Kernels(NamedTuple):
+    """The parts of a model that exist in two versions; `reference.py` documents them."""
+
+    Linear: type[reference.Linear]
+    Dropout: Callable[[float], nn.Module]
+    RNN: type[reference.RNN]
+    permute_positions: Callable[[Tensor, Tensor], Tensor]
+    rows_for_steps: Callable[[Tensor], Callable[[Tensor], Tensor]]
+    additive_score: Callable[..., Tensor]
+    cross_entropy: Callable[..., Loss]
+
+
+FAST = Kernels(Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy)
+REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields))
+KERNELS = {"fast": FAST, "reference": REFERENCE}

@@ -93,13 +93,14 @@ def clean_up_after_capture(device: torch.device, pool: Any) -> None:
     dropped, and the pool is released.
     """
     index = get_device_index(device)
-    with contextlib.suppress(RuntimeError):  # the capture has already ended
+    # AttributeError: these functions are private and may go.
+    with contextlib.suppress(RuntimeError, AttributeError):  # the capture has already ended
         torch._C._cuda_endAllocateToPool(index, pool)
     new_generator = torch.Generator(torch.device("cuda", index))
     torch.cuda.default_generators[index].graphsafe_set_state(new_generator.graphsafe_get_state())
     drop_graphs()
     torch.cuda.empty_cache()
-    with contextlib.suppress(RuntimeError):  # the pool was released with its graph
+    with contextlib.suppress(RuntimeError, AttributeError):  # the pool was released with its graph
         torch._C._cuda_releasePool(index, pool)
     torch.cuda.empty_cache()
 
@@ -228,5 +229,8 @@ class GraphedModel:
 
 
 def maybe_graph(model: Any, device: torch.device) -> Any:
-    """Return the model for search, on a GPU as a `GraphedModel`. Its weights must not change."""
-    return GraphedModel(model) if device.type == "cuda" else model
+    """Return the model for search, on a GPU as a `GraphedModel` unless it has `model.kernels=reference`.
+
+    Its weights must not change.
+    """
+    return GraphedModel(model) if device.type == "cuda" and model.is_fast else model

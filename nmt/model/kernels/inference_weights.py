@@ -12,14 +12,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LinearFn = Callable[..., Tensor]  # (x, addend=None) -> x W^T + b (+ addend)
+from nmt.model.reference import LinearFn
+
 INT8_MAX = 127
 ONEDNN_LSTM_MODE = 2  # oneDNN's enum value for an LSTM
-PACKABLE_DTYPES = []  # dtypes that oneDNN supports on this CPU
-if torch.backends.mkldnn.is_available():
-    PACKABLE_DTYPES.append(torch.float32)
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        PACKABLE_DTYPES.append(torch.bfloat16)
+# Operators of PyTorch that are not part of its public interface. Where one is missing, plain products are used instead.
+LINEAR_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
+LSTM_OPERATORS = ("_reorder_mkldnn_rnn_layer_weight",)
+
+
+def list_packable_dtypes(*operators: str) -> list[torch.dtype]:
+    """Return the dtypes that oneDNN supports on this CPU, none if it or one of the operators is missing."""
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in operators):
+        return []
+    supports_bf16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)()
+    return [torch.float32, *([torch.bfloat16] if supports_bf16 else [])]
+
+
+PACKABLE_LINEAR_DTYPES = list_packable_dtypes(*LINEAR_OPERATORS)
+PACKABLE_LSTM_DTYPES = list_packable_dtypes(*LSTM_OPERATORS) if hasattr(torch.ops.aten, "mkldnn_rnn_layer") else []
 
 
 def prepare_linear(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> LinearFn:
@@ -27,7 +38,7 @@ def prepare_linear(weight_OI: Tensor, bias_O: Tensor | None, int8: bool) -> Line
     weight_OI, bias_O = weight_OI.detach(), None if bias_O is None else bias_O.detach()
     if int8:
         return make_int8_linear(weight_OI, bias_O)
-    if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKABLE_DTYPES:
+    if weight_OI.device.type == "cpu" and weight_OI.dtype in PACKABLE_LINEAR_DTYPES:
         return make_packed_linear(weight_OI, bias_O)
     return make_plain_linear(weight_OI, bias_O)
 
@@ -93,7 +104,7 @@ def prepare_lstm(
     Computes what `torch.lstm` does, which reorders the weights in every call; for a small batch that takes most of its
     time.
     """
-    if weight_ih_GI.device.type != "cpu" or weight_ih_GI.dtype not in PACKABLE_DTYPES:
+    if weight_ih_GI.device.type != "cpu" or weight_ih_GI.dtype not in PACKABLE_LSTM_DTYPES:
         return None
     size = weight_hh_GD.shape[1]
     packed_weights = torch.ops.mkldnn._reorder_mkldnn_rnn_layer_weight(

@@ -1,13 +1,12 @@
-"""Linear maps, dropout, and operations for step loops, which do outside of the loop what does not depend on the step.
+"""Linear maps and dropout, and step loops that compute the gradients of their weights once, after the loop.
 
 In training, parameters are kept in fp32 (fp64 if asked). A map computes in the dtype of its input and casts its weights
 to it; in a step loop, once for the whole loop. For translation, weights are cast once (`inference_weights.py`).
 
 Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
-memory size; P rows of a table, A their size.
+memory size.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,41 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.model.kernels.inference_weights import LinearFn, make_plain_linear, prepare_linear
+from nmt.model import reference
+from nmt.model.kernels.inference_weights import make_plain_linear, prepare_linear
+from nmt.model.reference import LinearFn
 
-CACHE_NUMEL = 2**19  # number of fp32 elements that fit into the private caches of a CPU core
 ROW_MULTIPLE = 128  # `pad_rows` pads the number of rows to a multiple of this
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums and normalization: at least fp32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Return `torch.tanh(x)`, computed in fp32 for bf16 on a CPU, where bf16 takes seven times as long."""
-    dtype = step_dtype(x)
-    return torch.tanh(x) if dtype == x.dtype else torch.tanh(x.to(dtype)).to(x.dtype)
-
-
-def step_dtype(x: Tensor) -> torch.dtype:
-    """Return the fastest dtype, at least as precise as that of `x`, for the operations of a step without weights.
-
-    These are tanh and products with a single query. On a CPU they are faster in fp32 than in bf16 or fp16.
-    """
-    is_half = x.dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if is_half and x.device.type == "cpu" else x.dtype
-
-
-def init_uniform_(weight: Tensor, fan_in: int) -> None:
-    """Fill with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), the default of `nn.Linear`, for parameters outside of one."""
-    nn.init.uniform_(weight, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-
-
-class Linear(nn.Linear):
+class Linear(reference.Linear):
     """`nn.Linear` that casts its weights to the dtype of its input, until `prepare_for_inference` fixes them."""
-
-    inference_fn: LinearFn | None = None  # set once the weights no longer change
 
     def prepare_for_inference(self, int8: bool) -> None:
         self.inference_fn = prepare_linear(self.weight, self.bias, int8)
@@ -110,7 +83,7 @@ class Dropout(nn.Module):
 # All steps of a loop share the same weights. Autograd would compute a weight gradient in every step and add it to the
 # sum. Instead, each step's backward pass only saves the factors of its gradient, and one product over all T x N rows
 # computes the sum after the last of them.
-class _DeferredGradient(torch.autograd.Function):
+class DeferredGradient(torch.autograd.Function):
     """Passes on tensors that all steps of a loop share. Their gradient is the result of `collect`.
 
     Its backward pass runs after those of all steps, so `collect` finds what each of them saved.
@@ -181,7 +154,7 @@ def linear_for_steps(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtyp
         dy_RO, x_RI = map(pad_rows, concat_tape(tape, 0))
         return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # both accumulate in fp32 internally
 
-    weight, bias = _DeferredGradient.apply(collect, weight, bias)
+    weight, bias = DeferredGradient.apply(collect, weight, bias)
     linear = prepare_linear(weight, bias, int8=False)
     return lambda x_NI, addend=None: _LinearStep.apply(x_NI, weight, bias, addend, linear, tape)
 
@@ -217,42 +190,5 @@ def values_for_steps(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
         dcontext_BHRM, weights_BHRS = concat_tape(tape, 2)
         return (weights_BHRS.transpose(2, 3) @ dcontext_BHRM,)
 
-    [values] = _DeferredGradient.apply(collect, values_BHSM)
+    [values] = DeferredGradient.apply(collect, values_BHSM)
     return lambda weights_BHQS: _WeightedSumStep.apply(weights_BHQS, values, tape)
-
-
-class _RowLookupStep(torch.autograd.Function):
-    """Looks up rows of a table.
-
-    The backward pass adds only to the same rows of `total`, the gradient that all steps share, instead of allocating
-    and adding a gradient of the whole table in each step.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, table_PA: Tensor, index: Tensor, total: list[Tensor]) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape, ctx.total = table_PA.shape, total
-        return table_PA.index_select(0, index.flatten()).view(*index.shape, table_PA.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        if not ctx.total:
-            ctx.total.append(gradients[0].new_zeros(ctx.shape, dtype=accumulation_dtype(gradients[0].dtype)))
-        index, total = ctx.saved_tensors[0].flatten(), ctx.total[0]
-        rows = gradients[0].reshape(len(index), ctx.shape[1]).to(total.dtype)
-        if total.device.type == "cpu":
-            total.index_add_(0, index, rows)
-        else:
-            total.index_put_((index,), rows, accumulate=True)  # deterministic on a GPU, unlike `index_add_`
-        return None, None, None
-
-
-def rows_for_steps(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return index -> rows of a table, with shape (*index.shape, A), for one step loop.
-
-    The cost of a step, forward and backward, does not depend on the length of the table. Like `linear_for_steps`, the
-    returned function must not outlive the loop's backward pass.
-    """
-    total: list[Tensor] = []  # the gradient of the table, empty until the first backward pass
-    [table] = _DeferredGradient.apply(lambda: (total.pop().to(table_PA.dtype),), table_PA)
-    return lambda index: _RowLookupStep.apply(table, index, total)

@@ -1,4 +1,4 @@
-"""Recurrent cells and layers, for a whole sequence in one call or for one step of a loop.
+"""Recurrent cells with handwritten gradients, and layers that call PyTorch's library for a whole sequence.
 
 Shapes: B sentences, N rows, T steps, I input size, D state size, G gates x D (4 gates LSTM, 3 GRU).
 """
@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nmt.model.kernels.inference_weights import LinearFn, make_plain_linear, prepare_linear, prepare_lstm
-from nmt.model.kernels.linear import apply_to_rows, cast_linear_weights, linear_for_steps, tanh
+from nmt.model import reference
+from nmt.model.kernels.inference_weights import make_plain_linear, prepare_linear, prepare_lstm
+from nmt.model.kernels.linear import apply_to_rows, cast_linear_weights, linear_for_steps
+from nmt.model.numerics import tanh
+from nmt.model.reference import LinearFn, RNNState, RNNStepFn
 
-RNNState = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
 FLAT_WEIGHT_DEVICES = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
 FUSED_BIAS_DEVICES = ("cpu",)  # devices on which a matrix product adds a bias at no cost
 
@@ -62,12 +64,11 @@ class _LSTMCell(torch.autograd.Function):
         return dgates_NG, dc
 
 
-def lstm_cell(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState) -> RNNState:
-    """Run one LSTM step (Hochreiter and Schmidhuber 1997, with forget gates).
+def lstm_step(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState) -> RNNState:
+    """Run one LSTM step, see `reference.lstm_cell`.
 
-    i, f, o = sigmoid(.), g = tanh(.); c_t = f c_{t-1} + i g; h_t = o tanh(c_t). Gates are stacked as i, f, g, o. The
-    pre-activations are `hidden_fn(h_{t-1}, inputs_NG)`, which adds `inputs_NG`, if there are any, to its own product
-    and biases.
+    The pre-activations are `hidden_fn(h_{t-1}, inputs_NG)`, which adds `inputs_NG`, if there are any, to its own
+    product and biases.
     """
     gates_NG = hidden_fn(state[0], inputs_NG)
     return _LSTMCell.apply(gates_NG, state[1]) if torch.is_grad_enabled() else compute_lstm(gates_NG, state[1])[:2]
@@ -111,17 +112,10 @@ class _GRUCell(torch.autograd.Function):
         return dinputs_NG, dhidden_NG, dh
 
 
-def gru_cell(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNState:
-    """Run one GRU step (Cho et al. 2014), with the reset gate applied after the product, as in cuDNN.
-
-    r, z = sigmoid(.); n = tanh(i_n + r h_n); h_t = (1 - z) n + z h_{t-1}. Gates are stacked as r, z, n. `inputs_NG` are
-    the pre-activations from the input, `hidden_fn(h_{t-1})` those from the state.
-    """
+def gru_step(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNState:
+    """Run one GRU step, see `reference.gru_cell`, with `hidden_fn(h_{t-1})` for the pre-activations from the state."""
     gates = inputs_NG, hidden_fn(state[0]), state[0]
     return (_GRUCell.apply(*gates),) if torch.is_grad_enabled() else compute_gru(*gates)[:1]
-
-
-CELL_SPECS = {"lstm": (lstm_cell, 4, 2), "gru": (gru_cell, 3, 1)}  # step function, number of gates, tensors per state
 
 
 class _FlattenWeights(torch.autograd.Function):
@@ -145,40 +139,17 @@ class _FlattenWeights(torch.autograd.Function):
         return None, *(gradient.to(dtype) for gradient, dtype in zip(gradients, ctx.dtypes, strict=True))
 
 
-class RNN(nn.Module):
-    """One unidirectional recurrent layer, for a whole sequence in one call (`forward`) or for a step loop.
-
-    For a step loop, the first `num_projected` inputs go through `project`, outside of the loop. The others and the
-    state are inputs of the step that `prepare_steps` returns.
-    """
+class RNN(reference.RNN):
+    """`reference.RNN` with one call of PyTorch's library for a whole sequence, and fewer operations in a step loop."""
 
     def __init__(self, cell: str, inputs: int, hidden: int, num_projected: int = 0) -> None:
-        super().__init__()
-        self.cell: Callable[..., RNNState]
-        self.cell, gates, self.num_states = CELL_SPECS[cell]
-        self.hidden = hidden
-        self.num_projected = num_projected
+        super().__init__(cell, inputs, hidden, num_projected)
+        self.is_lstm = cell == "lstm"
         # Set once the weights no longer change: the maps of `project` and `prepare_steps`, or the layer of `forward`.
         self.inference_fns: dict[str, LinearFn] = {}
         self.inference_layer: Callable[..., tuple[Tensor, ...]] | None = None
-        self.torch_fn: Callable[..., Any] = torch.lstm if cell == "lstm" else torch.gru
-        self.weight_ih = nn.Parameter(torch.empty(gates * hidden, inputs))
-        self.weight_hh = nn.Parameter(torch.empty(gates * hidden, hidden))
-        self.bias_ih = nn.Parameter(torch.zeros(gates * hidden))
-        self.bias_hh = nn.Parameter(torch.zeros(gates * hidden))
-        for block in self.weight_ih.detach().split(hidden):
-            nn.init.xavier_uniform_(block)
-        for block in self.weight_hh.detach().split(hidden):
-            nn.init.orthogonal_(block)
-        if cell == "lstm":
-            nn.init.ones_(self.bias_ih.detach()[hidden : 2 * hidden])  # forget gate bias 1 (Jozefowicz et al. 2015)
-
-    def init_state(self, like_BTI: Tensor) -> RNNState:
-        """Return the zero state before the first step, with the batch size, dtype and device of `like_BTI`."""
-        return (like_BTI.new_zeros(like_BTI.shape[0], self.hidden),) * self.num_states
 
     def forward(self, x_BTI: Tensor, state: RNNState) -> tuple[Tensor, RNNState]:
-        """Run all T steps in one call. Return the outputs h_BTD and the state after the last step."""
         run = self.inference_layer or partial(self.torch_layer, self.cast_weights(x_BTI.dtype))
         h_BTD, *final = run(x_BTI, *state)
         return h_BTD, tuple(s.squeeze(0) for s in final)
@@ -186,8 +157,10 @@ class RNN(nn.Module):
     def torch_layer(self, weights: tuple[Tensor, ...], x_BTI: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Run PyTorch's layer. Return h_BTD and the final h_1BD (and c_1BD)."""
         batched_state = tuple(s.unsqueeze(0).contiguous() for s in state)
-        initial = batched_state if self.num_states == 2 else batched_state[0]
-        return self.torch_fn(x_BTI, initial, weights, True, 1, 0.0, self.training, False, True)
+        options = (True, 1, 0.0, self.training, False, True)
+        if self.is_lstm:
+            return torch.lstm(x_BTI, batched_state, weights, *options)
+        return torch.gru(x_BTI, batched_state[0], weights, *options)
 
     def cast_weights(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Return the four weights in `dtype`, on a GPU in one buffer."""
@@ -204,7 +177,7 @@ class RNN(nn.Module):
             for parameter, view in zip(self.parameters(), flat, strict=True):
                 parameter.data = view  # so that memory does not hold the weights twice
             self.inference_layer = partial(self.torch_layer, flat)
-        elif self.cell is lstm_cell:
+        elif self.is_lstm:
             self.inference_layer = prepare_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def prepare_for_inference(self, int8: bool) -> None:
@@ -222,7 +195,7 @@ class RNN(nn.Module):
         """
         if not self.num_projected:
             return None, self.bias_ih, self.bias_hh
-        if self.cell is lstm_cell and self.bias_ih.device.type not in FUSED_BIAS_DEVICES:
+        if self.is_lstm and self.bias_ih.device.type not in FUSED_BIAS_DEVICES:
             return self.bias_ih + self.bias_hh, None, None
         return self.bias_ih, None, self.bias_hh
 
@@ -233,7 +206,7 @@ class RNN(nn.Module):
         """
         weight_GI = self.weight_ih[:, self.num_projected :]
         _, bias_G, hidden_bias_G = self.get_biases()
-        if not is_joint or self.cell is not lstm_cell:
+        if not is_joint or not self.is_lstm:
             return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, hidden_bias_G)}
         joint_bias_G = hidden_bias_G if bias_G is None else self.bias_hh + bias_G
         return {"joint": (torch.cat([weight_GI, self.weight_hh], 1), joint_bias_G)}
@@ -249,29 +222,22 @@ class RNN(nn.Module):
         )
         return apply_to_rows(project_fn, x)
 
-    def prepare_steps(self, dtype: torch.dtype) -> "RNNStepFn":
-        """Return step(x_NI, state, inputs_NG) -> state for one step loop.
-
-        x_NI are the inputs that are not projected. `inputs_NG` is one step of the result of `project`, or None if no
-        inputs are projected.
-        """
+    def prepare_steps(self, dtype: torch.dtype) -> RNNStepFn:
         # Greedy search prepares anew at each step, where joining the weights would cost more than it saves.
         is_joint = torch.is_grad_enabled()
         fns = self.inference_fns or {
             name: linear_for_steps(*weights, dtype) for name, weights in self.get_step_weights(is_joint).items()
         }
         joint_fn = fns.get("joint")
+        run_step: Callable[..., RNNState] = lstm_step if self.is_lstm else gru_step
 
         def step(x_NI: Tensor, state: RNNState, inputs_NG: Tensor | None = None) -> RNNState:
             if joint_fn is None:
-                return self.cell(fns["input"](x_NI, inputs_NG), fns["hidden"], state)
+                return run_step(fns["input"](x_NI, inputs_NG), fns["hidden"], state)
 
             def apply_joint(h_ND: Tensor, addend: Tensor | None) -> Tensor:
                 return joint_fn(torch.cat([x_NI, h_ND], 1), addend)
 
-            return self.cell(inputs_NG, apply_joint, state)
+            return run_step(inputs_NG, apply_joint, state)
 
         return step
-
-
-RNNStepFn = Callable[..., RNNState]

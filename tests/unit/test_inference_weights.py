@@ -1,4 +1,4 @@
-"""Frozen linear maps against the products they stand for, and models that translate with them."""
+"""Weights prepared for inference give the same results, within rounding for int8."""
 
 from pathlib import Path
 
@@ -10,30 +10,43 @@ from torch.nn import functional as F
 import nmt
 from nmt.decoding.search import score_targets
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.inference_weights import prepare_linear
+from nmt.model.kernels.inference_weights import LINEAR_OPERATORS, list_packable_dtypes, prepare_linear
 from nmt.model.kernels.linear import Linear
-from nmt.model.recurrence import RNN
+from nmt.model.kernels.recurrence import RNN
 from nmt.runtime.device import choose_precision, has_exact_int8_matmul, is_bf16_faster, move_model
 
-int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the processor has no products of 8 bits (VNNI)")
+int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the CPU has no exact int8 products (VNNI)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("biased", [False, True])
-def test_frozen_is_the_same_product(dtype: torch.dtype, biased: bool) -> None:
+def test_prepared_linear_matches_f_linear(dtype: torch.dtype, biased: bool) -> None:
     torch.manual_seed(1)
     weight_OI, bias_O = torch.randn(33, 96).to(dtype), torch.randn(33).to(dtype) if biased else None
     for part in (weight_OI, weight_OI[:, :40], weight_OI[:, 40:]):
         for x in (torch.randn(7, part.shape[1]).to(dtype), torch.randn(1, 3, part.shape[1]).to(dtype)):
-            frozen, y = prepare_linear(part, bias_O, int8=False), F.linear(x, part, bias_O)
-            torch.testing.assert_close(frozen(x), y)
-            for plus in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
+            prepared, y = prepare_linear(part, bias_O, int8=False), F.linear(x, part, bias_O)
+            torch.testing.assert_close(prepared(x), y)
+            for addend in (torch.randn_like(y), torch.randn(*y.shape[:-1], 66).to(dtype)[..., ::2]):
                 rounding = {"rtol": 0.01, "atol": 0.05} if dtype == torch.bfloat16 else {}  # of y, before and after
-                torch.testing.assert_close(frozen(x, plus), y + plus, **rounding)
+                torch.testing.assert_close(prepared(x, addend), y + addend, **rounding)
+
+
+def test_plain_products_replace_missing_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list_packable_dtypes(*LINEAR_OPERATORS) and not list_packable_dtypes("no_such_operator")
+    source_BS, length_B, target_BT = make_ragged_batch()
+    results = []
+    for _ in range(2):
+        model = make_model("bahdanau").eval()
+        move_model(model, "fp32", torch.device("cpu"))
+        results.append([hypothesis.score for hypothesis in score_targets(model, source_BS, length_B, target_BT)])
+        for name in ("PACKABLE_LINEAR_DTYPES", "PACKABLE_LSTM_DTYPES"):
+            monkeypatch.setattr(f"nmt.model.kernels.inference_weights.{name}", [])
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
+def test_prepared_rnn_layer_matches_rnn(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     for cell, inputs, hidden in (("lstm", 33, 17), ("lstm", 64, 48), ("gru", 33, 17)):
         rnn = RNN(cell, inputs, hidden).to(dtype)
@@ -44,37 +57,37 @@ def test_a_frozen_layer_is_the_same_layer(dtype: torch.dtype) -> None:
                 rnn.inference_layer = None
                 h_BTD, last = rnn(x_BTI, state)
                 rnn.prepare_layer_for_inference()
-                frozen_BTD, frozen_last = rnn(x_BTI, state)
-            for part, exact in zip((frozen_BTD, *frozen_last), (h_BTD, *last), strict=True):
+                prepared_BTD, prepared_last = rnn(x_BTI, state)
+            for part, exact in zip((prepared_BTD, *prepared_last), (h_BTD, *last), strict=True):
                 torch.testing.assert_close(part, exact)
 
 
-def test_filled_rows_change_nothing() -> None:
-    """In bf16, of whole sentences: products, their gradients, and weight gradients put off to the end of a loop."""
+def test_padded_rows_do_not_change_results() -> None:
+    """bf16 products of whole sentences, with their gradients, deferred ones included."""
     torch.manual_seed(1)
     x_BTI, dy_BTO = torch.randn(3, 5, 16).bfloat16(), torch.randn(3, 5, 12).bfloat16()
     linear = Linear(16, 12)
     weights = linear.weight, linear.bias
 
-    def looped(x_BTI: torch.Tensor) -> torch.Tensor:
+    def in_step_loop(x_BTI: torch.Tensor) -> torch.Tensor:
         step = linear.prepare_steps(torch.bfloat16)
         return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
 
     def plain(x_BTI: torch.Tensor) -> torch.Tensor:
         return F.linear(x_BTI, *(weight.bfloat16() for weight in weights))
 
-    found = []
-    for product in (plain, linear, looped):
+    actual = []
+    for product in (plain, linear, in_step_loop):
         x = x_BTI.clone().requires_grad_()
         y_BTO = product(x)
-        found.append([y_BTO, *torch.autograd.grad(y_BTO, [x, *weights], dy_BTO)])
-    for parts in found[1:]:
-        for part, exact in zip(parts, found[0], strict=True):
+        actual.append([y_BTO, *torch.autograd.grad(y_BTO, [x, *weights], dy_BTO)])
+    for parts in actual[1:]:
+        for part, exact in zip(parts, actual[0], strict=True):
             torch.testing.assert_close(part.float(), exact.float(), rtol=0.02, atol=0.05)
 
 
 @int8
-def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
+def test_int8_error_is_within_rounding() -> None:
     torch.manual_seed(1)
     x_NI, weight_OI, bias_O = torch.randn(7, 96), torch.randn(33, 96) * torch.rand(33, 1), torch.randn(33)
     weight_OI[5], x_NI[2] = 0, 0
@@ -83,13 +96,13 @@ def test_an_int8_product_is_as_near_as_rounding_allows() -> None:
     bound_NO = half_x_N1 * weight_OI.double().abs().sum(1) + half_w_O * x_NI.double().abs().sum(1, keepdim=True)
     bound_NO += 96 * half_x_N1 * half_w_O + 1e-5
     exact_NO = x_NI.double() @ weight_OI.double().t() + bias_O
-    found_NO = prepare_linear(weight_OI, bias_O, int8=True)(x_NI)
-    assert ((found_NO - exact_NO).abs() <= bound_NO).all()
-    assert 0 < (found_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
+    actual_NO = prepare_linear(weight_OI, bias_O, int8=True)(x_NI)
+    assert ((actual_NO - exact_NO).abs() <= bound_NO).all()
+    assert 0 < (actual_NO - exact_NO).abs().mean() < 0.01 * exact_NO.abs().mean()
 
 
 @int8
-def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+def test_int8_rows_are_independent() -> None:
     torch.manual_seed(1)
     x_BTI, product = torch.randn(4, 5, 64), prepare_linear(torch.randn(48, 64), None, int8=True)
     whole_BTO = product(x_BTI)
@@ -100,50 +113,50 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 
 @int8
 @pytest.mark.parametrize("style", STYLES)
-def test_scores_in_int8_are_near_those_of_full_precision(style: str) -> None:
+def test_int8_scores_are_close_to_fp64(style: str) -> None:
     source_BS, length_B, target_BT = make_ragged_batch()
     exact = score_targets(make_model(style).eval(), source_BS, length_B, target_BT)
     model = make_model(style).eval()
     move_model(model, "int8", torch.device("cpu"))
-    near = score_targets(model, source_BS, length_B, target_BT)
+    int8_hypotheses = score_targets(model, source_BS, length_B, target_BT)
     with torch.inference_mode():
         loss, _ = model.loss(source_BS, length_B, target_BT)
-    assert float(loss.nats) == pytest.approx(-sum(hypothesis.score for hypothesis in near), rel=1e-4)
-    for found, wanted in zip(near, exact, strict=True):
-        assert found.score != wanted.score
-        assert found.score == pytest.approx(wanted.score, rel=0.02)
+    assert float(loss.nats) == pytest.approx(-sum(hypothesis.score for hypothesis in int8_hypotheses), rel=1e-4)
+    for actual, expected in zip(int8_hypotheses, exact, strict=True):
+        assert actual.score != expected.score
+        assert actual.score == pytest.approx(expected.score, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=int8)])
-def test_the_table_of_what_tokens_add_to_gates_changes_nothing(precision: str) -> None:
+def test_table_of_projected_embeddings_does_not_change_scores(precision: str) -> None:
     source_BS, length_B, target_BT = make_ragged_batch()
     for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
         model = make_model(style, cell=cell).eval()
         move_model(model, precision, torch.device("cpu"))
         assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
-        found = score_targets(model, source_BS, length_B, target_BT)
+        actual = score_targets(model, source_BS, length_B, target_BT)
         model.inputs_VG = None
-        for own, wanted in zip(found, score_targets(model, source_BS, length_B, target_BT), strict=True):
-            assert own.score == pytest.approx(wanted.score, rel=1e-6)
+        for own, expected in zip(actual, score_targets(model, source_BS, length_B, target_BT), strict=True):
+            assert own.score == pytest.approx(expected.score, rel=1e-6)
 
 
 @int8
-def test_members_of_an_ensemble_may_be_int8() -> None:
+def test_int8_ensemble() -> None:
     source_BS, length_B, target_BT = make_ragged_batch()
     models = [make_model("bahdanau").eval(), make_model("luong", cell="gru").eval()]
     exact = score_targets(Ensemble(models), source_BS, length_B, target_BT)
     for model in models:
         move_model(model, "int8", torch.device("cpu"))
-    for found, wanted in zip(score_targets(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
-        assert found.score == pytest.approx(wanted.score, rel=0.02)
+    for actual, expected in zip(score_targets(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
+        assert actual.score == pytest.approx(expected.score, rel=0.02)
 
 
 @int8
-def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path) -> None:
+def test_commands_accept_int8(home: Path, corpus: Path) -> None:
     run = home / "runs" / "mine"
     lines = (corpus / "test.de").read_text(encoding="utf-8").splitlines()
-    exact, near = (nmt.load(run, device="cpu", precision=precision) for precision in ("fp32", "int8"))
-    same = [a.text == b.text for a, b in zip(exact.translate(lines), near.translate(lines), strict=True)]
+    exact, quantized = (nmt.load(run, device="cpu", precision=precision) for precision in ("fp32", "int8"))
+    same = [a.text == b.text for a, b in zip(exact.translate(lines), quantized.translate(lines), strict=True)]
     assert sum(same) >= 0.7 * len(same)
     given = ("checkpoint=runs/mine", "precision=int8", "device=cpu")
     assert run_ok("translate", *given, folder=home, text=b"Der Hund .\n").strip()
@@ -152,7 +165,7 @@ def test_translation_alignment_and_evaluation_take_int8(home: Path, corpus: Path
     run_ok("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
 
 
-def test_where_int8_cannot_be(tmp_path: Path) -> None:
+def test_int8_is_rejected_for_training_and_gpus(tmp_path: Path) -> None:
     assert "train with precision=auto, fp32, tf32, bf16, fp16 or fp64" in run_error(
         "train", "precision=int8", folder=tmp_path
     )
@@ -160,14 +173,19 @@ def test_where_int8_cannot_be(tmp_path: Path) -> None:
         choose_precision("int8", torch.device("cuda"))
 
 
-def test_tf32_is_for_gpus(tmp_path: Path) -> None:
+def test_int8_needs_fast_kernels() -> None:
+    with pytest.raises(nmt.UserError, match="precision=int8 needs model.kernels=fast"):
+        make_model(kernels="reference").prepare_for_inference(int8=True)
+
+
+def test_tf32_is_rejected_on_cpu(tmp_path: Path) -> None:
     message = run_error("train", "precision=tf32", "device=cpu", folder=tmp_path)
     assert message.endswith("precision=tf32 needs an NVIDIA GPU, Ampere or later, not device=cpu; write precision=fp32")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
-    """Products of linear maps and of recurrent layers alike, whatever the defaults of PyTorch."""
+def test_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
+    """Linear maps and recurrent layers alike, whatever PyTorch's defaults are."""
     device = torch.device("cuda")
     errors = {}
     for precision in ("tf32", "fp32", "tf32"):
@@ -178,8 +196,10 @@ def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
         exact = [rnn.double()(x_BTI.double(), rnn.init_state(x_BTI.double()))[0], linear.double()(x_BTI.double())]
         move_model(model, precision, device)
         on_gpu = x_BTI.to(device)
-        found = [rnn.float().to(device)(on_gpu, rnn.init_state(on_gpu))[0], linear.float().to(device)(on_gpu)]
-        errors[precision] = [float((own.cpu() - wanted).abs().max()) for own, wanted in zip(found, exact, strict=True)]
+        actual = [rnn.float().to(device)(on_gpu, rnn.init_state(on_gpu))[0], linear.float().to(device)(on_gpu)]
+        errors[precision] = [
+            float((own.cpu() - expected).abs().max()) for own, expected in zip(actual, exact, strict=True)
+        ]
     assert max(errors["fp32"]) < 1e-5
     assert min(errors["tf32"]) > 1e-5
 
@@ -194,7 +214,7 @@ def test_on_a_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
         ({"architecture": "arm64", "bf16": True}, False),
     ],
 )
-def test_auto_is_bf16_where_its_products_are_faster(
+def test_auto_precision_is_bf16_where_it_is_faster(
     capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)

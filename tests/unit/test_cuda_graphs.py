@@ -1,0 +1,214 @@
+"""CUDA graphs, mostly on a CPU: `fake_capture_graph` stands in for a capture, with the shapes and counts of a GPU."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from builders import SEARCH_OPTIONS, fake_capture_graph, make_attention_model, make_model, make_ragged_batch, sharpen
+from torch.nn import functional as F
+
+from nmt.config import SearchConfig
+from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length, search
+from nmt.model.ensemble import Ensemble
+from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel
+from nmt.model.out_of_memory import try_or_oom
+from nmt.runtime.memory import is_out_of_memory
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
+MODELS: dict[str, Callable[[], Any]] = {
+    "bahdanau": lambda: sharpen(make_model("bahdanau", "gru")),
+    "luong": lambda: sharpen(make_model("luong")),
+    "gnmt": lambda: sharpen(make_model("gnmt")),
+    "local_m, coverage": lambda: sharpen(
+        make_attention_model("input feeding", 0, score="additive", window="local_m", coverage=True), 1.5
+    ),
+    "local_p": lambda: sharpen(make_attention_model("bahdanau", 1, window="local_p", score="dot"), 1.5),
+    "none": lambda: sharpen(make_attention_model("input feeding", 2, score="none"), 1.5),
+    "two models": lambda: Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))]),
+}
+
+
+def assert_same_hypotheses(
+    model: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **tolerances: float
+) -> None:
+    """Search with `model` on all sentences at once, and with `other` on `max_active` at a time."""
+    prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
+    source_BS, length_B, _ = make_ragged_batch(SENTENCES)
+    expected = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
+    for max_active in (3, 12):
+        actual = search(other, source_BS.to(device), length_B.to(device), config, True, prefixes, max_active)
+        for hypotheses, references, length in zip(actual, expected, SENTENCES, strict=True):
+            assert [hypothesis.tokens for hypothesis in hypotheses] == [hypothesis.tokens for hypothesis in references]
+            for one, another in zip(hypotheses, references, strict=True):
+                assert one.score == pytest.approx(another.score, **(tolerances or {"abs": 1e-9}))
+                if one.weights_TS is not None and another.weights_TS is not None:
+                    weights = one.weights_TS[:, :length], another.weights_TS[:, :length]
+                    torch.testing.assert_close(*weights, rtol=0, atol=tolerances.get("abs", 1e-9))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), sorted({*itertools.product(MODELS, [*SEARCH_OPTIONS, "greedy"])} - {("none", "coverage")})
+)
+def test_graphed_search_matches_eager_search(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"beam": 1, "n_best": 1} if options == "greedy" else SEARCH_OPTIONS[options]
+    model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | changes)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    for max_graphs in (MAX_GRAPHS, 2):
+        monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", max_graphs)
+        graphed = GraphedModel(model)
+        with monkeypatch.context() as patch:
+            patch.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
+            patch.setattr(
+                "nmt.decoding.search.round_up_source_length",
+                lambda positions, _: round_up_source_length(positions, GPU),
+            )
+            patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
+            assert_same_hypotheses(model, graphed, config)
+        assert 0 < len(graphed.step.graphs) <= max_graphs
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_graphed_search_on_gpu_matches_cpu(name: str) -> None:
+    for device in {torch.device("cuda", 0), torch.device("cuda", torch.cuda.device_count() - 1)}:
+        model, other = MODELS[name](), MODELS[name]()
+        for member in getattr(other, "members", [other]):
+            member.to(device)
+        graphed = GraphedModel(other)
+        assert_same_hypotheses(model, graphed, SearchConfig(beam=4, n_best=4, max_length=9), device, abs=1e-6)
+        assert graphed.step.graphs
+
+
+def test_try_or_oom_frees_graphs_and_retries_once() -> None:
+    graphed = GraphedModel(make_model())
+    graphed.step.graphs[()] = None
+
+    graph_counts: list[int] = []
+
+    def function() -> str | None:
+        graph_counts.append(len(graphed.step.graphs))
+        if fits_without_graphs and not graphed.step.graphs:
+            return "done"
+        raise MemoryError
+
+    fits_without_graphs = False
+    assert try_or_oom(function) is None and graph_counts == [1, 0]
+    graphed.step.graphs[()] = None
+    fits_without_graphs = True
+    assert try_or_oom(function) == "done" and graph_counts == [1, 0, 1, 0]
+
+
+def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In search, the memory is the same object at each step until sentences are added or removed."""
+    copies: list[int] = []
+    graphed = GraphedCallable(lambda state, memory: memory[0] + state)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda target, source: copies.append(id(source)) or copy(target, source))
+    memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
+    for memory, other in zip(memories, ((torch.ones(2),), (torch.ones(2),)), strict=True):
+        for step in range(4):
+            if step == 2:  # another shape in between
+                graphed(torch.ones(2), other)
+            state = torch.full((3,), float(step))
+            assert graphed(state, memory).tolist() == (memory[0] + step).tolist()
+    first, second = (copies.count(id(memory[0])) for memory in memories)
+    assert first == 1 and second == 2  # the second also with_context a replay of the other shape
+    assert graphed.calls == 10 and graphed.replays == 8
+
+
+def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+    monkeypatch.setattr(
+        "nmt.model.kernels.cuda_graphs.capture_graph", lambda function, device: attempts.append(function)
+    )
+    graphed = GraphedCallable(lambda x: x + 1)
+    for step in range(5):
+        assert graphed(torch.tensor([step])).item() == step + 1
+    assert len(attempts) == 1 and not graphed.graphs  # one attempt per shape
+    assert (graphed.calls, graphed.replays) == (5, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("short", ["before", "during"])
+def test_capture_out_of_memory_falls_back_to_eager(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is found too small before the capture, or runs out during it. Random numbers are the same."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = torch.cuda.mem_get_info(device)[1]
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MEMORY_MARGIN", 10**9 if short == "before" else 0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing() and short == "during":
+            torch.empty(2 * size, dtype=torch.uint8, device=device)
+        return F.dropout(x, 0.5) + 1
+
+    graphed, others = GraphedCallable(function), GraphedCallable(lambda x: F.dropout(x, 0.5))
+    x = torch.ones(100, device=device)
+    for _ in range(3):
+        others(x[:50])
+    torch.manual_seed(1)
+    first = [graphed(x) for _ in range(3)]
+    torch.manual_seed(1)
+    assert all(torch.equal(graphed(x), y) for y in first)
+    assert not graphed.graphs and (graphed.calls, graphed.replays) == (6, 0)
+    torch.manual_seed(2)
+    expected = F.dropout(x[:50], 0.5)
+    for _ in range(3):
+        torch.manual_seed(2)
+        assert torch.equal(others(x[:50]), expected)
+
+
+def with_context(error: Exception, first: Exception) -> Exception:
+    """Return an error that was raised while `first` was being handled."""
+    error.__context__ = first
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), True),
+        (RuntimeError("... Search for `cudaErrorStreamCaptureInvalidated' in https://docs.nvidia.com ..."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (MemoryError(), True),
+        (with_context(RuntimeError("... cudaErrorStreamCaptureInvalidated ..."), torch.OutOfMemoryError("CUDA")), True),
+        (with_context(RuntimeError("... cudaErrorStreamCaptureInvalidated ..."), RuntimeError("not permitted")), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_is_out_of_memory(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_delayed_counter_returns_previous_count() -> None:
+    counts = [torch.arange(5) < count for count in (1, 2, 4)]
+    assert [*map(AsyncCounter(delayed=False), counts)] == [1, 2, 4]
+    delayed = AsyncCounter(delayed=True)
+    assert [*map(delayed, counts)] == [0, 1, 2]
+    delayed.reset()
+    assert delayed(counts[0]) == 0
+
+
+def test_gpu_shapes_are_rounded_up() -> None:
+    assert {round_up_batch_size(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
+    assert {round_up_source_length(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
+    assert all(
+        round_up_batch_size(live, GPU) >= live and round_up_source_length(live, GPU) >= live for live in range(100)
+    )
+
+
+def test_summary_counts_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphed = GraphedCallable(lambda x: x + 1)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    for size in (1, 1, 2, 1):
+        graphed(torch.zeros(size))
+    expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"
+    assert graphed.summarize("steps") == expected

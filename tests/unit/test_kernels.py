@@ -1,0 +1,271 @@
+"""Fast kernels against the reference, graphed updates against eager ones, padded batches against plain ones."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import MODEL_VARIANTS, SMALL_VOCABULARY, build_padded_batch, fake_capture_graph, make_training_state
+from torch import Tensor
+
+from nmt.config import TrainConfig
+from nmt.data.batching import collate, epoch_batches
+from nmt.model.kernels import KERNELS, REFERENCE
+from nmt.model.kernels.linear import Dropout
+from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
+from nmt.model.kernels.recurrence import RNN
+from nmt.training import step as update
+from nmt.training.state import TrainState
+from nmt.training.step import GraphedBackward, backward, train_step
+
+
+def plain_step(optimizer: torch.optim.Optimizer, norm: float, scale: Tensor, loss: Tensor) -> Tensor:
+    gradients = [parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None]
+    length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    for gradient in gradients:
+        gradient.div_(np.float32(max(1.0, length / norm)))  # fused optimizers take the factor in fp32 whatever the rest
+    optimizer.step()
+    return torch.tensor(False)
+
+
+def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
+    """Split into several chunks what would be one in a model as small as these."""
+    patch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 200)
+    patch.setitem(MAX_FP32_LOGITS, "cpu", 100)
+    patch.setattr("nmt.model.kernels.loss.ROWS_PER_PRODUCT", 7)
+
+
+def compute_gradients(state: TrainState) -> dict[str, Tensor]:
+    batch = collate(state.train, np.arange(12)).duplicate()
+    torch.manual_seed(1)
+    loss, weights = state.model.loss(
+        batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
+    )
+    (loss.smoothed + weights.weights_BQW.square().sum()).backward()
+    results = {name: parameter.grad for name, parameter in state.model.named_parameters()}
+    return results | {"smoothed": loss.smoothed.detach(), "nats": loss.nats, "correct": loss.correct}
+
+
+def loss_curve(state: TrainState) -> list[float]:
+    """Train for 20 updates and return the loss of each."""
+    batches = epoch_batches(state.train, state.run.train, 1, 0)
+    return [train_step(state, batches[step % len(batches)], 100).sums.smoothed.item() for step in range(20)]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
+def test_fast_kernels_match_the_reference(name: str, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_chunks(monkeypatch)
+    monkeypatch.setitem(KERNELS, "reference", REFERENCE._replace(Dropout=Dropout))  # the same random numbers
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        fast, reference = (make_training_state(name, cell, dtype, kernels=kernels) for kernels in KERNELS)
+        actual, expected = compute_gradients(fast), compute_gradients(reference)
+        for key, value in expected.items():
+            torch.testing.assert_close(actual[key], value, rtol=tolerance, atol=tolerance * value.abs().max().item())
+    fast, reference = (make_training_state(name, cell, torch.float64, kernels=kernels) for kernels in KERNELS)
+    losses = loss_curve(fast)
+    monkeypatch.setattr("nmt.training.step.step_if_finite", plain_step)
+    assert losses == pytest.approx(loss_curve(reference), rel=1e-9)
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])  # the last epoch and the first
+
+
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
+def test_graphed_updates_match_eager_updates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with `fake_capture_graph`. Dropout draws the same numbers."""
+    captures = []
+    monkeypatch.setattr(
+        "nmt.model.kernels.cuda_graphs.capture_graph",
+        lambda *given: captures.append(given) or fake_capture_graph(*given),
+    )
+    state, graphed = make_training_state(name, "lstm", torch.float64), make_training_state(name, "lstm", torch.float64)
+    graphed.graphed_backward = GraphedBackward(graphed.run, graphed.model)
+    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
+    assert loss_curve(graphed) == loss_curve(state)
+    assert 0 < len(captures) <= 4  # few shapes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_flat_weights_match_separate_weights(cell: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients are the same with weights in one buffer, which cuDNN needs, cast in each call or once."""
+    torch.manual_seed(1)
+    rnn = RNN(cell, 5, 7).to(torch.promote_types(dtype, torch.float32))
+    x_BTI, results = torch.randn(3, 4, 5).to(dtype), []
+    state = rnn.init_state(x_BTI)
+    for flat in ((), ("cpu",)):
+        monkeypatch.setattr("nmt.model.kernels.recurrence.FLAT_WEIGHT_DEVICES", flat)
+        h_BTD, last = rnn(x_BTI, state)
+        results.append([h_BTD, *last, *torch.autograd.grad(h_BTD.float().square().sum(), list(rnn.parameters()))])
+    assert all(torch.equal(actual, other) for actual, other in zip(*results, strict=True))
+
+    rnn.to(dtype).prepare_layer_for_inference()
+    start = rnn.weight_ih.data_ptr()
+    for parameter in rnn.parameters():  # w_ih, w_hh, b_ih, b_hh, one after the other
+        assert parameter.data_ptr() == start
+        start += parameter.numel() * parameter.element_size()
+    torch.testing.assert_close(rnn(x_BTI, state)[0], results[0][0])
+
+
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
+def test_bias_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU `project` adds both biases of an LSTM, in training and for inference."""
+    results = []
+    for fused in (("cpu",), ()):
+        monkeypatch.setattr("nmt.model.kernels.recurrence.FUSED_BIAS_DEVICES", fused)
+        state = make_training_state(name, "lstm", torch.float64)
+        trained = [*compute_gradients(state).values()]
+        batch = collate(state.train, np.arange(12))
+        state.model.eval().prepare_for_inference(int8=False)
+        with torch.inference_mode():
+            loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        results.append([*trained, *loss])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_r_drop_of_equal_passes_is_the_single_pass_loss() -> None:
+    """Guided alignment and the coverage loss are computed for both passes, too."""
+    state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
+    batch = collate(state.train, np.arange(12))
+    batch = batch._replace(
+        alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
+    )
+    results = []
+    for r_drop in (0.0, 3.0):
+        train = TrainConfig(guided_alignment=0.3, coverage_loss=0.2, r_drop=r_drop)
+        scales = torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()
+        loss, gradients = backward(replace(state.run, train=train), state.model, batch, *scales)
+        results.append([*loss, *gradients])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
+def test_padding_a_batch_does_not_change_loss_or_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With longer pairs and more of them, and padding dropped before the output layer or masked in the loss."""
+    state = make_training_state(name, "gru", torch.float64, dropout=0.0)
+    batch = collate(state.train, np.arange(12))
+    alignment_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
+    batch = batch._replace(alignment_BTS=alignment_BTS)
+    padded = batch.pad_to(16, 15, 17)
+    assert padded.alignment_BTS.shape == (16, 17, 15) and padded.alignment_BTS.sum() == pytest.approx(
+        batch.alignment_BTS.sum()
+    )
+    assert padded.target_BT.shape == (16, 18) and padded.source_BS.shape == (16, 15)
+    coverage_loss = 0.2 * state.run.model.attention.coverage
+    train = replace(state.run.train, guided_alignment=0.3, coverage_loss=coverage_loss)
+    scales, results = (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()), []
+    for actual, dropping in ((batch, ("cpu",)), (padded, ("cpu",)), (padded, ())):
+        monkeypatch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", dropping)
+        loss, gradients = backward(replace(state.run, train=train), state.model, actual, *scales)
+        results.append([*loss, *gradients])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+def test_failed_capture_leaves_no_partial_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out in the backward pass of a capture. The same batch then runs eagerly, with the same gradient."""
+    state = make_training_state("bahdanau", "lstm", torch.float64, dropout=0.0)
+    batch, scales = (
+        build_padded_batch(state, np.arange(8)),
+        (torch.tensor([50, 0.5]).double(), torch.tensor(1.0).double()),
+    )
+    _, expected = backward(state.run, state.model, batch, *scales)
+
+    def fails(work: Callable[[], Any], _: torch.device) -> None:
+        seen: list[Tensor] = []
+
+        def hook(parameter: Tensor) -> None:
+            seen.append(parameter)
+            if len(seen) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        handles = [parameter.register_post_accumulate_grad_hook(hook) for parameter in state.model.parameters()]
+        with pytest.raises(torch.OutOfMemoryError):
+            work()
+        for handle in handles:
+            handle.remove()
+
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fails)
+    graphed = GraphedBackward(state.run, state.model)
+    for _ in range(3):
+        _, results = graphed(batch, *scales)
+        torch.testing.assert_close(results, expected)
+
+
+def test_graphs_are_freed_with_their_owner() -> None:
+    """They hold much GPU memory, so they must not wait for garbage collection."""
+    state = make_training_state("bahdanau", "lstm", torch.float64)
+    graphed = GraphedBackward(state.run, state.model)
+    gone = weakref.ref(graphed.callable)
+    del graphed
+    assert gone() is None
+
+
+def test_padding_pairs_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = make_training_state("bahdanau", "lstm", torch.float64)
+    rows = np.arange(8)
+    sums = []
+    for make in (update.build_batch, build_padded_batch):
+        monkeypatch.setattr("nmt.training.step.build_batch", make)
+        sums.append(train_step(state, rows, 100).sums)
+    assert sums[0].source == sums[1].source == state.train.lengths(rows)[0].sum()
+    assert sums[0].target == sums[1].target
+
+
+def test_masked_padding_has_no_loss_and_no_gradient() -> None:
+    torch.manual_seed(1)
+    x_RD, weight_VD = torch.randn(18, 4).double(), torch.randn(SMALL_VOCABULARY, 4).double()
+    target_R, results = torch.tensor([3, 0, 5, 0, 0, 7, 9, 3, 0]).repeat(2), []
+    for rows in (torch.arange(18), target_R.nonzero().squeeze(1)):
+        leaves = [x_RD.clone().requires_grad_(), weight_VD.clone().requires_grad_()]
+        bias_V = torch.zeros(SMALL_VOCABULARY, dtype=torch.float64, requires_grad=True)
+        loss = cross_entropy(leaves[0][rows], leaves[1], bias_V, target_R[rows], 0.1, r_drop=0.5, pad=0)
+        loss.smoothed.backward()
+        results.append([*loss, *(leaf.grad for leaf in (*leaves, bias_V))])
+    torch.testing.assert_close(*results)
+
+
+def test_graphed_loss_depends_on_fraction_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The padded batch with masked padding has the same loss as the plain batch with dropped padding."""
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
+    run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
+    batch = collate(state.train, np.arange(12))
+    batch = batch._replace(
+        alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
+    )
+    graphed = GraphedBackward(run, state.model)
+    for share in (0.1, 0.5, 0.9):
+        update_2 = torch.tensor([50, share], dtype=torch.float64)
+        given = batch.pad_to(12, 16, 16), update_2, torch.tensor(4.0)
+        expected = backward(run, state.model, batch, *given[1:])
+        with monkeypatch.context() as patch:
+            patch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", ())
+            torch.testing.assert_close(graphed(*given), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", MODEL_VARIANTS)
+def test_gpu_curve_matches_cpu_without_synchronization(name: str) -> None:
+    curves = [
+        loss_curve(make_training_state(name, "lstm", torch.float64, device, dropout=0.0)) for device in ("cpu", "cuda")
+    ]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+    state = make_training_state(name, "lstm", torch.float32, "cuda")
+    state.model.dtype = torch.bfloat16
+    batch, results = build_padded_batch(state, np.arange(8)).to(state.device), []
+    update_2 = torch.tensor([50, 0.5], device=state.device)
+    for graphed in (partial(backward, state.run, state.model), *[GraphedBackward(state.run, state.model)] * 3):
+        torch.manual_seed(1)
+        loss, gradients = graphed(batch, update_2, state.loss_scale.factor)
+        results.append((loss, [None if gradient is None else gradient.clone() for gradient in gradients]))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train_step(state, np.arange(8), 100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
