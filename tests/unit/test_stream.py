@@ -1,4 +1,4 @@
-"""A corpus that is read while it is trained on: windows against a slow twin, places, what is refused, whole runs."""
+"""Streamed corpora: windows, offsets, invalid files, and training runs."""
 
 import gzip
 import itertools
@@ -42,8 +42,7 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig
-from nmt.data import readers, stream
-from nmt.data import subword_sampling as drawing
+from nmt.data import readers, stream, subword_sampling
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
 from nmt.data.stream import (
@@ -65,17 +64,21 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(*texts, TokenizerConfig(vocab_size=290, joint=False))
 
 
-def slow_turns(shards: list[list[Pair]], seed: int, limit: int | None) -> Iterator[Pair]:
-    for turn in itertools.count():
-        mixed = np.random.default_rng((seed, turn)).permutation(len(shards))
-        order = mixed if limit is None else range(len(shards))  # the first pairs are the same in each turn
-        yield from [pair for number in order for pair in shards[number]][:limit]
+def iterate_naively(shards: list[list[Pair]], seed: int, limit: int | None) -> Iterator[Pair]:
+    """Yield the pairs of a corpus in an endless sequence of passes."""
+    for number in itertools.count():
+        shuffled = np.random.default_rng((seed, number)).permutation(len(shards))
+        order = shuffled if limit is None else range(len(shards))  # with a limit all passes have the same pairs
+        yield from [pair for shard in order for pair in shards[shard]][:limit]
 
 
-def slow_windows(corpora: list[list[list[Pair]]], counts: list[int], seed: int, limit: int | None) -> Iterator[Any]:
-    turns = [slow_turns(shards, seed, limit if number == 0 else None) for number, shards in enumerate(corpora)]
+def build_naive_windows(
+    corpora: list[list[list[Pair]]], counts: list[int], seed: int, limit: int | None
+) -> Iterator[Any]:
+    """Yield windows with the given count of pairs from each corpus; the limit applies to the first corpus."""
+    pairs = [iterate_naively(shards, seed, limit if number == 0 else None) for number, shards in enumerate(corpora)]
     while True:
-        yield [pair for turn, count in zip(turns, counts, strict=True) for pair in itertools.islice(turn, count)]
+        yield [pair for corpus, count in zip(pairs, counts, strict=True) for pair in itertools.islice(corpus, count)]
 
 
 @settings(max_examples=25)
@@ -85,35 +88,42 @@ def slow_windows(corpora: list[list[list[Pair]]], counts: list[int], seed: int, 
     buffer=st.integers(9, 40),
     limit=st.none() | st.integers(1, 12),
     seed=st.integers(0, 9),
-    block=st.sampled_from([1, 50, 2**20]),
-    again=st.integers(0, 7),
+    block_bytes=st.sampled_from([1, 50, 2**20]),
+    start=st.integers(0, 7),
 )
-def test_windows_are_those_of_a_slow_twin(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, sizes: list[list[int]], weights: list[float],
-    buffer: int, limit: int | None, seed: int, block: int, again: int,
-) -> None:  # fmt: skip
-    """Over several turns; and they are the same from any place on."""
-    folder, numbers = tmp_path_factory.mktemp("data"), itertools.count()
-    corpora = [[make_random_pairs(size, next(numbers)) for size in shards] for shards in sizes]
+def test_windows_match_naive_implementation_from_any_offset(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: Tokenizer,
+    sizes: list[list[int]],
+    weights: list[float],
+    buffer: int,
+    limit: int | None,
+    seed: int,
+    block_bytes: int,
+    start: int,
+) -> None:
+    """Compare several passes over the corpora, and windows read from the offsets of window `start`."""
+    folder, seeds = tmp_path_factory.mktemp("data"), itertools.count()
+    corpora = [[make_random_pairs(size, next(seeds)) for size in shards] for shards in sizes]
     paths = [write_files(folder / str(number), *shards) for number, shards in enumerate(corpora)]
-    more = [CorpusConfig(str(path), weight) for path, weight in zip(paths[1:], weights, strict=False)]
-    run = make_run(paths[0], buffer=buffer, limit=limit, corpora=more, seed=seed)
+    other_corpora = [CorpusConfig(str(path), weight) for path, weight in zip(paths[1:], weights, strict=False)]
+    run = make_run(paths[0], buffer=buffer, limit=limit, corpora=other_corpora, seed=seed)
     counts = pairs_per_corpus(run.data, buffer)
-    shares = np.array([1.0, *weights[: len(more)]])
+    shares = np.array([1.0, *weights[: len(other_corpora)]])
     assert sum(counts) == buffer and np.abs(np.array(counts) - buffer * shares / shares.sum()).max() <= 1
-    expected = list(itertools.islice(slow_windows(corpora, counts, seed, limit), 9))
+    expected = list(itertools.islice(build_naive_windows(corpora, counts, seed, limit), 9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block)
-        found = take_windows(run, tokenizer, 8)
-        assert [list_pairs(window) for window in found] == expected[:8]
-        later = take_windows(run, tokenizer, 9 - again, found[again].offsets)
-    assert [list_pairs(window) for window in later] == expected[again:]
-    assert [window.offsets for window in later[: 8 - again]] == [window.offsets for window in found[again:]]
+        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
+        windows = take_windows(run, tokenizer, 8)
+        assert [list_pairs(window) for window in windows] == expected[:8]
+        resumed = take_windows(run, tokenizer, 9 - start, windows[start].offsets)
+    assert [list_pairs(window) for window in resumed] == expected[start:]
+    assert [window.offsets for window in resumed[: 8 - start]] == [window.offsets for window in windows[start:]]
 
 
 @pytest.mark.parametrize("format", ["tsv", "jsonl", "parquet", "hub"])
-def test_windows_of_other_formats(tmp_path: Path, tokenizer: Tokenizer, format: str) -> None:
-    """Of which those that the datasets library reads have their files in one order."""
+def test_windows_of_tsv_jsonl_parquet_and_hub(tmp_path: Path, tokenizer: Tokenizer, format: str) -> None:
+    """The datasets library does not shuffle the files of formats that it reads."""
     shards = [make_random_pairs(7, seed) for seed in range(3)]
     columns = {"source": "translation.de", "target": "translation.en"}
     for number, pairs in enumerate(shards):
@@ -125,59 +135,59 @@ def test_windows_of_other_formats(tmp_path: Path, tokenizer: Tokenizer, format: 
         elif format == "jsonl":
             name.with_suffix(".jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         else:
-            table, large = pa.Table.from_pylist(records), pa.struct({"de": pa.large_string(), "en": pa.string()})
-            table = table.cast(pa.schema({"translation": large})) if number == 1 and format == "parquet" else table
+            table = pa.Table.from_pylist(records)
+            if number == 1 and format == "parquet":
+                mixed_types = pa.struct({"de": pa.large_string(), "en": pa.string()})
+                table = table.cast(pa.schema({"translation": mixed_types}))
             pq.write_table(table, name.with_suffix(".parquet"), row_group_size=4)
-    found = take_windows(make_run(tmp_path, format=format, buffer=10, **columns), tokenizer, 6)
+    windows = take_windows(make_run(tmp_path, format=format, buffer=10, **columns), tokenizer, 6)
     if format in ("parquet", "hub"):
         shards = [[pair for pairs in shards for pair in pairs]]
-    expected = slow_windows([shards], [10], 1, None)
-    assert [list_pairs(window) for window in found] == list(itertools.islice(expected, 6))
-    later = take_windows(make_run(tmp_path, format=format, buffer=10, **columns), tokenizer, 3, found[3].offsets)
-    assert [list_pairs(window) for window in later] == [list_pairs(window) for window in found[3:]]
+    expected = build_naive_windows([shards], [10], 1, None)
+    assert [list_pairs(window) for window in windows] == list(itertools.islice(expected, 6))
+    resumed = take_windows(make_run(tmp_path, format=format, buffer=10, **columns), tokenizer, 3, windows[3].offsets)
+    assert [list_pairs(window) for window in resumed] == [list_pairs(window) for window in windows[3:]]
 
 
-def test_packed_shards(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_compressed_shards_give_same_windows(tmp_path: Path, tokenizer: Tokenizer) -> None:
     shards = [make_random_pairs(20, seed) for seed in range(3)]
     folder = write_files(tmp_path / "data", *shards)
-    plain = [list_pairs(window) for window in take_windows(make_run(folder, buffer=25), tokenizer, 5)]
+    expected = [list_pairs(window) for window in take_windows(make_run(folder, buffer=25), tokenizer, 5)]
     for number, side in ((0, "de"), (1, "en"), (1, "de")):
         file = folder / f"train.{number}.{side}"
         file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
         file.unlink()
     file = folder / "train.2.de"
-    with pa.output_stream(str(file) + ".zst", compression="zstd") as packed:
-        packed.write(file.read_bytes())
+    with pa.output_stream(str(file) + ".zst", compression="zstd") as output:
+        output.write(file.read_bytes())
     file.unlink()
-    assert [list_pairs(window) for window in take_windows(make_run(folder, buffer=25), tokenizer, 5)] == plain
+    assert [list_pairs(window) for window in take_windows(make_run(folder, buffer=25), tokenizer, 5)] == expected
 
 
-def test_each_pair_is_met_once_a_turn(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Also where a window is larger than the corpus."""
+def test_each_pair_is_read_once_per_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Include a window that is larger than the corpus."""
     pairs = make_random_pairs(30)
     folder = write_files(tmp_path / "data", pairs[:11], pairs[11:])
-    for buffer, times in ((10, 3), (90, 1), (7, 30)):
-        found = take_windows(make_run(folder, buffer=buffer), tokenizer, times)
-        met = Counter(pair for window in found for pair in list_pairs(window))
-        assert met == dict.fromkeys(pairs, buffer * times // 30)
+    for buffer, num_windows in ((10, 3), (90, 1), (7, 30)):
+        windows = take_windows(make_run(folder, buffer=buffer), tokenizer, num_windows)
+        counts = Counter(pair for window in windows for pair in list_pairs(window))
+        assert counts == dict.fromkeys(pairs, buffer * num_windows // 30)
     (folder / "train.0.de").write_text("")
     (folder / "train.0.en").write_text("")
     [window] = take_windows(make_run(folder, buffer=19), tokenizer, 1)
     assert sorted(list_pairs(window)) == sorted(pairs[11:])
 
 
-def test_a_corpus_of_one_pair(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_corpus_of_one_pair(tmp_path: Path, tokenizer: Tokenizer) -> None:
     run = make_run(write_files(tmp_path / "data", [("ab", "cd")]), buffer=3)
-    found = take_windows(run, tokenizer, 2)
-    assert [list_pairs(window) for window in found] == [[("ab", "cd")] * 3] * 2
-    assert found[1].offsets == [[2, 1]]
-    assert sorted(row for rows in epoch_batches(found[0].pairs, run.train, 1, 0) for row in rows) == [0, 1, 2]
+    windows = take_windows(run, tokenizer, 2)
+    assert [list_pairs(window) for window in windows] == [[("ab", "cd")] * 3] * 2
+    assert windows[1].offsets == [[2, 1]]
+    assert sorted(row for rows in epoch_batches(windows[0].pairs, run.train, 1, 0) for row in rows) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("type", ["bpe", "unigram", "word"])
-def test_a_window_is_what_its_texts_are_as_a_corpus(
-    tmp_path: Path, type: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_window_is_encoded_like_a_corpus(tmp_path: Path, type: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
     pairs = make_random_pairs(60)
     texts = [list(side) for side in zip(*pairs, strict=True)]
@@ -194,77 +204,77 @@ def test_a_window_is_what_its_texts_are_as_a_corpus(
     run = make_run(write_files(tmp_path / "data", pairs), buffer=len(pairs), max_length=30)
     run.tokenizer = config
     [window] = take_windows(run, tokenizer, 1)
-    found = window.pairs
+    actual = window.pairs
     assert "train: 66 pairs, dropped 3 with an empty side, 1 longer than data.max_length=30" in caplog.text
-    whole = encode_corpus(
+    expected = encode_corpus(
         Dataset.from_list([{"source": source, "target": target} for source, target in pairs]), tokenizer, run
     )
-    for one, other in ((found.source, whole.source), (found.target, whole.target)):
-        assert one.ids.dtype == other.ids.dtype and one.offsets.tolist() == other.offsets.tolist()
-        assert [one[row].tolist() for row in whole.order] == [other[row].tolist() for row in whole.order]
-    assert found.order.tolist() == whole.order.tolist() and found.runs.tolist() == whole.runs.tolist()
-    batches = [list(epoch_batches(encoded, TrainConfig(batch_tokens=50), 1, 2)) for encoded in (found, whole)]
+    for a, e in ((actual.source, expected.source), (actual.target, expected.target)):
+        assert a.ids.dtype == e.ids.dtype and a.offsets.tolist() == e.offsets.tolist()
+        assert [a[row].tolist() for row in expected.order] == [e[row].tolist() for row in expected.order]
+    assert actual.order.tolist() == expected.order.tolist() and actual.runs.tolist() == expected.runs.tolist()
+    batches = [list(epoch_batches(encoded, TrainConfig(batch_tokens=50), 1, 2)) for encoded in (actual, expected)]
     assert [rows.tolist() for rows in batches[0]] == [rows.tolist() for rows in batches[1]]
     for rows in batches[0][:3]:
-        both = collate(found, rows), collate(whole, rows)
-        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+        assert all(torch.equal(a, e) for a, e in zip(collate(actual, rows), collate(expected, rows), strict=True))
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 @pytest.mark.parametrize("buffer, count", [(20, 2), (20, 3), (2, 5), (1, 2)])
-def test_windows_are_the_same_for_any_number_of_processes(
+def test_number_of_processes_does_not_change_windows(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, buffer: int, count: int, sampling: float
 ) -> None:
-    """Also for more of them than pairs."""
-    monkeypatch.setattr(drawing, "TEXTS_PER_SEED", 7)
+    """Include more processes than pairs."""
+    monkeypatch.setattr(subword_sampling, "TEXTS_PER_SEED", 7)
     pairs = [*make_random_pairs(30), ("", "x"), ("y", " "), ("  ab", "cd  ef")]
     run = make_run(write_files(tmp_path / "data", pairs), buffer=buffer)
     run.tokenizer.sampling = sampling
-    alone = take_windows(run, tokenizer, 2)
-    monkeypatch.setattr(drawing, "world_size", lambda: count)
-    shares = []
-    for number in range(count):
-        monkeypatch.setattr(drawing, "rank", lambda number=number: number)
-        shares.append(list(itertools.islice(read_windows(run, tokenizer, []), 2)))
-    for window, parts in zip(alone, zip(*shares, strict=True), strict=True):
-        assert all(begin == window.offsets for begin, _, _ in parts)
-        found = merge_shares(run, tokenizer, parts[0][1], [own for _, _, own in parts])
-        for one, other in ((found.source, window.pairs.source), (found.target, window.pairs.target)):
-            assert one.ids.tolist() == other.ids.tolist() and one.offsets.tolist() == other.offsets.tolist()
-        assert found.order.tolist() == window.pairs.order.tolist()
+    single_process = take_windows(run, tokenizer, 2)
+    monkeypatch.setattr(subword_sampling, "world_size", lambda: count)
+    shares_by_rank = []
+    for rank in range(count):
+        monkeypatch.setattr(subword_sampling, "rank", lambda rank=rank: rank)
+        shares_by_rank.append(list(itertools.islice(read_windows(run, tokenizer, []), 2)))
+    for window, parts in zip(single_process, zip(*shares_by_rank, strict=True), strict=True):
+        assert all(offsets == window.offsets for offsets, _, _ in parts)
+        actual = merge_shares(run, tokenizer, parts[0][1], [share for _, _, share in parts])
+        for a, e in ((actual.source, window.pairs.source), (actual.target, window.pairs.target)):
+            assert a.ids.tolist() == e.ids.tolist() and a.offsets.tolist() == e.offsets.tolist()
+        assert actual.order.tolist() == window.pairs.order.tolist()
 
 
-def test_memory_does_not_grow(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_memory_does_not_grow_with_number_of_windows(tmp_path: Path, tokenizer: Tokenizer) -> None:
     shards = [make_random_pairs(500, seed) for seed in range(4)]
-    endless = stream_windows(make_run(write_files(tmp_path / "data", *shards), buffer=300), tokenizer, [])
-    held = []
+    windows = stream_windows(make_run(write_files(tmp_path / "data", *shards), buffer=300), tokenizer, [])
+    allocated = []
     tracemalloc.start()
     try:
         for _ in range(41):
-            next(endless)
-            held.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
+            next(windows)
+            allocated.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
     finally:
         tracemalloc.stop()
-        endless.close()  # type: ignore[attr-defined]
-    # The least of several: at any one moment the other thread may be in the middle of a shard.
-    assert min(held[-10:]) < min(held[11:21]) + 300_000  # 20 windows have ten times as much
+        windows.close()  # type: ignore[attr-defined]
+    # Take the minimum of several, since the reader thread may hold part of a shard at any moment.
+    assert min(allocated[-10:]) < min(allocated[11:21]) + 300_000  # 20 windows have ten times as much
 
 
-def test_the_tokenizer_is_trained_on_the_first_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = [[make_random_pairs(40, seed) for seed in numbers] for numbers in ((0, 1), (2,))]
-    paths = [write_files(tmp_path / str(number), *given) for number, given in enumerate(shards)]
+def test_tokenizer_is_trained_on_first_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpora = [[make_random_pairs(40, seed) for seed in seeds] for seeds in ((0, 1), (2,))]
+    paths = [write_files(tmp_path / str(number), *shards) for number, shards in enumerate(corpora)]
     run = make_run(paths[0], corpora=[CorpusConfig(str(paths[1]), 0.5)])
-    all_of_it = sample_stream(run)
-    assert sorted(zip(all_of_it["source"], all_of_it["target"], strict=True)) == sorted(sum(sum(shards, []), []))
+    all_pairs = [pair for shards in corpora for shard in shards for pair in shard]
+    sample = sample_stream(run)
+    assert sorted(zip(sample["source"], sample["target"], strict=True)) == sorted(all_pairs)
     monkeypatch.setattr(stream, "TOKENIZER_SAMPLE", 30)
-    some = sample_stream(run)
-    expected = next(slow_windows(shards, [20, 10], 1, None))
-    assert list(zip(some["source"], some["target"], strict=True)) == expected
+    sample = sample_stream(run)
+    expected = next(build_naive_windows(corpora, [20, 10], 1, None))
+    assert list(zip(sample["source"], sample["target"], strict=True)) == expected
     run.tokenizer.vocab_size = 290
-    assert get_or_train_tokenizer(some, run) == get_or_train_tokenizer(sample_stream(run), run)
+    assert get_or_train_tokenizer(sample, run) == get_or_train_tokenizer(sample_stream(run), run)
 
 
-BAD = {
+INVALID_FILES = {
     "text": ({"train.de": b"a\nb\nc\xff\nd\n", "train.en": b"A\nB\nC\nD\n"}, r"train\.de:3: not UTF-8 .byte 0xFF at"),
     "tsv": ({"train.tsv": b"de\ten\na\tA\nb\tB\nc\nd\tD\n"}, r"train\.tsv:4: 1 column, but 2 are needed"),
     "jsonl": (
@@ -274,38 +284,38 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("format", BAD)
-def test_bad_lines_are_refused_or_dropped_and_counted(
+@pytest.mark.parametrize("format", INVALID_FILES)
+def test_invalid_lines_raise_or_are_dropped_and_counted(
     tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, format: str
 ) -> None:
-    files, message = BAD[format]
-    (folder := tmp_path / "data").mkdir()
+    files, message = INVALID_FILES[format]
+    folder = tmp_path / "data"
+    folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{message}.*; fix the line, or drop such lines: data.invalid=drop"):
         take_windows(make_run(folder, format=format, buffer=2), tokenizer, 2)
-    good = [("a", "A"), ("b", "B"), ("d", "D")]
-    found = take_windows(make_run(folder, format=format, buffer=2, invalid="drop"), tokenizer, 3)
-    assert [list_pairs(window) for window in found] == [good[:2], [good[2], good[0]], good[1:]]
+    valid = [("a", "A"), ("b", "B"), ("d", "D")]
+    windows = take_windows(make_run(folder, format=format, buffer=2, invalid="drop"), tokenizer, 3)
+    assert [list_pairs(window) for window in windows] == [valid[:2], [valid[2], valid[0]], valid[1:]]
     number = re.search(r":(\d)", message)[1]  # type: ignore[index]
-    assert (
-        f"data.invalid=drop: left out 1 line of {folder}/train." in caplog.text and f"(first: {number})" in caplog.text
-    )
+    assert f"data.invalid=drop: left out 1 line of {folder}/train." in caplog.text
+    assert f"(first: {number})" in caplog.text
 
 
-def test_nothing_is_read_after_the_limit_and_what_was_left_out_before_is_told(
+def test_lines_after_limit_are_not_read_and_earlier_drops_are_logged(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(readers, "TEXT_BLOCK_BYTES", 1)
     (tmp_path / "train.de").write_bytes(b"a\n\xff\nb\nc\n\xff\n")
     (tmp_path / "train.en").write_bytes(b"A\nX\nB\nC\n\xff\n")
-    found = take_windows(make_run(tmp_path, buffer=3, limit=2, invalid="drop"), tokenizer, 1)
-    assert list_pairs(found[0]) == [("a", "A"), ("b", "B"), ("a", "A")]
+    [window] = take_windows(make_run(tmp_path, buffer=3, limit=2, invalid="drop"), tokenizer, 1)
+    assert list_pairs(window) == [("a", "A"), ("b", "B"), ("a", "A")]
     assert f"left out 1 line of {tmp_path}/train.de: not UTF-8 (first: 2)" in caplog.text
     assert "train.en" not in caplog.text
 
 
-def test_earlier_windows_come_before_a_complaint(
+def test_windows_before_an_invalid_line_are_returned(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readers, "TEXT_BLOCK_BYTES", 16)
@@ -314,11 +324,11 @@ def test_earlier_windows_come_before_a_complaint(
         file.write(b"\xff\n")
     with open(folder / "train.de", "ab") as file:
         file.write(b"last\n")
-    endless = stream_windows(make_run(folder, buffer=20), tokenizer, [])
-    assert len(list_pairs(next(endless)) + list_pairs(next(endless))) == 40
+    windows = stream_windows(make_run(folder, buffer=20), tokenizer, [])
+    assert len(list_pairs(next(windows)) + list_pairs(next(windows))) == 40
     with pytest.raises(UserError, match=r"train\.en:61: not UTF-8"):
         for _ in range(2):
-            next(endless)
+            next(windows)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +347,7 @@ def test_earlier_windows_come_before_a_complaint(
         ),
     ],
 )
-def test_text_without_pairs_is_refused(
+def test_text_without_usable_pairs_raises(
     tmp_path: Path, tokenizer: Tokenizer, files: dict[str, str], message: str
 ) -> None:
     for name, text in files.items():
@@ -346,33 +356,32 @@ def test_text_without_pairs_is_refused(
         take_windows(make_run(tmp_path, buffer=4), tokenizer, 3)
 
 
-def test_a_window_without_a_pair_is_passed_over(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Whatever number of processes finds it: here as a corpus that has three such windows in each reading."""
+def test_windows_without_pairs_are_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Use a corpus with three such windows in each pass."""
     pairs = make_random_pairs(30)
-    run = make_run(
-        write_files(tmp_path, [(a, b if not 5 <= row < 20 else "") for row, (a, b) in enumerate(pairs)]), buffer=5
-    )
-    found = take_windows(run, tokenizer, 5)
-    assert [window.offsets[0] for window in found] == [[0, 0], [0, 20], [0, 25], [0, 30], [1, 20]]
-    assert list_pairs(found[1]) == pairs[20:25]
+    with_empty_targets = [(source, "" if 5 <= row < 20 else target) for row, (source, target) in enumerate(pairs)]
+    run = make_run(write_files(tmp_path, with_empty_targets), buffer=5)
+    windows = take_windows(run, tokenizer, 5)
+    assert [window.offsets[0] for window in windows] == [[0, 0], [0, 20], [0, 25], [0, 30], [1, 20]]
+    assert list_pairs(windows[1]) == pairs[20:25]
     assert [list_pairs(window) for window in take_windows(run, tokenizer, 2, [[0, 10]])] == [pairs[20:25], pairs[25:]]
 
 
-def test_a_window_is_the_same_however_much_is_tokenized_at_a_time(
+def test_encoding_chunk_size_does_not_change_windows(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(write_files(tmp_path, make_random_pairs(50)), buffer=40)
     run.tokenizer.sampling = 0.3
-    found = []
-    for chunk in (20, 100):  # of what is drawn from one seed, and of several
-        monkeypatch.setattr("nmt.data.subword_sampling.TEXTS_PER_SEED", 10)
+    monkeypatch.setattr("nmt.data.subword_sampling.TEXTS_PER_SEED", 10)
+    results = []
+    for chunk in (20, 100):
         monkeypatch.setattr("nmt.data.stream.ENCODING_CHUNK", chunk)
         [_, window] = take_windows(run, tokenizer, 2)
-        found.append([window.pairs.source[row].tolist() for row in range(40)])
-    assert found[0] == found[1]
+        results.append([window.pairs.source[row].tolist() for row in range(40)])
+    assert results[0] == results[1]
 
 
-def test_what_is_no_text_in_parquet_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_invalid_parquet_raises(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pq.write_table(pa.table({"de": ["a", "b", None], "en": ["A", "B", "C"]}), tmp_path / "train.parquet")
     for columns, message in (
         ({}, r"train.parquet: row 3: expected text in 'de', got None"),
@@ -389,7 +398,7 @@ def test_what_is_no_text_in_parquet_is_refused(tmp_path: Path, tokenizer: Tokeni
         take_windows(make_run(tmp_path, format="hub"), tokenizer, 1)
 
 
-def test_impossible_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_invalid_settings_raise(tmp_path: Path, tokenizer: Tokenizer) -> None:
     text = {"format": "text", "path": "x", "streaming": True}
     for data, train, message in (
         ({"streaming": True}, {}, "data.streaming=true does not support the built-in corpus or gold links"),
@@ -407,7 +416,7 @@ def test_impossible_settings(tmp_path: Path, tokenizer: Tokenizer) -> None:
         take_windows(run, tokenizer, 1)
 
 
-def test_the_key_is_that_of_names_and_sizes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_stream_key_depends_on_file_names_and_sizes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     run = make_run(write_files(tmp_path / "data", make_random_pairs(9), make_random_pairs(9, 1)))
     key = compute_stream_key(run.data, tokenizer)
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -423,120 +432,119 @@ def test_the_key_is_that_of_names_and_sizes(tmp_path: Path, tokenizer: Tokenizer
 
 
 STEPS = 36
-STREAM = (
-    *(
-        "data=text",
-        "data.streaming=true",
-        "data.buffer=60",
-        *SMALL_SETTINGS,
-        "train.batch_tokens=300",
-        "train.log_every=1",
-    ),
-    *("tokenizer.sampling=0.1", f"train.max_steps={STEPS}", f"train.validate_every={STEPS}", "model.dropout=0.1"),
+STREAM_SETTINGS = (
+    "data=text",
+    "data.streaming=true",
+    "data.buffer=60",
+    *SMALL_SETTINGS,
+    "train.batch_tokens=300",
+    "train.log_every=1",
+    "tokenizer.sampling=0.1",
+    f"train.max_steps={STEPS}",
+    f"train.validate_every={STEPS}",
+    "model.dropout=0.1",
 )
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus in shards."""
+    """Folder of a small sharded corpus."""
     folder = write_corpus(tmp_path_factory.mktemp("text"), train=150, valid=7, test=2)
     for ending in ("de", "en"):
         lines = (folder / f"train.{ending}").read_text().splitlines()
         (folder / f"train.{ending}").unlink()
-        for number, part in enumerate((lines[:40], lines[40:])):
-            (folder / f"train.{number}.{ending}").write_text("".join(line + "\n" for line in part))
+        for number, shard in enumerate((lines[:40], lines[40:])):
+            (folder / f"train.{number}.{ending}").write_text("".join(line + "\n" for line in shard))
     return folder
 
 
 @pytest.fixture(scope="module")
-def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run_ranks_ok(1, folder, "train", "name=x", f"data.path={text}", *STREAM)
+def uninterrupted(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run that was trained without interruption."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run_ranks_ok(1, folder, "train", "name=x", f"data.path={text}", *STREAM_SETTINGS)
     return folder / "runs" / "x"
 
 
-def state_in(run: Path) -> dict[str, Any]:
+def read_state(run: Path) -> dict[str, Any]:
     return dict(json.loads((find_last_intact_checkpoint(run) / "state.json").read_text()))
 
 
-def assert_equal(run: Path, undisturbed: Path) -> None:
-    torch.testing.assert_close(load_last_weights(run), load_last_weights(undisturbed), rtol=0, atol=0)
-    assert read_events(run, "validate") == read_events(undisturbed, "validate")
-    losses = [[(event["step"], event["loss"]) for event in read_events(one, "train")] for one in (run, undisturbed)]
+def assert_runs_equal(actual: Path, expected: Path) -> None:
+    torch.testing.assert_close(load_last_weights(actual), load_last_weights(expected), rtol=0, atol=0)
+    assert read_events(actual, "validate") == read_events(expected, "validate")
+    losses = [[(event["step"], event["loss"]) for event in read_events(run, "train")] for run in (actual, expected)]
     assert losses[0] == losses[1] and [step for step, _ in losses[0]] == [*range(1, STEPS + 1)]
 
 
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(undisturbed: Path, text: Path, tmp_path: Path) -> None:
-    """Stopped in the middle of windows, of the first turn and of a later one."""
-    arguments, run = ("name=x", f"data.path={text}", *STREAM, "resume=auto"), tmp_path / "runs" / "x"
-    windows = []
+def test_resumed_run_matches_uninterrupted_run(uninterrupted: Path, text: Path, tmp_path: Path) -> None:
+    """Stop in the middle of a window of the first pass, then of a later one."""
+    arguments, run = ("name=x", f"data.path={text}", *STREAM_SETTINGS, "resume=auto"), tmp_path / "runs" / "x"
+    states = []
     for step in (3, 30):
-        code, said = run_ranks(1, tmp_path, train_until_signal, step, 1, *arguments)
-        assert code == 143 and f"stopped at step {step + 1}; the same command with resume=auto continues" in said
-        assert "Exception" not in said and "Traceback" not in said
-        windows.append(state_in(run))
-    assert [window["window"] > 0 for window in windows] == [False, True]
-    assert windows[1]["stream_offsets"][0][0] >= 1 and all(window["position"] for window in windows)
-    said = run_ranks_ok(1, tmp_path, "train", *arguments)
-    assert f"resuming {Path('runs/x')} at step 31" in said and "Exception" not in said
-    assert_equal(run, undisturbed)
+        code, output = run_ranks(1, tmp_path, train_until_signal, step, 1, *arguments)
+        assert code == 143 and f"stopped at step {step + 1}; the same command with resume=auto continues" in output
+        assert "Exception" not in output and "Traceback" not in output
+        states.append(read_state(run))
+    assert [state["window"] > 0 for state in states] == [False, True]
+    assert states[1]["stream_offsets"][0][0] >= 1 and all(state["position"] for state in states)
+    output = run_ranks_ok(1, tmp_path, "train", *arguments)
+    assert f"resuming {Path('runs/x')} at step 31" in output and "Exception" not in output
+    assert_runs_equal(run, uninterrupted)
 
 
-def test_a_second_signal_ends_a_run_at_once(text: Path, tmp_path: Path) -> None:
-    code, said = run_ranks(1, tmp_path, train_until_signal, 3, 2, "name=x", f"data.path={text}", *STREAM)
-    assert (
-        code == -signal.SIGTERM
-        and "SIGTERM: finishing this step, then saving; send it again to stop immediately" in said
-    )
+def test_second_signal_stops_run_immediately(text: Path, tmp_path: Path) -> None:
+    code, output = run_ranks(1, tmp_path, train_until_signal, 3, 2, "name=x", f"data.path={text}", *STREAM_SETTINGS)
+    assert code == -signal.SIGTERM
+    assert "SIGTERM: finishing this step, then saving; send it again to stop immediately" in output
     assert not [*(tmp_path / "runs" / "x").rglob("step_*")]
 
 
-def test_a_bad_line_ends_a_run_which_goes_on_without_it(text: Path, tmp_path: Path) -> None:
-    """It came after the tokenizer had been trained; its shard is the last to be read."""
-    folder, last = tmp_path / "data", np.random.default_rng((1, 0)).permutation(2)[-1]
+def test_run_stops_at_invalid_line_and_resumes_without_it(text: Path, tmp_path: Path) -> None:
+    """Damage a line after the tokenizer is trained, in the shard that is read last."""
+    folder, last_shard = tmp_path / "data", np.random.default_rng((1, 0)).permutation(2)[-1]
     shutil.copytree(text, folder)
-    arguments = ("name=x", f"data.path={folder}", *STREAM, "data.buffer=30", "resume=auto")
+    arguments = ("name=x", f"data.path={folder}", *STREAM_SETTINGS, "data.buffer=30", "resume=auto")
     assert run_ranks(1, tmp_path, train_until_signal, 2, 1, *arguments)[0] == 143
-    bad = folder / f"train.{last}.en"
-    lines = bad.read_bytes().split(b"\n")
+    file = folder / f"train.{last_shard}.en"
+    lines = file.read_bytes().split(b"\n")
     lines[37] = b"\xff" * len(lines[37])
-    bad.write_bytes(b"\n".join(lines))
-    done = run_in_new_process("train", *arguments, "train.save_every=1", folder=tmp_path)
-    message = done.stderr.decode()
-    assert done.returncode == 1 and "Traceback" not in message and "Exception" not in message
-    assert message.splitlines()[-1].startswith(f"error: {bad}:38: not UTF-8 (byte 0xFF at position 1); fix the line")
+    file.write_bytes(b"\n".join(lines))
+    process = run_in_new_process("train", *arguments, "train.save_every=1", folder=tmp_path)
+    message = process.stderr.decode()
+    assert process.returncode == 1 and "Traceback" not in message and "Exception" not in message
+    assert message.splitlines()[-1].startswith(f"error: {file}:38: not UTF-8 (byte 0xFF at position 1); fix the line")
     steps = [event["step"] for event in read_events(tmp_path / "runs" / "x", "train")]
     assert steps == [*range(1, len(steps) + 1)] and 3 < len(steps) < STEPS
-    said = run_ranks_ok(1, tmp_path, "train", *arguments, "data.invalid=drop")
-    assert f"resuming runs/x at step {len(steps)}" in said and f"finished at step {STEPS}" in said
-    assert f"data.invalid=drop: left out 1 line of {bad}: not UTF-8 (first: 38)" in said
+    output = run_ranks_ok(1, tmp_path, "train", *arguments, "data.invalid=drop")
+    assert f"resuming runs/x at step {len(steps)}" in output and f"finished at step {STEPS}" in output
+    assert f"data.invalid=drop: left out 1 line of {file}: not UTF-8 (first: 38)" in output
 
 
-def test_a_run_on_parquet_and_a_run_on_more_processes(text: Path, tmp_path: Path) -> None:
-    """In one process and in two the numbers are the same; and a run ends without noise."""
+def test_two_processes_give_same_losses_on_parquet(text: Path, tmp_path: Path) -> None:
+    """Check also that no run prints an exception at exit."""
     for split in ("train.0", "train.1", "valid"):
         columns = {side: (text / f"{split}.{side}").read_text().splitlines() for side in ("de", "en")}
         pq.write_table(pa.table(columns), tmp_path / f"{split}.parquet")
     data = ("name=x", "data=text", "data.format=parquet", f"data.path={tmp_path}", "data.streaming=true")
     runs = []
     for count in (1, 2):
-        said = run_ranks_ok(count, tmp_path / str(count), "train", *data, "data.buffer=65", *EXACT_SETTINGS)
-        assert "Exception" not in said and "Traceback" not in said
+        output = run_ranks_ok(count, tmp_path / str(count), "train", *data, "data.buffer=65", *EXACT_SETTINGS)
+        assert "Exception" not in output and "Traceback" not in output
         runs.append(tmp_path / str(count) / "runs" / "x")
     torch.testing.assert_close(load_last_weights(runs[0]), load_last_weights(runs[1]), rtol=1e-9, atol=1e-9)
-    one, two = ([event["loss"] for event in read_events(run, "train")] for run in runs)
-    assert len(one) == 20 and one == pytest.approx(two, rel=1e-9)
-    assert state_in(runs[0])["stream_offsets"] == state_in(runs[1])["stream_offsets"] != [[0, 0]]
+    losses_1, losses_2 = ([event["loss"] for event in read_events(run, "train")] for run in runs)
+    assert len(losses_1) == 20 and losses_1 == pytest.approx(losses_2, rel=1e-9)
+    assert read_state(runs[0])["stream_offsets"] == read_state(runs[1])["stream_offsets"] != [[0, 0]]
 
 
-def test_a_stream_is_kept_nowhere(undisturbed: Path) -> None:
-    cache = undisturbed.parents[1] / "cache"
-    [kept] = cache.rglob("pairs.arrow")
-    assert len(Dataset.from_file(str(kept))) == 7 and not list(cache.rglob("source.ids"))
+def test_streamed_text_is_not_cached(uninterrupted: Path) -> None:
+    cache = uninterrupted.parents[1] / "cache"
+    [cached_validation] = cache.rglob("pairs.arrow")
+    assert len(Dataset.from_file(str(cached_validation))) == 7 and not list(cache.rglob("source.ids"))
 
 
-def test_a_stream_without_an_end_is_refused(text: Path, tmp_path: Path) -> None:
+def test_streaming_without_max_steps_raises(text: Path, tmp_path: Path) -> None:
     message = run_ranks_error(1, tmp_path, "train", "data=text", f"data.path={text}", "data.streaming=true")
     assert message.endswith("has no epochs; set train.max_steps=N and train.validate_every=N as well")
     assert not (tmp_path / "runs").exists()
