@@ -1,4 +1,4 @@
-"""Settings by the size of the corpus (`by_pairs`)."""
+"""Tests of settings that depend on the size of the corpus (`by_pairs`)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +30,13 @@ def corpus(tmp_path: Path) -> DataConfig:
     return DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
 
 
-def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_number_of_pairs_selects_values(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
     run = apply_presets(TrainRun(data=corpus, by_pairs=TABLE), ())
     assert (run.tokenizer.vocab_size, run.model.dropout) == (400, 0.5)
-    wanted = TrainRun(data=corpus)
-    wanted.tokenizer.vocab_size, wanted.model.dropout = 400, 0.5
-    assert run == wanted
+    expected = TrainRun(data=corpus)
+    expected.tokenizer.vocab_size, expected.model.dropout = 400, 0.5
+    assert run == expected
     assert caplog.messages[-3:] == [
         "30 training pairs, for which by_pairs has",
         f"  tokenizer.vocab_size=400 (from 30 to below 40): {PRESET_REASONS['tokenizer.vocab_size']}",
@@ -44,7 +44,7 @@ def test_the_number_of_pairs_picks_values(corpus: DataConfig, caplog: pytest.Log
     ]
 
 
-def test_before_its_first_number_a_table_has_nothing(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_value_below_first_number(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
     run = TrainRun(data=corpus, by_pairs={"model.dropout": {31: 0.4}, "model.embed": {}})
     run.model.dropout = 0.1
@@ -53,52 +53,52 @@ def test_before_its_first_number_a_table_has_nothing(corpus: DataConfig, caplog:
     assert apply_presets(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
 
 
-def test_each_side_may_have_its_table(corpus: DataConfig) -> None:
+def test_tables_for_each_side(corpus: DataConfig) -> None:
     tables: dict[str, dict[int, Any] | None] = {f"tokenizer.{side}_vocab_size": {0: 300, 30: 400} for side in SIDES}
     run = TrainRun(data=corpus, tokenizer=TokenizerConfig(joint=False), by_pairs=tables)
-    found = apply_presets(run, {"tokenizer.target_vocab_size"}).tokenizer
-    assert (found.size("source"), found.size("target")) == (400, 8000)
+    tokenizer = apply_presets(run, {"tokenizer.target_vocab_size"}).tokenizer
+    assert (tokenizer.size("source"), tokenizer.size("target")) == (400, 8000)
     with pytest.raises(UserError, match="tokenizer.source_vocab_size=400 .* tokenizer.joint=false"):
         apply_presets(replace(run, tokenizer=TokenizerConfig()), ())
 
 
-def test_what_is_given_stays(corpus: DataConfig) -> None:
+def test_explicit_settings_are_kept(corpus: DataConfig) -> None:
     run = TrainRun(data=corpus, by_pairs=TABLE)
     run.model.dropout = 0.1
     assert apply_presets(run, {"model.dropout", "name"}).model.dropout == 0.1
 
 
-def test_a_corpus_counts_by_its_weight(corpus: DataConfig, tmp_path: Path) -> None:
-    both = replace(corpus, corpora=[CorpusConfig(str(tmp_path), weight=0.4)])  # 30 and 12
-    assert apply_presets(TrainRun(data=both, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
+def test_pairs_are_counted_by_weight(corpus: DataConfig, tmp_path: Path) -> None:
+    mixture = replace(corpus, corpora=[CorpusConfig(str(tmp_path), weight=0.4)])  # 30 + 12 pairs
+    assert apply_presets(TrainRun(data=mixture, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
 
 
-def test_without_a_table_the_text_is_not_read() -> None:
+def test_text_is_not_read_without_table() -> None:
     run = TrainRun(data=DataConfig(format="text", path="nowhere"), by_pairs=TABLE | {"train.max_epochs": None})
     assert apply_presets(run, TABLE.keys()) == replace(run, by_pairs={})
 
 
-def test_pairs_beyond_the_limit_do_not_count(corpus: DataConfig) -> None:
+def test_pairs_beyond_limit_are_not_counted(corpus: DataConfig) -> None:
     assert apply_presets(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
 
 
 @pytest.mark.parametrize(("recipe", "pairs"), [("multi30k_de_en", 29_000), ("tatoeba_de_en", 164_811)])
-def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, tmp_path: Path) -> None:
+def test_small_recipe_matches_recipe_of_same_size(recipe: str, pairs: int, tmp_path: Path) -> None:
     for side in ("de", "en"):
         (tmp_path / f"train.{side}").write_text(f"{side}\n" * pairs)
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        small, own = (
+        small, expected = (
             to_dataclasses(compose("train", [f"experiment={name}", f"data.path={tmp_path}"]))
             for name in ("small", recipe)
         )
-    picked = apply_presets(small, ())
+    actual = apply_presets(small, ())
     for section in PRESET_SECTIONS:
-        assert getattr(picked, section) == getattr(own, section)
+        assert getattr(actual, section) == getattr(expected, section)
 
 
 @pytest.mark.parametrize(
-    ("table", "complaint"),
+    ("table", "message"),
     [
         ({"model.dropuot": {0: 0.1}}, "model.dropuot is not a key of tokenizer, .*; did you mean 'model.dropout'"),
         ({"model": {0: {"dropout": 0.1}}}, "model is not a key"),
@@ -107,30 +107,37 @@ def test_small_is_the_recipe_of_a_corpus_of_that_size(recipe: str, pairs: int, t
         ({"model.dropout": {0: 2.0}}, "model.dropout=2.0"),
     ],
 )
-def test_what_cannot_be_is_named(corpus: DataConfig, table: dict[str, dict[int, Any]], complaint: str) -> None:
-    with pytest.raises(UserError, match=complaint):
+def test_invalid_table_is_rejected(corpus: DataConfig, table: dict[str, dict[int, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         apply_presets(TrainRun(data=corpus, by_pairs=table), ())
 
 
-def test_on_the_command_line(corpus: DataConfig, tmp_path: Path) -> None:
-    """A recipe picks, the command line goes before it, a resumed run keeps what was picked; a stream has no size."""
+def test_by_pairs_on_command_line(corpus: DataConfig, tmp_path: Path) -> None:
+    """The command line overrides by_pairs of a recipe, a resumed run keeps its values, and streams have no size."""
     (tmp_path / "valid.de").write_text("de 1\n")
     (tmp_path / "valid.en").write_text("en 1\n")
     command = (
-        *("train", "experiment=small", f"data.path={corpus.path}", "tokenizer.vocab_size=300", "device=cpu"),
-        *("model.embed=8", "model.hidden=16", "train.max_steps=2"),
+        "train",
+        "experiment=small",
+        f"data.path={corpus.path}",
+        "tokenizer.vocab_size=300",
+        "device=cpu",
+        "model.embed=8",
+        "model.hidden=16",
+        "train.max_steps=2",
+        "train.validate_every=1",
     )
-    run_ok(*command, "train.validate_every=1", folder=tmp_path)
+    run_ok(*command, folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "30 training pairs, for which by_pairs has\n" in log and "vocab_size" not in log
     dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
     assert f"model.dropout={dropout} (below" in log
-    run_ok(*command, "train.validate_every=1", "resume=true", folder=tmp_path)
+    run_ok(*command, "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
-    given = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "train.validate_every=1")
-    run_ok(*command, "name=given", *given, folder=tmp_path)
-    assert "by_pairs has nothing\n" in (tmp_path / "runs" / "given" / "train.log").read_text()
-    stream = (*command, "name=stream", "train.validate_every=1", "data.streaming=true", "data.buffer=60")
+    settings = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1")
+    run_ok(*command, "name=explicit", *settings, folder=tmp_path)
+    assert "by_pairs has nothing\n" in (tmp_path / "runs" / "explicit" / "train.log").read_text()
+    stream = (*command, "name=stream", "data.streaming=true", "data.buffer=60")
     assert "write '~by_pairs'" in run_error(*stream, folder=tmp_path)
     run_ok(*stream, "~by_pairs", folder=tmp_path)
