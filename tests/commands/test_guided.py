@@ -1,4 +1,4 @@
-"""Guided alignment: gold links from files, what batches make of them, and the loss."""
+"""Tests of guided alignment: reading gold links, alignment targets of batches, and the loss."""
 
 import dataclasses
 import json
@@ -30,20 +30,22 @@ from nmt.training.step import add_attention_losses, train_step
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text with gold links beside it."""
+    """Write a corpus with gold links."""
     return write_corpus(tmp_path_factory.mktemp("corpus"), train=80, valid=10, test=5)
 
 
-def run_of(corpus: Path, **data: object) -> TrainRun:
-    given = {"format": "text", "path": str(corpus), "cache": str(corpus / "cache"), "alignments": "links"} | data
+def make_run(corpus: Path, **data: object) -> TrainRun:
+    defaults = {"format": "text", "path": str(corpus), "cache": str(corpus / "cache"), "alignments": "links"}
     return TrainRun(
-        data=DataConfig(**given), tokenizer=TokenizerConfig(vocab_size=420), train=TrainConfig(guided_alignment=0.5)
+        data=DataConfig(**defaults | data),
+        tokenizer=TokenizerConfig(vocab_size=420),
+        train=TrainConfig(guided_alignment=0.5),
     )
 
 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
-def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampling: float) -> None:
-    run = run_of(corpus)
+def test_batches_contain_alignment_targets(corpus: Path, tmp_path: Path, sampling: float) -> None:
+    run = make_run(corpus)
     pairs = load_pairs(run.data, "train")
     gold = get_gold_links(pairs)
     assert gold is not None
@@ -56,16 +58,16 @@ def test_batches_say_where_gold_links_point(corpus: Path, tmp_path: Path, sampli
     for row, index in enumerate(indices):
         source = tokenizer.source.pieces(batch.source_BS[row, : batch.source_length_B[row]].tolist())
         target = tokenizer.target.pieces(batch.target_BT[row, 1 : batch.target_length_B[row] + 1].tolist())
-        guide_TS = batch.alignment_BTS[row].numpy()
-        assert guide_TS.sum() == pytest.approx(len(target)) and not guide_TS[len(target) :].any()
-        owners = group_by_spaces(source)[1], group_by_spaces(target)[1]
-        links = set(extract_links(guide_TS[: len(target), : len(source)], *owners))
+        alignment_TS = batch.alignment_BTS[row].numpy()
+        assert alignment_TS.sum() == pytest.approx(len(target)) and not alignment_TS[len(target) :].any()
+        word_indices = group_by_spaces(source)[1], group_by_spaces(target)[1]
+        links = set(extract_links(alignment_TS[: len(target), : len(source)], *word_indices))
         assert links <= gold[index].possible
         assert {t for _, t in links} == {t for _, t in gold[index].possible}
-        assert guide_TS[len(target) - 1, len(source) - 1] == 1 and target[-1] == tokenizer.target.pieces([EOS])[0]
+        assert alignment_TS[len(target) - 1, len(source) - 1] == 1 and target[-1] == tokenizer.target.pieces([EOS])[0]
 
 
-def test_the_loss_is_least_where_attention_does_as_told() -> None:
+def test_guidance_loss_is_minimal_at_targets() -> None:
     torch.manual_seed(0)
     alignment_BTS = torch.softmax(torch.randn(2, 3, 4, dtype=torch.float64), 2)
     alignment_BTS[1, 2] = 0  # padding
@@ -79,8 +81,8 @@ def test_the_loss_is_least_where_attention_does_as_told() -> None:
     assert guidance_loss(torch.zeros(2, 3, 4), alignment_BTS.float()).isfinite()
 
 
-def test_links_mean_the_words_of_the_text_however_it_is_normalized(tmp_path: Path) -> None:
-    """nmt_nfkc makes two words of one with a no-break space in it, and none of a zero-width one; so does U+2581."""
+def test_alignment_targets_with_normalization(tmp_path: Path) -> None:
+    """Links count words of the original text, where nmt_nfkc splits at no-break spaces and drops zero-width spaces."""
     pairs = [("10\u00a0000 Euro bar", "10\u00a0000 euros cash"), ("\u200b a▁b c", "d e"), ("ohne Links", "no links")]
     tokenizers = [
         train_tokenizer([s for s, _ in pairs], [t for _, t in pairs], config)
@@ -99,43 +101,41 @@ def test_links_mean_the_words_of_the_text_however_it_is_normalized(tmp_path: Pat
         assert not alignment_BTS[2].any()
 
 
-def test_links_weigh_more_as_training_goes_on() -> None:
+def test_guidance_weight_grows_with_progress() -> None:
     alignment_BTS = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]])
     batch = make_batch([[5, 6]], [[7]])._replace(alignment_BTS=alignment_BTS)
     weights_BTS = torch.softmax(torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(1)), 2)
     loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
     added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
     for share in (0.0, 0.25, 1.0):
-        found = add_attention_losses(
-            TrainConfig(guided_alignment=0.4), batch, loss.smoothed, AttentionWeights(weights_BTS, None), share
-        )
-        torch.testing.assert_close(found, 3 + share * added)
+        config, weights = TrainConfig(guided_alignment=0.4), AttentionWeights(weights_BTS, None)
+        total = add_attention_losses(config, batch, loss.smoothed, weights, share)
+        torch.testing.assert_close(total, 3 + share * added)
 
 
-def test_what_was_attended_to_before_adds_to_the_loss() -> None:
+def test_coverage_loss() -> None:
     """See et al. 2017, eq. 13."""
     batch = make_batch([[5, 6], [5]], [[7, 8, 9], [7]])
     weights_BTS = torch.softmax(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1)), 2)
     loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
-    again = 0.0
-    for row, pieces in enumerate((4, 2)):  # `</s>` is one
-        before_S = torch.zeros(3)
+    expected = 0.0
+    for row, pieces in enumerate((4, 2)):  # including `</s>`
+        coverage_S = torch.zeros(3)
         for weights_S in weights_BTS[row, :pieces]:
-            again += sum(min(a, c) for a, c in zip(weights_S.tolist(), before_S.tolist(), strict=True))
-            before_S += weights_S
-    assert again > 0.5
+            expected += sum(min(a, c) for a, c in zip(weights_S.tolist(), coverage_S.tolist(), strict=True))
+            coverage_S += weights_S
+    assert expected > 0.5
+    weights = AttentionWeights(weights_BTS, None)
     for weight in (0.0, 0.4, 2.0):
         config = TrainConfig(coverage_loss=weight)
-        found = add_attention_losses(
-            config, batch, loss.smoothed, AttentionWeights(weights_BTS, None), torch.tensor(0.3)
-        )
-        assert found.item() == pytest.approx(3 + weight * again)
+        total = add_attention_losses(config, batch, loss.smoothed, weights, torch.tensor(0.3))
+        assert total.item() == pytest.approx(3 + weight * expected)
 
 
-def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_path: Path) -> None:
-    """Update n of 8 down the gradient of the mean loss with links of n / 8 of their last weight."""
-    plain = OptimConfig(name="sgd", lr=0.5, clip=None)
-    run = dataclasses.replace(run_of(corpus), model=ModelConfig(embed=8, hidden=16, dropout=0.0), optim=plain)
+def test_update_with_guided_alignment_matches_reference(corpus: Path, tmp_path: Path) -> None:
+    """In update n of 8, the guidance loss has n / 8 of its final weight."""
+    sgd = OptimConfig(name="sgd", lr=0.5, clip=None)
+    run = dataclasses.replace(make_run(corpus), model=ModelConfig(embed=8, hidden=16, dropout=0.0), optim=sgd)
     encoded, valid, key = read_corpus(run, None)
     torch.manual_seed(1)
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
@@ -149,28 +149,29 @@ def test_an_update_goes_by_links_as_far_as_training_has_come(corpus: Path, tmp_p
         assert weights is not None
         links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.alignment_BTS)
         ((loss.smoothed + 0.5 * n / 8 * links) / batch.target_length_B.sum()).backward()
-        wanted = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
+        expected = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
         model.zero_grad()
         state.progress.step = n - 1
         assert not train_step(state, rows, 8).failed
-        torch.testing.assert_close([p.detach() for p in model.parameters()], wanted, rtol=1e-9, atol=1e-12)
+        actual = [parameter.detach() for parameter in model.parameters()]
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_guided_attention_learns_the_links(tmp_path: Path) -> None:
-    """A short real run with and without: the alignment error rate that is logged at validation."""
-    corpus, rates = write_corpus(tmp_path, train=600, valid=40), []
+def test_guided_alignment_lowers_aer(tmp_path: Path) -> None:
+    """Compare the alignment error rate at validation of two short runs."""
+    corpus, error_rates = write_corpus(tmp_path, train=600, valid=40), []
     for weight in (0, 1):
         settings = ("data=text", f"data.path={corpus}", "data.alignments=links", f"train.guided_alignment={weight}")
         run_ok("train", f"name=run{weight}", *settings, *TINY_SETTINGS, "train.max_epochs=2", folder=tmp_path)
         lines = (tmp_path / "runs" / f"run{weight}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rates.append(json.loads(lines[-1])["aer"])
-    assert rates[1] < rates[0] - 0.1
+        error_rates.append(json.loads(lines[-1])["aer"])
+    assert error_rates[1] < error_rates[0] - 0.1
 
 
-def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> None:
+def test_invalid_gold_links_are_rejected(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="data.alignments=links needs data.format=text and data.invalid=refuse"):
-        run_of(corpus, invalid="drop")
-    run = run_of(corpus, alignments="nothing")
+        make_run(corpus, invalid="drop")
+    run = make_run(corpus, alignments="nothing")
     pairs = load_pairs(run.data, "train")
     assert get_gold_links(pairs) is None
     tokenizer = get_or_train_tokenizer(pairs, run)
@@ -183,15 +184,15 @@ def test_links_that_cannot_guide_are_refused(corpus: Path, tmp_path: Path) -> No
     ):
         (corpus / "valid.bad").write_text("\n".join([lines[0], bad, *lines[2:]]) + "\n", encoding="utf-8")
         with pytest.raises(UserError, match=message):
-            load_pairs(run_of(corpus, alignments="bad").data, "valid")
+            load_pairs(make_run(corpus, alignments="bad").data, "valid")
     (corpus / "valid.bad").write_text("0-0\n", encoding="utf-8")
     with pytest.raises(UserError, match="valid.bad has 1 lines for 10 pairs"):
-        load_pairs(run_of(corpus, alignments="bad").data, "valid")
+        load_pairs(make_run(corpus, alignments="bad").data, "valid")
 
 
-def test_gold_links_count_what_any_white_space_divides(tmp_path: Path) -> None:
-    """Pieces know words between spaces alone, and a no-break space is none of these."""
+def test_gold_links_count_words_between_any_whitespace(tmp_path: Path) -> None:
+    """Pieces are grouped into words between ordinary spaces only, which a no-break space is not."""
     for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
         (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
-    [gold] = get_gold_links(load_pairs(run_of(tmp_path).data, "test")) or []
+    [gold] = get_gold_links(load_pairs(make_run(tmp_path).data, "test")) or []
     assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure
