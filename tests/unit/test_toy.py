@@ -1,7 +1,8 @@
-"""The built-in corpus: reproducible, a bijection, and as rich as it claims to be.
+"""The built-in corpus: reproducibility, unique translations, vocabulary and links.
 
-`data/toy_pairs.tsv` holds the first 100 training pairs of seed 1 with their links, each of them read and approved: a
-change of the grammar or the lexicon shows there. To write it anew, and then to read it: `python -m tests.test_toy`.
+`data/toy_pairs.tsv` has the first 100 training pairs of seed 1 with their links, which somebody has reviewed. After a
+change of the grammar or the lexicon, write it again with `PYTHONPATH=tests python tests/unit/test_toy.py` and review
+it.
 """
 
 import hashlib
@@ -17,10 +18,20 @@ from nmt.data.toy import lexicon
 from nmt.data.toy.corpus import SPLITS, Pair, generate
 
 PAIRS = ROOT / "tests" / "data" / "toy_pairs.tsv"
-DO = {"do", "does", "did", "Do", "Does", "Did"}
+DO_FORMS = {"do", "does", "did", "Do", "Does", "Did"}
 PHENOMENA = {
-    *("fronting", "subordinate", "relative", "perfect", "modal", "separable", "case", "adjective", "contraction"),
-    *("question", "negation", "compound"),
+    "fronting",
+    "subordinate",
+    "relative",
+    "perfect",
+    "modal",
+    "separable",
+    "case",
+    "adjective",
+    "contraction",
+    "question",
+    "negation",
+    "compound",
 }
 
 
@@ -34,52 +45,52 @@ def train(corpus: dict[str, list[Pair]]) -> list[Pair]:
     return corpus["train"]
 
 
-def links(pair: Pair) -> str:
-    """Pharaoh style, `i-j` for a sure link and `i?j` for a possible one."""
-    marked = [(i, j, "-") for i, j in pair.sure] + [(i, j, "?") for i, j in pair.possible]
-    return " ".join(f"{i}{mark}{j}" for i, j, mark in sorted(marked))
+def format_links(pair: Pair) -> str:
+    """Return links in Pharaoh format: `i-j` for a sure link, `i?j` for a possible one."""
+    links = [(i, j, "-") for i, j in pair.sure] + [(i, j, "?") for i, j in pair.possible]
+    return " ".join(f"{i}{mark}{j}" for i, j, mark in sorted(links))
 
 
-def rows(pairs: list[Pair]) -> list[str]:
-    return [f"{pair.german}\t{pair.english}\t{links(pair)}" for pair in pairs]
+def format_rows(pairs: list[Pair]) -> list[str]:
+    return [f"{pair.german}\t{pair.english}\t{format_links(pair)}" for pair in pairs]
 
 
 def digest(sizes: dict[str, int]) -> str:
     splits = generate(3, sizes)
-    text = "\n".join(row for pairs in splits.values() for row in rows(pairs))
+    text = "\n".join(row for pairs in splits.values() for row in format_rows(pairs))
     tags = "\n".join(" ".join(sorted(pair.tags)) for pairs in splits.values() for pair in pairs)
     return hashlib.sha256(f"{text}\n{tags}".encode()).hexdigest()
 
 
-def test_pairs_that_were_read(train):
-    assert rows(train[:100]) == PAIRS.read_text(encoding="utf-8").splitlines()
+def test_pairs_match_reviewed_file(train):
+    assert format_rows(train[:100]) == PAIRS.read_text(encoding="utf-8").splitlines()
 
 
-def test_a_function_of_the_seed():
+def test_corpus_is_determined_by_seed():
     sizes = {"train": 300, "test": 50}
-    here = digest(sizes)
-    assert here == digest(sizes)
+    expected = digest(sizes)
+    assert digest(sizes) == expected
     program = f"from test_toy import digest; print(digest({sizes}))"
     for hash_seed in ("0", "1"):
         folders = [str(ROOT / "tests" / "unit"), str(ROOT / "tests"), str(ROOT)]
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(folders)}
-        there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
-        assert there.stdout.decode().strip() == here
-    assert rows(generate(4, sizes)["train"]) != rows(generate(3, sizes)["train"])
+        process = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        assert process.stdout.decode().strip() == expected
+    assert format_rows(generate(4, sizes)["train"]) != format_rows(generate(3, sizes)["train"])
 
 
-def test_first_split_does_not_depend_on_the_others(train):
+def test_first_split_does_not_depend_on_other_splits(train):
     assert generate(1, {"train": 200}) == {"train": train[:200]}
 
 
-def test_sizes_and_separation(corpus):
+def test_split_sizes_and_unique_sentences(corpus):
     assert {name: len(pairs) for name, pairs in corpus.items()} == SPLITS
     for side in ("german", "english"):
         sentences = [getattr(pair, side) for pairs in corpus.values() for pair in pairs]
         assert len(set(sentences)) == len(sentences) == sum(SPLITS.values())
 
 
-def test_each_side_is_a_function_of_the_other(corpus):
+def test_translations_are_one_to_one(corpus):
     english, german = defaultdict(set), defaultdict(set)
     pairs = [pair for split in corpus.values() for pair in split]
     for seed in (2, 3):
@@ -92,41 +103,41 @@ def test_each_side_is_a_function_of_the_other(corpus):
 
 
 @pytest.mark.parametrize("tag", sorted(PHENOMENA))
-def test_phenomena(train, tag):
+def test_each_phenomenon_occurs_in_five_percent_of_pairs(train, tag):
     assert sum(tag in pair.tags for pair in train) >= 0.05 * len(train)
 
 
-def test_no_other_tags(train):
+def test_tags_are_known_phenomena(train):
     assert frozenset().union(*(pair.tags for pair in train)) == PHENOMENA
 
 
-def test_forms_and_lengths(train):
-    for side, least in (("german", 500), ("english", 350)):
+def test_vocabulary_and_sentence_lengths(train):
+    for side, min_vocabulary in (("german", 500), ("english", 350)):
         sentences = [getattr(pair, side).split() for pair in train]
         lengths = [len(words) for words in sentences]
         assert min(lengths) >= 3 and max(lengths) <= 24
         assert 9 <= sum(lengths) / len(lengths) <= 11
-        assert len({word.lower() for words in sentences for word in words}) >= least
+        assert len({word.lower() for words in sentences for word in words}) >= min_vocabulary
 
 
-def test_words_are_frequent_enough_to_learn(train):
-    """Counted in English, in any form: translations are one to one."""
+def test_each_word_occurs_often(train):
+    """Count lemmas in English only, since translations are one to one."""
     counts = Counter(lexicon.LEMMAS.get(word) for pair in train for word in pair.english.lower().split())
     names = {name for name, _ in lexicon.PERSON_NAMES}
     assert min(counts[word] for word in set(lexicon.LEMMAS.values()) - names) >= 60
     assert min(sum(name in pair.english.split() for pair in train) for name in names) >= 60
 
 
-def test_text(train):
+def test_text_is_tokenized_and_punctuated(train):
     for pair in train:
         for text in (pair.german, pair.english):
             assert text == " ".join(text.split()) and text[0].isupper()
             assert text[-2:] in (" .", " ?") and pair.german[-1] == pair.english[-1]
-            assert not any(two in text for two in (", .", ", ?", ", ,"))
+            assert not any(marks in text for marks in (", .", ", ?", ", ,"))
         assert ("question" in pair.tags) == (pair.german[-1] == "?")
 
 
-def test_links(train):
+def test_links_are_valid_and_consistent(train):
     for pair in train:
         german, english = pair.german.split(), pair.english.split()
         assert len({*pair.sure, *pair.possible}) == len(pair.sure) + len(pair.possible)
@@ -136,7 +147,7 @@ def test_links(train):
             assert german[i] not in ",.?" or german[i] == english[j]
         linked_german = {i for i, _ in pair.sure + pair.possible}
         linked_english = {j for _, j in pair.sure + pair.possible}
-        assert all((word in DO) == (j not in linked_english) for j, word in enumerate(english))
+        assert all((word in DO_FORMS) == (j not in linked_english) for j, word in enumerate(english))
         assert all(word == "," for i, word in enumerate(german) if i not in linked_german)
         assert pair.german.count(",") - pair.english.count(",") == len(german) - len(linked_german)
         sure_german = Counter(i for i, _ in pair.sure)
@@ -162,16 +173,16 @@ def test_links(train):
         ("weil", {"because-"}),
     ],
 )
-def test_units(train, word, expected):
-    """All that a German word is ever linked to, in the order of the English sentence."""
-    found = set()
+def test_links_of_german_words(train, word, expected):
+    """Compare all groups of English words that a German word is linked to, in the order of the English sentence."""
+    actual = set()
     for pair in train:
         german, english = pair.german.split(), pair.english.split()
         for i in (i for i, other in enumerate(german) if other == word):
             marks = {j: "-" for k, j in pair.sure if k == i} | {j: "?" for k, j in pair.possible if k == i}
-            found.add(" ".join(english[j] + marks[j] for j in sorted(marks)))
-    assert found == expected
+            actual.add(" ".join(english[j] + marks[j] for j in sorted(marks)))
+    assert actual == expected
 
 
 if __name__ == "__main__":
-    PAIRS.write_text("\n".join(rows(generate(1, {"train": 100})["train"])) + "\n", encoding="utf-8")
+    PAIRS.write_text("\n".join(format_rows(generate(1, {"train": 100})["train"])) + "\n", encoding="utf-8")
