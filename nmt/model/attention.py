@@ -243,7 +243,7 @@ class Attention(nn.Module):
             weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # at least fp32, because the bias is fp32
             if view.gain_RHQW is not None:
                 weights_RHQW = weights_RHQW * view.gain_RHQW
-            context_RHQM = view.sum_values(weights_RHQW.to(memory.values_BHSM.dtype))
+            context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
             joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
             context_NM = project_output(joined_NM.to(dtype))
             mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW

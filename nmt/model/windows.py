@@ -9,7 +9,6 @@ and is a row (R = B x Q, one query each). N = B x Q queries, w half the width of
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.kernels import KERNELS
-from nmt.model.kernels.linear import values_for_steps
 from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
 
 MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
@@ -51,7 +49,7 @@ class WindowView(NamedTuple):
     """The part of the memory that a batch of queries attends to."""
 
     keys_RHWA: Tensor
-    sum_values: Callable[[Tensor], Tensor]  # weights_RHQW -> context_RHQM, the weighted sums of the values
+    values_RHWM: Tensor
     position_RW: Tensor  # source positions of the keys; R may be 1
     bias_RHQW: Tensor  # fp32, added to scores: 0, or `MASK_BIAS` at hidden positions; H is 1
     gain_RHQW: Tensor | None = None  # factor of the weights; H is 1
@@ -79,7 +77,7 @@ class GlobalWindow(nn.Module):
         """Return get_view(query_ND, position_BQ) -> WindowView for one step loop."""
         position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
         bias_RHQW = memory.bias_BS[:, None, None]
-        view = WindowView(memory.keys_BHSA, values_for_steps(memory.values_BHSM), position_RW, bias_RHQW)
+        view = WindowView(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
         return lambda query_ND, position_BQ: view
 
 
@@ -127,14 +125,13 @@ class LocalMWindow(nn.Module):
 
         if positions <= MAX_WINDOWS_TO_MASK * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
-            sum_values = values_for_steps(memory.values_BHSM)
 
             def get_masked_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
                 aligned_BQ = align(query_ND, position_BQ)
                 center_BQ = compute_center(aligned_BQ)
                 bias_BQS, gain_BQS = compute_bias_and_gain(aligned_BQ, center_BQ, position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
-                return WindowView(memory.keys_BHSA, sum_values, position_1S, bias_RHQW, gain_RHQW)
+                return WindowView(memory.keys_BHSA, memory.values_BHSM, position_1S, bias_RHQW, gain_RHQW)
 
             return get_masked_view
 
@@ -153,8 +150,8 @@ class LocalMWindow(nn.Module):
             bias_RHQW = bias_BQW.flatten(0, 1)[:, None, None]
             gain_RHQW = gain_BQW.flatten(0, 1)[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
-            sum_values = partial(torch.matmul, other=gather_values(index_RHW))
-            return WindowView(gather_keys(index_RHW), sum_values, position_RW, bias_RHQW, gain_RHQW, first_BQ)
+            keys_RHWA, values_RHWM = gather_keys(index_RHW), gather_values(index_RHW)
+            return WindowView(keys_RHWA, values_RHWM, position_RW, bias_RHQW, gain_RHQW, first_BQ)
 
         return get_gathered_view
 

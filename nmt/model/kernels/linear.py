@@ -3,8 +3,7 @@
 In training, parameters are kept in fp32 (fp64 if asked). A map computes in the dtype of its input and casts its weights
 to it; in a step loop, once for the whole loop. For translation, weights are cast once (`inference_weights.py`).
 
-Shapes: N rows, T steps, R = T x N, I input size, O output size; B sentences, H heads, Q queries, S source positions, M
-memory size.
+Shapes: N rows, T steps, R = T x N, I input size, O output size.
 """
 
 from collections.abc import Callable
@@ -100,14 +99,7 @@ class DeferredGradient(torch.autograd.Function):
         return None, *ctx.collect()
 
 
-GradientTape = list[tuple[Tensor, Tensor]]  # per step: (dy_NO, x_NI) of a linear map, (dc_BHQM, w_BHQS) of a sum
-
-
-def concat_tape(tape: GradientTape, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients and the inputs of all steps, concatenated, and clear the tape."""
-    gradients, inputs = zip(*tape, strict=True)
-    tape.clear()
-    return torch.cat(gradients, dim), torch.cat(inputs, dim)
+GradientTape = list[tuple[Tensor, Tensor]]  # dy_NO and x_NI of each step
 
 
 class _LinearStep(torch.autograd.Function):
@@ -151,44 +143,10 @@ def linear_for_steps(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtyp
     tape: GradientTape = []
 
     def collect() -> tuple[Tensor, Tensor | None]:
-        dy_RO, x_RI = map(pad_rows, concat_tape(tape, 0))
+        dy_RO, x_RI = (pad_rows(torch.cat(parts)) for parts in zip(*tape, strict=True))
+        tape.clear()
         return dy_RO.t() @ x_RI, None if bias_O is None else dy_RO.sum(0)  # both accumulate in fp32 internally
 
     weight, bias = DeferredGradient.apply(collect, weight, bias)
     linear = prepare_linear(weight, bias, int8=False)
     return lambda x_NI, addend=None: _LinearStep.apply(x_NI, weight, bias, addend, linear, tape)
-
-
-class _WeightedSumStep(torch.autograd.Function):
-    """c = w V. The backward pass returns dw and appends (dc, w) to the tape, for the deferred gradient of V."""
-
-    @staticmethod
-    def forward(ctx: Any, weights_BHQS: Tensor, values_BHSM: Tensor, tape: GradientTape) -> Tensor:
-        ctx.save_for_backward(weights_BHQS, values_BHSM)
-        ctx.tape = tape
-        return weights_BHQS @ values_BHSM
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        weights_BHQS, values_BHSM = ctx.saved_tensors
-        [dcontext_BHQM] = gradients
-        ctx.tape.append((dcontext_BHQM, weights_BHQS))
-        return dcontext_BHQM @ values_BHSM.transpose(2, 3), None, None
-
-
-def values_for_steps(values_BHSM: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return weights_BHQS -> weights @ values for one step loop.
-
-    The gradient of the values takes one product after the loop. Like `linear_for_steps`, the returned function must not
-    outlive the loop's backward pass.
-    """
-    if not torch.is_grad_enabled():
-        return lambda weights_BHQS: weights_BHQS @ values_BHSM
-    tape: GradientTape = []
-
-    def collect() -> tuple[Tensor]:
-        dcontext_BHRM, weights_BHRS = concat_tape(tape, 2)
-        return (weights_BHRS.transpose(2, 3) @ dcontext_BHRM,)
-
-    [values] = DeferredGradient.apply(collect, values_BHSM)
-    return lambda weights_BHQS: _WeightedSumStep.apply(weights_BHQS, values, tape)
