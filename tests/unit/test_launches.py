@@ -1,6 +1,6 @@
-"""How many operations a GPU is given: each is a launch, or several, and small ones take longer to launch than to run.
+"""Number of operations that a GPU has to launch. Small ones take longer to launch than to run.
 
-Counted on PyTorch's device `meta`, on which nothing is computed, and all that is not for a CPU alone runs as on a GPU.
+They are counted on PyTorch's `meta` device, which computes nothing and takes the same code paths as a GPU.
 """
 
 from collections import Counter
@@ -17,37 +17,44 @@ from nmt.model.seq2seq import build_model
 from nmt.training.step import GraphedBackward, train_step
 
 META = torch.device("meta")
-FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "promote_types"}  # launch nothing
+FREE_OPERATIONS = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "_unsafe_view",
+    "promote_types",
+}  # launch nothing
 
 
-class Launches(TorchDispatchMode):
-    """Count operations by name; those that only look at a tensor in another way launch nothing."""
+class LaunchCounter(TorchDispatchMode):
+    """Count operations by name, without views, which launch nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        returned = [part.alias_info for part in function._schema.returns]
-        view = any(alias is not None and not alias.is_write for alias in returned)
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aliases = [value.alias_info for value in function._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
         name = function._schema.name.removeprefix("aten::")
-        self.counts[name] += not view and name not in FREE
-        return function(*arguments, **named or {})
+        self.counts[name] += not is_view and name not in FREE_OPERATIONS
+        return function(*args, **kwargs or {})
 
 
-def launches(config: ModelConfig, steps: int) -> Counter[str]:
-    """Of one batch with so many target positions, forward and backward, in bf16."""
+def count_launches(config: ModelConfig, steps: int) -> Counter[str]:
+    """Count the launches of one forward and backward pass in bf16, with the given number of target positions."""
     model = build_model(config, 50, 50).to(META)
     model.dtype = torch.bfloat16
     source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
-    with Launches() as found:
+    with LaunchCounter() as counter:
         loss, _ = model.loss(source_BS, source_BS[:, 0], torch.ones(8, steps + 1, dtype=torch.int64, device=META))
         loss.smoothed.backward()
-    return found.counts
+    return counter.counts
 
 
-def one_call(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A layer as cuDNN has it, one call; on `meta` PyTorch would loop over positions."""
+def fake_torch_layer(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Imitate cuDNN, which runs a layer in one call; on `meta` PyTorch would loop over positions."""
     h_BTD = x_BTI @ weights[0][: rnn.hidden].t()
     return (h_BTD, *(h_BTD[:, :1].transpose(0, 1) for _ in state))
 
@@ -64,16 +71,18 @@ def one_call(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.Tensor) 
         ({"style": "gnmt", "decoder_layers": 4}, 0),
     ],
 )
-def test_a_step_of_training(settings: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one more target position costs. Where attention does not feed the recurrence, nothing."""
-    monkeypatch.setattr("nmt.model.kernels.recurrence.RNN.torch_layer", one_call)
-    longer, shorter = (launches(ModelConfig(embed=16, hidden=16, **settings), steps) for steps in (6, 5))
+def test_launches_per_target_position_in_training(
+    settings: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more target position launches nothing if attention does not feed the recurrence."""
+    monkeypatch.setattr("nmt.model.kernels.recurrence.RNN.torch_layer", fake_torch_layer)
+    longer, shorter = (count_launches(ModelConfig(embed=16, hidden=16, **settings), steps) for steps in (6, 5))
     longer.subtract(shorter)
     assert sum(longer.values()) == expected, longer
 
 
-def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assembling the batch counts too; the number of parameters does not matter."""
+def test_launches_per_update_outside_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Include the assembly of the batch; the number of parameters must not matter."""
     monkeypatch.setattr(
         "nmt.model.kernels.cuda_graphs.capture_graph",
         lambda work, device: (fake_capture_graph(work, device)[0], lambda: None),
@@ -87,21 +96,21 @@ def test_an_update_outside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = np.arange(8)
         for _ in range(2):
             train_step(state, rows, 100)
-        with Launches() as found:
+        with LaunchCounter() as counter:
             train_step(state, rows, 100)
-        totals.append(sum(found.counts.values()))
-    assert totals == [36, 36], found.counts
+        totals.append(sum(counter.counts.values()))
+    assert totals == [36, 36], counter.counts
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({"style": "bahdanau"}, 26), ({"style": "luong"}, 25)])
-def test_a_step_of_search(settings: dict[str, Any], expected: int) -> None:
-    """One token of each hypothesis, by prepared weights, without the output layer."""
+def test_launches_per_search_step(settings: dict[str, Any], expected: int) -> None:
+    """Decode one token of each hypothesis with weights prepared for inference, without the output layer."""
     model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
     model.dtype = torch.bfloat16
     model.prepare_for_inference(int8=False)
     source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
     with torch.no_grad():
         memory, state = model.start(source_BS, source_BS[:, 0])
-        with Launches() as found:
+        with LaunchCounter() as counter:
             model.decode(source_BS[:, :1], state, memory)
-    assert sum(found.counts.values()) == expected, found.counts
+    assert sum(counter.counts.values()) == expected, counter.counts

@@ -1,4 +1,4 @@
-"""Sets of links: gold, symmetrization against the textbook's loops, and the alignment error rate."""
+"""Word links: gold links, symmetrization, and the alignment error rate."""
 
 import pytest
 from datasets import Dataset
@@ -20,18 +20,18 @@ WORDS = 5
 link_sets = st.sets(st.tuples(st.integers(0, WORDS - 1), st.integers(0, WORDS - 1)))
 
 
-def read(text):
+def parse_links(text):
     return {tuple(map(int, link.split("-"))) for link in text.split()}
 
 
-def test_pharaoh_is_in_the_order_of_the_source():
+def test_pharaoh_format_is_sorted_by_source():
     assert format_pharaoh([(2, 0), (0, 1), (0, 10), (0, 2)]) == "0-1 0-2 0-10 2-0"
     assert format_pharaoh([]) == ""
 
 
-# -------------------------------------------------------------------------------------------------------------- gold
+# --- gold links
 @given(link_sets, link_sets, st.sampled_from([0, 1]), st.sampled_from("p?"), st.randoms())
-def test_gold_reads_back(sure, possible, base, sign, random):
+def test_parsed_gold_links_match_original(sure, possible, base, sign, random):
     texts = [f"{s + base}-{t + base}" for s, t in sure] + [f"{s + base}{sign}{t + base}" for s, t in possible]
     random.shuffle(texts)
     gold = parse_gold_links(" ".join(texts), base, WORDS, WORDS)
@@ -40,7 +40,7 @@ def test_gold_reads_back(sure, possible, base, sign, random):
 
 
 @pytest.mark.parametrize(
-    ("line", "base", "complaint"),
+    ("line", "base", "message"),
     [
         ("0-0 1", 0, "'1' is not a link; write 0-1 for a sure link, 0p1 or 0?1 for a possible link"),
         ("0-0,1-1", 0, "'0-0,1-1' is not a link"),
@@ -50,7 +50,7 @@ def test_gold_reads_back(sure, possible, base, sign, random):
         ("0-0-0", 0, "'0-0-0' is not a link"),
         ("0 - 0", 0, "'0' is not a link"),
         ("0P0", 0, "'0P0' is not a link"),
-        ("\u0661-0", 0, "'\u0661-0' is not a link"),  # a digit, but not one of ASCII
+        ("\u0661-0", 0, "'\u0661-0' is not a link"),  # a digit outside of ASCII
         ("9999999999-0", 0, "'9999999999-0' is not a link"),
         ("3-0", 0, "'3-0' is out of range: counted from 0, the source sentence has words 0 to 2"),
         ("0p2", 0, "'0p2' is out of range: counted from 0, the target sentence has words 0 to 1"),
@@ -59,20 +59,20 @@ def test_gold_reads_back(sure, possible, base, sign, random):
         ("1?3", 1, "'1?3' is out of range: counted from 1, the target sentence has words 1 to 2"),
     ],
 )
-def test_what_is_no_gold_is_named(line, base, complaint):
+def test_invalid_reference_alignments_raise(line, base, message):
     with pytest.raises(ValueError) as error:
         parse_gold_links(line, base, 3, 2)
-    assert str(error.value).startswith(complaint)
+    assert str(error.value).startswith(message)
 
 
-def test_an_empty_sentence_has_no_words_to_link():
+def test_links_of_empty_sentences_raise():
     assert parse_gold_links("", 0, 0, 0) == GoldLinks.from_pairs((), ())
     with pytest.raises(ValueError, match="the target sentence has no words"):
         parse_gold_links("0-0", 0, 1, 0)
 
 
 @given(st.text(alphabet="019-p? \tx\u0660", max_size=12), st.sampled_from([0, 1]))
-def test_a_line_is_gold_or_refused(line, base):
+def test_random_lines_parse_or_raise_value_error(line, base):
     try:
         gold = parse_gold_links(line, base, 2, 3)
     except ValueError:
@@ -81,16 +81,16 @@ def test_a_line_is_gold_or_refused(line, base):
     assert len(gold.possible) <= len(line.split())
 
 
-def test_the_gold_of_a_corpus():
+def test_gold_links_of_dataset():
     columns = {"source": ["a b", ""], "target": ["c", ""], "sure": [[[0, 0]], []], "possible": [[[1, 0]], []]}
     gold = [GoldLinks.from_pairs({(0, 0)}, {(1, 0)}), GoldLinks.from_pairs((), ())]
     assert get_gold_links(Dataset.from_dict(columns)) == gold
     assert get_gold_links(Dataset.from_dict({"source": ["a"], "target": ["b"]})) is None
 
 
-# ---------------------------------------------------------------------------------------------------- symmetrization
-def textbook(e2f, f2e):
-    """GROW-DIAG-FINAL-AND, line by line as the manual of Moses has it; links are (f, e)."""
+# --- symmetrization
+def reference_grow_diag_final_and(e2f, f2e):
+    """Run GROW-DIAG-FINAL-AND exactly as written in the Moses manual; links are (f, e)."""
     alignment = {link for link in e2f if link in f2e}
     union = e2f | f2e
 
@@ -120,16 +120,17 @@ def textbook(e2f, f2e):
 
 
 @given(link_sets, link_sets)
-def test_symmetrization_is_what_the_textbook_says(forward, backward):
-    found = {name: symmetrize(forward, backward) for name, symmetrize in SYMMETRIZATIONS.items()}
-    assert found["intersection"] == {link for link in forward if link in backward}
-    assert found["union"] == {*forward, *backward}
-    assert found["grow_diag_final_and"] == textbook(forward, backward)
-    assert found["intersection"] <= found["grow_diag_final_and"] <= found["union"]
-    for position in (0, 1):  # what grow-diag-final-and leaves without a link has one in neither direction with another
-        left = {link[position] for link in found["union"]} - {link[position] for link in found["grow_diag_final_and"]}
-        others = {link[1 - position] for link in found["grow_diag_final_and"]}
-        assert all(link[1 - position] in others for link in found["union"] if link[position] in left)
+def test_symmetrization_matches_reference_algorithms(forward, backward):
+    links = {name: symmetrize(forward, backward) for name, symmetrize in SYMMETRIZATIONS.items()}
+    intersection, union, grown = links["intersection"], links["union"], links["grow_diag_final_and"]
+    assert intersection == {link for link in forward if link in backward}
+    assert union == {*forward, *backward}
+    assert grown == reference_grow_diag_final_and(forward, backward)
+    assert intersection <= grown <= union
+    for side in (0, 1):  # grow-diag-final-and leaves a word without a link only if all its candidates have links
+        unlinked = {link[side] for link in union} - {link[side] for link in grown}
+        linked_others = {link[1 - side] for link in grown}
+        assert all(link[1 - side] in linked_others for link in union if link[side] in unlinked)
     assert all(symmetrize(forward, forward) == forward for symmetrize in SYMMETRIZATIONS.values())
 
 
@@ -137,28 +138,28 @@ def test_symmetrization_is_what_the_textbook_says(forward, backward):
     ("forward", "backward", "expected"),
     [
         pytest.param("0-0 1-1", "0-0 1-1", "0-0 1-1", id="agreement"),
-        pytest.param("0-0 1-1", "0-0", "0-0 1-1", id="a neighbor on the diagonal"),
-        pytest.param("0-0 0-1 0-2", "0-0", "0-0 0-1 0-2", id="growing on what has grown"),
-        pytest.param("0-0 1-1 0-1", "0-0 1-1", "0-0 1-1", id="both words have a link already"),
-        pytest.param("0-0 3-3", "0-0", "0-0 3-3", id="far away, but between two free words"),
-        pytest.param("0-0 0-3", "0-0", "0-0", id="far away, and one word is taken"),
-        pytest.param("0-2", "0-0", "0-2", id="with nothing common: forward comes first"),
-        pytest.param("0-0 2-0", "", "0-0", id="the first of equals"),
-        pytest.param("", "", "", id="nothing"),
+        pytest.param("0-0 1-1", "0-0", "0-0 1-1", id="diagonal neighbor"),
+        pytest.param("0-0 0-1 0-2", "0-0", "0-0 0-1 0-2", id="neighbor of an added link"),
+        pytest.param("0-0 1-1 0-1", "0-0 1-1", "0-0 1-1", id="both words already linked"),
+        pytest.param("0-0 3-3", "0-0", "0-0 3-3", id="distant link between unlinked words"),
+        pytest.param("0-0 0-3", "0-0", "0-0", id="distant link of a linked word"),
+        pytest.param("0-2", "0-0", "0-2", id="no intersection: forward comes first"),
+        pytest.param("0-0 2-0", "", "0-0", id="first of two candidates"),
+        pytest.param("", "", "", id="empty"),
     ],
 )
 def test_grow_diag_final_and(forward, backward, expected):
-    assert grow_diag_final_and(read(forward), read(backward)) == read(expected)
+    assert grow_diag_final_and(parse_links(forward), parse_links(backward)) == parse_links(expected)
 
 
-# --------------------------------------------------------------------------------------------- alignment error rate
+# --- alignment error rate
 @pytest.mark.parametrize(
     ("links", "gold", "precision", "recall", "aer"),
     [
         ("0-0 1-1", "0-0 1-1", 1, 1, 0),
         ("0-0", "0-0 1-1", 1, 1 / 2, 1 - 2 / 3),
         ("0-0 1-1", "0-0 1p1", 1, 1, 0),
-        ("0-0", "0-0 1p1", 1, 1, 0),  # possible links need not be found
+        ("0-0", "0-0 1p1", 1, 1, 0),  # missing possible links are no errors
         ("0-0 1-1 0-1", "0-0 1p1", 2 / 3, 1, 1 - 3 / 4),
         ("1-0", "0-0", 0, 0, 1),
         ("1-1", "0-0 1p1", 1, 0, 1 - 1 / 2),
@@ -170,19 +171,19 @@ def test_grow_diag_final_and(forward, backward, expected):
 )
 def test_alignment_error_rate(links, gold, precision, recall, aer):
     counts = LinkCounts()
-    counts.add(read(links), parse_gold_links(gold, 0, 2, 2))
+    counts.add(parse_links(links), parse_gold_links(gold, 0, 2, 2))
     assert counts.scores() == pytest.approx({"precision": precision, "recall": recall, "aer": aer})
 
 
-def test_the_error_rate_sums_over_the_corpus_before_it_divides():
+def test_alignment_error_rate_pools_counts_over_corpus():
     counts = LinkCounts()
-    counts.add([(0, 0), (0, 0)], parse_gold_links("0-0 1-1 2-2", 0, 3, 3))  # the same link twice is one
+    counts.add([(0, 0), (0, 0)], parse_gold_links("0-0 1-1 2-2", 0, 3, 3))  # duplicates count once
     counts.add([(0, 0), (1, 0)], parse_gold_links("0-0 0p1", 0, 2, 2))
     assert counts.scores() == pytest.approx({"precision": 2 / 3, "recall": 2 / 4, "aer": 1 - (2 + 2) / (3 + 4)})
 
 
 @given(link_sets, link_sets, link_sets)
-def test_error_rates_are_shares(links, sure, possible):
+def test_alignment_scores_are_between_zero_and_one(links, sure, possible):
     counts = LinkCounts()
     counts.add(links, GoldLinks.from_pairs(sure, possible))
     assert all(value is None or 0 <= value <= 1 for value in counts.scores().values())

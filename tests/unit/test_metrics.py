@@ -17,8 +17,8 @@ from nmt.evaluation.metrics import (
 CAT = "the cat sat on the mat"
 
 
-# BLEU by hand: the geometric mean of the n-gram precisions, times exp(1 - r / c) for c < r words; the k-th order
-# without a match counts as 1 / 2^k matches, unless no word matches. TER: edits and shifts per reference word.
+# BLEU computed by hand: the geometric mean of the n-gram precisions, times exp(1 - r / c) for c < r words. The k-th
+# order without a match counts as 1 / 2^k matches, unless no word matches. TER: edits and shifts per reference word.
 @pytest.mark.parametrize(
     ("hypothesis", "reference", "expected_bleu", "expected_ter"),
     [
@@ -34,14 +34,14 @@ CAT = "the cat sat on the mat"
         ("", "", 0.0, 0.0),
     ],
 )
-def test_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
-    measured = compute_scores([hypothesis], [reference])
-    assert measured["bleu"] == pytest.approx(expected_bleu)
-    assert measured["ter"] == pytest.approx(expected_ter)
-    assert measured["bleu"] == bleu([hypothesis], [reference])
+def test_bleu_and_ter_of_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
+    scores = compute_scores([hypothesis], [reference])
+    assert scores["bleu"] == pytest.approx(expected_bleu)
+    assert scores["ter"] == pytest.approx(expected_ter)
+    assert scores["bleu"] == bleu([hypothesis], [reference])
 
 
-# chrF by hand: F_2 of the mean precision and the mean recall over the orders 1 to 6 that there are.
+# chrF computed by hand: F_2 of mean precision and mean recall over the available orders from 1 to 6.
 @pytest.mark.parametrize(
     ("hypothesis", "reference", "expected"),
     [
@@ -53,74 +53,74 @@ def test_one_sentence(hypothesis, reference, expected_bleu, expected_ter):
         ("", "abc", 0.0),
     ],
 )
-def test_chrf(hypothesis, reference, expected):
+def test_chrf_of_one_sentence(hypothesis, reference, expected):
     assert compute_scores([hypothesis], [reference])["chrf"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_bleu_sums_over_the_corpus_before_it_divides():
+def test_bleu_pools_counts_over_corpus():
     other = "a dog ran off"
     precisions = (6 + 2) / 10 * (5 + 1) / 8 * 4 / 6 * 3 / 4
     assert bleu([CAT, "a dog walked home"], [CAT, other]) == pytest.approx(100 * precisions**0.25)
 
 
 @given(st.lists(st.integers(0, 70), max_size=30))
-def test_ranges_of_lengths_hold_every_sentence_once(lengths):
+def test_length_buckets_partition_sentences(lengths):
     sources = ["a " * length for length in lengths]
     references = [f"{length} b c d e" for length in lengths]
-    found = bleu_by_length(sources, references, references)
-    assert sum(sentences for _, sentences, _ in found) == len(lengths)
-    for name, sentences, score in found:
+    buckets = bleu_by_length(sources, references, references)
+    assert sum(count for _, count, _ in buckets) == len(lengths)
+    for name, count, score in buckets:
         low, high = {"up to 5": (0, 5), "over 50": (51, 70)}.get(name) or map(int, name.split("-"))
-        assert sentences == sum(low <= length <= high for length in lengths) > 0 and score == pytest.approx(100)
+        assert count == sum(low <= length <= high for length in lengths) > 0 and score == pytest.approx(100)
 
 
-def test_sentence_chrf_is_chrf_of_each_alone():
+def test_sentence_chrf_matches_chrf_of_single_sentences():
     texts, references = ["a cat", "", "the dog ran"], ["the cat", "x", "a dog runs"]
     expected = [compute_scores([text], [reference])["chrf"] for text, reference in zip(texts, references, strict=True)]
     assert sentence_chrf(texts, references) == pytest.approx(expected)
 
 
-def test_signatures_say_how_it_was_computed():
+def test_signatures_describe_metric_settings():
     signatures = compute_scores([CAT], [CAT])["signatures"]
     assert set(signatures) == {"bleu", "chrf", "ter"}
     assert "case:mixed" in signatures["bleu"] and "tok:13a" in signatures["bleu"]
     assert all("version:" in signature for signature in signatures.values())
 
 
-def test_no_sentences_have_no_score():
+def test_empty_corpus_has_no_scores():
     assert compute_scores([], []) == {"bleu": None, "chrf": None, "ter": None, "signatures": {}}
     assert bleu([], []) is None
 
 
-def test_a_perplexity_is_short_enough_to_be_read():
-    assert [format_perplexity(value) for value in (1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan)] == [
-        *("1.00", "12.35", "999999.00", "1.01e+304", "inf", "nan")
-    ]
+def test_format_perplexity():
+    values = [1.0, 12.345, 999_999.0, math.exp(700), math.inf, math.nan]
+    expected = ["1.00", "12.35", "999999.00", "1.01e+304", "inf", "nan"]
+    assert [format_perplexity(value) for value in values] == expected
 
 
-def test_scoring_does_not_warn_by_itself(caplog):
-    lines = ["Hello , world ."] * 200  # enough for sacreBLEU to complain
+def test_scoring_logs_no_warnings(caplog):
+    lines = ["Hello , world ."] * 200  # by default sacreBLEU warns about tokenized text of this size
     compute_scores(lines, lines)
     assert not caplog.records
 
 
-def test_sentences_are_grouped_by_their_rarest_word():
+def test_bleu_by_rarity_groups_sentences_by_rarest_word():
     counts = {"a": 2000, "rare": 3, ".": 5000}
     sources = ["a.", "a rare .", "a new rare .", "", "a a"]
-    found = bleu_by_rarity(sources, [CAT] * 5, [CAT] * 5, counts)
-    assert [(name, sentences) for name, sentences, _ in found] == [("0", 2), ("2-5", 1), ("over 1000", 2)]
-    assert all(score == pytest.approx(100) for *_, score in found)
+    buckets = bleu_by_rarity(sources, [CAT] * 5, [CAT] * 5, counts)
+    assert [(name, count) for name, count, _ in buckets] == [("0", 2), ("2-5", 1), ("over 1000", 2)]
+    assert all(score == pytest.approx(100) for *_, score in buckets)
 
 
-def test_the_bootstrap_tells_a_difference_from_none():
+def test_paired_bootstrap_detects_differences():
     references = [f"{CAT} number {n} and a dog" for n in range(60)]
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
-    found, signatures = paired_bootstrap({"best": references, "worse": worse, "same": references}, references)
-    assert {name: found["worse"][name].score for name in signatures} == pytest.approx(
+    results, signatures = paired_bootstrap({"best": references, "worse": worse, "same": references}, references)
+    assert {name: results["worse"][name].score for name in signatures} == pytest.approx(
         {name: compute_scores(worse, references)[name] for name in signatures}
     )
-    assert found["best"]["bleu"].p_value is None and found["best"]["bleu"].interval == 0
-    assert found["worse"]["bleu"].p_value < 0.01 < 0.5 < found["same"]["bleu"].p_value
-    alone, _ = paired_bootstrap({"best": [CAT], "worse": ["the cat sat on a mat"]}, [CAT])
-    assert alone["worse"]["bleu"].p_value == 1  # of one sentence nothing can be said
-    assert 0 < found["worse"]["bleu"].interval < 10 and "bs:1000" in signatures["bleu"]
+    assert results["best"]["bleu"].p_value is None and results["best"]["bleu"].interval == 0
+    assert results["worse"]["bleu"].p_value < 0.01 < 0.5 < results["same"]["bleu"].p_value
+    assert 0 < results["worse"]["bleu"].interval < 10 and "bs:1000" in signatures["bleu"]
+    one_sentence, _ = paired_bootstrap({"best": [CAT], "worse": ["the cat sat on a mat"]}, [CAT])
+    assert one_sentence["worse"]["bleu"].p_value == 1  # one sentence shows no significant difference
