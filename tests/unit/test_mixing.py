@@ -1,4 +1,4 @@
-"""Several corpora as one: how often each pair is used, tags, and whole runs on both."""
+"""Mixtures of corpora: repetition of pairs by weight, tags, and training runs."""
 
 import dataclasses
 import json
@@ -22,7 +22,6 @@ from builders import (
     make_random_pairs,
     make_run,
     read_events,
-    run_program,
     run_ranks,
     run_ranks_ok,
     take_windows,
@@ -44,130 +43,130 @@ from nmt.data.stream import sample_stream
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
-shares_of = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0.001, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0])), min_size=1)
+sizes_and_weights = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([0.001, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0])), min_size=1
+)
 
 
-def ending(sizes: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Shares of corpora of these sizes and weights."""
+def make_shares(sizes: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return (end, weight) of each corpus from its (size, weight)."""
     ends = np.cumsum([size for size, _ in sizes]).tolist()
     return [(end, weight) for end, (_, weight) in zip(ends, sizes, strict=True)]
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
-@given(sizes=shares_of, epochs=st.integers(1, 30), kind=st.sampled_from([np.uint32, np.int64]))
-def test_after_some_epochs_each_pair_was_used_as_often_as_its_weight_says(
-    sizes: list[tuple[int, float]], epochs: int, kind: Any
-) -> None:
-    shares = ending(sizes)
-    weight = np.repeat([weight for _, weight in sizes], [size for size, _ in sizes])
-    rows, total = np.arange(shares[-1][0]).astype(kind), 0
+# --- repetitions
+@given(sizes=sizes_and_weights, epochs=st.integers(1, 30), dtype=st.sampled_from([np.uint32, np.int64]))
+def test_repetitions_over_epochs_match_weights(sizes: list[tuple[int, float]], epochs: int, dtype: Any) -> None:
+    shares = make_shares(sizes)
+    weights = np.repeat([weight for _, weight in sizes], [size for size, _ in sizes])
+    rows, total = np.arange(shares[-1][0]).astype(dtype), 0
     for epoch in range(epochs):
-        times = count_repetitions(rows, shares, epoch)
-        assert set(times.tolist()) <= {math.floor(w + whole) for w in weight for whole in (0, 1)}
-        total = total + times.astype(int)  # type: ignore[assignment]
-        assert np.abs(total - (epoch + 1) * weight).max() < 1
+        counts = count_repetitions(rows, shares, epoch)
+        assert set(counts.tolist()) <= {math.floor(weight + extra) for weight in weights for extra in (0, 1)}
+        total = total + counts.astype(int)  # type: ignore[assignment]
+        assert np.abs(total - (epoch + 1) * weights).max() < 1
     shuffled = np.random.default_rng(0).permutation(rows)
-    assert (
-        count_repetitions(shuffled, shares, epochs).tolist()
-        == count_repetitions(rows, shares, epochs)[shuffled].tolist()
-    )
+    expected = count_repetitions(rows, shares, epochs)[shuffled]
+    assert count_repetitions(shuffled, shares, epochs).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.1, 0.5, 0.75, 2.5])
 @pytest.mark.parametrize("first", [0, 3_000_000_000])
-def test_pairs_are_chosen_evenly(weight: float, first: int) -> None:
-    """In each stretch of a corpus as many as its weight says, give or take a few."""
+def test_fractional_weights_select_pairs_evenly(weight: float, first: int) -> None:
+    """Check that all sections of a corpus are used about as often as the weight says."""
     rows, shares = np.arange(first, first + 5_000), [(first + 5_000, weight)]
     for epoch in (0, 1, 7, 100):
-        times = count_repetitions(rows, shares, epoch).astype(int)
+        counts = count_repetitions(rows, shares, epoch).astype(int)
         for length in (20, 100, 1_000):
-            found = times.reshape(-1, length).sum(axis=1)
-            assert np.abs(found - weight * length).max() < 4
+            section_counts = counts.reshape(-1, length).sum(axis=1)
+            assert np.abs(section_counts - weight * length).max() < 4
 
 
 @given(
     lengths=st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=2, max_size=60),
     weights=st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.5, 3.0]), min_size=2, max_size=2),
-    part=st.floats(0, 1),
+    first_share=st.floats(0, 1),
     budget=st.integers(1, 200),
     by_sentences=st.booleans(),
 )
-def test_an_epoch_has_each_pair_as_often_as_it_is_due(
-    lengths: list[tuple[int, int]], weights: list[float], part: float, budget: int, by_sentences: bool
+def test_epoch_batches_repeat_pairs_by_weight(
+    lengths: list[tuple[int, int]], weights: list[float], first_share: float, budget: int, by_sentences: bool
 ) -> None:
     count = len(lengths)
-    shares = [(1 + int(part * (count - 2)), 1.0), (count, weights[0])]
+    shares = [(1 + int(first_share * (count - 2)), 1.0), (count, weights[0])]
     encoded = dataclasses.replace(make_pairs(*map(list, zip(*lengths, strict=True))), mixture_weights=shares)
     config = TrainConfig(batch_sentences=budget) if by_sentences else TrainConfig(batch_tokens=budget)
-    numbers = set()
+    batch_counts = set()
     for epoch in range(4):
         batches = epoch_batches(encoded, config, 5, epoch)
-        due = count_repetitions(np.arange(count), shares, epoch)
-        found = Counter(row for batch in batches for row in batch.tolist())
-        assert [found[row] for row in range(count)] == due.tolist()
-        numbers.add(len(batches))
+        expected = count_repetitions(np.arange(count), shares, epoch)
+        actual = Counter(row for batch in batches for row in batch.tolist())
+        assert [actual[row] for row in range(count)] == expected.tolist()
+        batch_counts.add(len(batches))
         for batch in batches:
             sizes = [max(lengths[row]) for row in batch]
             assert len(batch) <= budget if by_sentences else len(batch) == 1 or sum(sizes) <= budget
         assert 0 <= padding_waste(encoded, batches) < 1
     if weights[0] == int(weights[0]):
-        assert len(numbers) == 1
+        assert len(batch_counts) == 1
 
 
-def test_weights_of_one_are_no_weights() -> None:
+def test_weights_of_one_do_not_change_batches() -> None:
     rng = np.random.default_rng(0)
     encoded = make_pairs(*rng.integers(2, 20, (2, 700)).tolist())
     weighted = dataclasses.replace(encoded, mixture_weights=[(200, 1.0), (700, 1.0)])
     for epoch in (0, 3, 1_000):
-        pair = [epoch_batches(one, TrainConfig(batch_tokens=90), 1, epoch) for one in (encoded, weighted)]
-        assert [rows.tolist() for rows in pair[0]] == [rows.tolist() for rows in pair[1]]
+        expected, actual = (
+            epoch_batches(pairs, TrainConfig(batch_tokens=90), 1, epoch) for pairs in (encoded, weighted)
+        )
+        assert [rows.tolist() for rows in actual] == [rows.tolist() for rows in expected]
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 2.5])
-def test_the_number_of_updates_goes_with_the_weight(weight: float) -> None:
+def test_number_of_updates_scales_with_weight(weight: float) -> None:
     rng = np.random.default_rng(0)
     encoded = make_pairs(*rng.integers(2, 20, (2, 3_000)).tolist())
-    alone = len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, 0))
+    unweighted = len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, 0))
     encoded = dataclasses.replace(encoded, mixture_weights=[(1_500, 1.0), (3_000, weight)])
-    found = [len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, epoch)) for epoch in range(10)]
-    assert max(found) - min(found) <= 2
-    assert np.mean(found) == pytest.approx(alone * (1 + weight) / 2, rel=0.03)
+    counts = [len(epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, epoch)) for epoch in range(10)]
+    assert max(counts) - min(counts) <= 2
+    assert np.mean(counts) == pytest.approx(unweighted * (1 + weight) / 2, rel=0.03)
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
-def given_corpora(path: Path, *corpora: CorpusConfig, **data: Any) -> DataConfig:
+# --- corpora
+def make_data_config(path: Path, *corpora: CorpusConfig, **data: Any) -> DataConfig:
     settings = {"format": "text", "path": str(path), "cache": str(path.parent / "cache"), "corpora": list(corpora)}
     return DataConfig(**settings | data)
 
 
-def mixed(data: DataConfig) -> tuple[list[Pair], list[tuple[int, float]]]:
+def load_mixture_pairs(data: DataConfig) -> tuple[list[Pair], list[tuple[int, float]]]:
     pairs, shares = load_mixture(data)
     return list(zip(pairs["source"], pairs["target"], strict=True)), shares
 
 
-def test_what_a_corpus_leaves_open_is_as_in_data() -> None:
+def test_corpora_inherit_data_settings() -> None:
     other = CorpusConfig("y", 0.5, "bt", "tsv", source="1", target="2")
     data = DataConfig("text", "x", limit=3, invalid="drop", corpora=[CorpusConfig("z"), other])
-    alone = dataclasses.replace(data, corpora=[])
-    more = dataclasses.replace(alone, path="z", limit=None)
-    tsv = dataclasses.replace(alone, path="y", limit=None, format="tsv", source="1", target="2")
+    first = dataclasses.replace(data, corpora=[])
+    second = dataclasses.replace(first, path="z", limit=None)
+    third = dataclasses.replace(first, path="y", limit=None, format="tsv", source="1", target="2")
     assert list_corpora(data) == [
-        MixturePart(alone, 1.0, None),
-        MixturePart(more, 1.0, None),
-        MixturePart(tsv, 0.5, "<bt>"),
+        MixturePart(first, 1.0, None),
+        MixturePart(second, 1.0, None),
+        MixturePart(third, 0.5, "<bt>"),
     ]
     assert list_corpora(DataConfig()) == [MixturePart(DataConfig(), 1.0, None)]
 
 
-def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
-    """Of whatever format, and types of text; what is empty stays so."""
+def test_corpora_are_concatenated_with_tags(tmp_path: Path) -> None:
+    """Combine formats and Arrow text types; empty sources get no tag."""
     first, second = make_random_pairs(5), [("a b", "A"), ("", "B"), (" \t\u2028", "C"), (" d", " D"), ("e", "")]
     write_files(tmp_path / "x", first)
     write_files(tmp_path / "y", second)
     (tmp_path / "z").mkdir()
     texts = [list(side) for side in zip(*second, strict=True)]
-    large = pa.table({"to": pa.array(texts[1]), "n": [1] * 5, "from": pa.array(texts[0], pa.large_string())})
-    pq.write_table(large, tmp_path / "z" / "train.parquet")
+    table = pa.table({"to": pa.array(texts[1]), "n": [1] * 5, "from": pa.array(texts[0], pa.large_string())})
+    pq.write_table(table, tmp_path / "z" / "train.parquet")
     columns = {"format": "parquet", "source": "from", "target": "to"}
     corpora = [
         CorpusConfig(str(tmp_path / "y"), 0.5, "bt"),
@@ -175,16 +174,16 @@ def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
         CorpusConfig(str(tmp_path / "z"), 1.0, "zß2", **columns),
     ]
     tagged = [("<bt> a b", "A"), *second[1:3], ("<bt>  d", " D"), ("<bt> e", "")]
-    others = [(source.replace("<bt>", "<zß2>"), target) for source, target in tagged]
-    expected = [*first[:3], *tagged, *second, *others]
-    for cut in (3, 10):
-        shares = [(cut, 1.0), (cut + 5, 0.5), (cut + 10, 2.5), (cut + 15, 1.0)]
-        data = given_corpora(tmp_path / "x", *corpora, limit=cut)
-        shares = [(end - max(0, cut - 5), weight) for end, weight in shares]
-        assert mixed(data) == ([*first[: min(cut, 5)], *expected[3:]], shares)
-    data = given_corpora(tmp_path / "z", *corpora[:1], **columns)
+    other_tag = [(source.replace("<bt>", "<zß2>"), target) for source, target in tagged]
+    expected = [*first[:3], *tagged, *second, *other_tag]
+    for limit in (3, 10):
+        data = make_data_config(tmp_path / "x", *corpora, limit=limit)
+        size = min(limit, 5)
+        shares = [(size, 1.0), (size + 5, 0.5), (size + 10, 2.5), (size + 15, 1.0)]
+        assert load_mixture_pairs(data) == ([*first[:size], *expected[3:]], shares)
+    data = make_data_config(tmp_path / "z", *corpora[:1], **columns)
     data.corpora[0].format, data.corpora[0].source, data.corpora[0].target = "text", "de", "en"
-    assert mixed(data)[0] == [*second, *tagged]
+    assert load_mixture_pairs(data)[0] == [*second, *tagged]
     run = make_run(tmp_path / "x", buffer=36, corpora=corpora, limit=3)
     texts = [list(side) for side in zip(*expected, strict=True)]
     tokenizer = train_tokenizer(*texts, TokenizerConfig(type="char", vocab_size=400))  # type: ignore[misc]
@@ -194,25 +193,25 @@ def test_corpora_follow_each_other_with_tags(tmp_path: Path) -> None:
         first[:3],
         tagged[:4],
         second,
-        others,
+        other_tag,
     ]
 
 
-def test_tagged_text_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = given_corpora(
+def test_tagged_text_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_data_config(
         write_files(tmp_path / "x", make_random_pairs(3)),
         CorpusConfig(str(write_files(tmp_path / "y", make_random_pairs(4, 1))), 1, "bt"),
     )
-    first = mixed(data)
-    held = sorted((tmp_path / "cache").rglob("*.arrow"))
+    first = load_mixture_pairs(data)
+    files = sorted((tmp_path / "cache").rglob("*.arrow"))
     monkeypatch.setattr(mixing, "prepend_tag", None)
-    assert mixed(data) == first and sorted((tmp_path / "cache").rglob("*.arrow")) == held
+    assert load_mixture_pairs(data) == first and sorted((tmp_path / "cache").rglob("*.arrow")) == files
     data.corpora[0].tag = "other"
     with pytest.raises(TypeError):
-        mixed(data)
+        load_mixture_pairs(data)
 
 
-def test_empty_sources_are_dropped_with_or_without_a_tag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_sources_are_dropped_with_and_without_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
     second = [("a", "A"), ("", "B"), ("\u00a0", "C"), ("d", "")]
     corpora = [CorpusConfig(str(write_files(tmp_path / "y", second)), 0.5, tag) for tag in ("bt", None)]
@@ -227,14 +226,14 @@ def test_empty_sources_are_dropped_with_or_without_a_tag(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_what_is_wrong_with_another_corpus_is_said_of_its_files(
+def test_errors_name_files_of_additional_corpora(
     tmp_path: Path, streaming: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = given_corpora(
+    data = make_data_config(
         write_files(tmp_path / "x", make_random_pairs(3)), CorpusConfig(str(tmp_path / "y"), 1.0, "bt")
     )
     run = make_run(tmp_path / "x", buffer=4, corpora=data.corpora, streaming=streaming)
-    tokenizer = tokenizer_of("char", True)
+    tokenizer = make_tagged_tokenizer("char", True)
 
     def read() -> Any:
         return take_windows(run, tokenizer, 1) if streaming else load_mixture(run.data)
@@ -253,7 +252,7 @@ def test_what_is_wrong_with_another_corpus_is_said_of_its_files(
         read()
 
 
-def test_impossible_corpora() -> None:
+def test_invalid_corpora_settings_raise() -> None:
     for values, message in (
         ({"path": ""}, "a corpus in data.corpora has no path"),
         ({"weight": 0.0}, "weight=0.0 in data.corpora must be greater than 0"),
@@ -268,20 +267,20 @@ def test_impossible_corpora() -> None:
     ):
         with pytest.raises(UserError, match=message):
             CorpusConfig(**{"path": "x"} | values)
-    more = [CorpusConfig("y")]
+    corpora = [CorpusConfig("y")]
     for data in ({}, {"format": "text", "path": "x", "alignments": "links"}):
         with pytest.raises(UserError, match="data.corpora does not support the built-in corpus or gold links"):
-            DataConfig(**data, corpora=more)
+            DataConfig(**data, corpora=corpora)
 
 
-# ---------------------------------------------------------------------------------------------------------------- tags
+# --- tags
 TAGS = ("<bt>", "<Web2>")
 TYPES = ("bpe", "unigram", "char", "word")
 
 
 @lru_cache
-def tokenizer_of(type: str, joint: bool, normalization: str = "identity") -> Tokenizer:
-    """Trained on text of which a third is tagged."""
+def make_tagged_tokenizer(type: str, joint: bool, normalization: str = "identity") -> Tokenizer:
+    """Train a tokenizer on text with tags in two thirds of all lines."""
     pairs = make_random_pairs(200)
     sources = [f"{tag} {source}" for (source, _), tag in zip(pairs, [*TAGS, "bt >"] * 200, strict=False)]
     config = TokenizerConfig(type=type, vocab_size=284, joint=joint, normalization=normalization)
@@ -291,8 +290,8 @@ def tokenizer_of(type: str, joint: bool, normalization: str = "identity") -> Tok
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("type", TYPES)
-def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalization: str) -> None:
-    tokenizer = tokenizer_of(type, joint, normalization)
+def test_tag_is_a_single_piece(tmp_path: Path, type: str, joint: bool, normalization: str) -> None:
+    tokenizer = make_tagged_tokenizer(type, joint, normalization)
     tokenizer.save(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     texts = ["ab cd abcd", "ef", "0 1 199 gh"]
@@ -320,18 +319,18 @@ def test_a_tag_is_a_piece(tmp_path: Path, type: str, joint: bool, normalization:
     type=st.sampled_from(TYPES[:3]),
     sampling=st.sampled_from([0.0, 0.3]),
 )
-def test_text_with_tags_survives(text: list[str], type: str, sampling: float) -> None:
-    side, line = tokenizer_of(type, True).source, "".join(text)
+def test_encoding_and_decoding_restores_text_with_tags(text: list[str], type: str, sampling: float) -> None:
+    side, line = make_tagged_tokenizer(type, True).source, "".join(text)
     [ids] = side.encode([line], sampling if type != "char" else 0.0)
     assert side.decode(ids) == line
 
 
-def test_pieces_of_tagged_text_are_the_same_word_by_word(tmp_path: Path) -> None:
-    """In the cache, in a stream, and at translation."""
+def test_tagged_text_has_same_pieces_in_cache_and_stream(tmp_path: Path) -> None:
+    """Compare both with encoding of whole lines, as in translation."""
     pairs = make_random_pairs(40)
     corpora = [CorpusConfig(str(write_files(tmp_path / "y", pairs)), 1.0, "bt")]
     run = make_run(write_files(tmp_path / "x", make_random_pairs(40, 1)), streaming=False, corpora=corpora, buffer=80)
-    tokenizer = tokenizer_of("bpe", True)
+    tokenizer = make_tagged_tokenizer("bpe", True)
     mixture, shares = load_mixture(run.data)
     encoded = encode_corpus(mixture, tokenizer, run, shares)
     expected = tokenizer.source.encode(list(mixture["source"]))
@@ -339,43 +338,49 @@ def test_pieces_of_tagged_text_are_the_same_word_by_word(tmp_path: Path) -> None
     assert {ids[0] for ids in expected[40:]} == {tokenizer.source.encode(["<bt>"])[0][0]}
     run.data.streaming = True
     [window] = take_windows(run, tokenizer, 1)
-    found: EncodedPairs = window.pairs
-    assert sorted(found.source[row].tolist() for row in range(80)) == sorted(expected)
+    streamed: EncodedPairs = window.pairs
+    assert sorted(streamed.source[row].tolist() for row in range(80)) == sorted(expected)
 
 
-def test_a_tag_that_another_runs_tokenizer_lacks_is_refused() -> None:
+def test_tag_missing_from_parent_tokenizer_raises() -> None:
     def data(tag: str) -> DataConfig:
-        return given_corpora(Path("x"), CorpusConfig("y", 1.0, tag))
+        return make_data_config(Path("x"), CorpusConfig("y", 1.0, tag))
 
-    check_tags(data("bt"), tokenizer_of("bpe", True))
+    check_tags(data("bt"), make_tagged_tokenizer("bpe", True))
     with pytest.raises(UserError, match="the tokenizer of init_from has no piece <new>; leave out .* data.path=y"):
-        check_tags(data("new"), tokenizer_of("bpe", True))
+        check_tags(data("new"), make_tagged_tokenizer("bpe", True))
 
 
-def test_tags_are_in_the_tokenizer_of_a_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_trained_tokenizer_contains_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
-    pairs = [write_files(tmp_path / name, make_random_pairs(100, seed)) for seed, name in enumerate("xy")]
-    run = make_run(pairs[0], streaming=False)
+    folders = [write_files(tmp_path / name, make_random_pairs(100, seed)) for seed, name in enumerate("xy")]
+    run = make_run(folders[0], streaming=False)
     run.tokenizer.vocab_size = 290
     text = load_pairs(run.data, "train")
     plain = get_or_train_tokenizer(text, run)
-    run.data.corpora = [CorpusConfig(str(pairs[1]), 1.0, tag) for tag in ("b", "a", "b", None)]
+    run.data.corpora = [CorpusConfig(str(folders[1]), 1.0, tag) for tag in ("b", "a", "b", None)]
     tagged = get_or_train_tokenizer(text, run)
     assert not plain.source.tags and tagged.source.pieces(range(4, 6)) == ["\u2581<a>", "\u2581<b>"]
     run.data.corpora = run.data.corpora[:2]
     assert get_or_train_tokenizer(text, run) == tagged and "using the cached " in caplog.text
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
+# --- runs
 SETTINGS = (
-    *("name=x", "data=text", *SMALL_SETTINGS, "train.log_every=1", "tokenizer.sampling=0.1", "model.dropout=0.1"),
-    *("train.max_steps=24", "train.validate_every=12"),
+    "name=x",
+    "data=text",
+    *SMALL_SETTINGS,
+    "train.log_every=1",
+    "tokenizer.sampling=0.1",
+    "model.dropout=0.1",
+    "train.max_steps=24",
+    "train.validate_every=12",
 )
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of three corpora, the first with gold links."""
+    """Folder of three corpora, the first with gold links."""
     folder = tmp_path_factory.mktemp("corpora")
     for name, size in (("main", 70), ("bt", 50), ("web", 30)):
         (folder / name).mkdir()
@@ -385,47 +390,44 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["data.streaming=false", "data.streaming=true"])
-def test_a_run_on_several_corpora(corpora: Path, tmp_path: Path, how: str) -> None:
-    more = f"{{path:{corpora}/bt,weight:2,tag:bt}},{{path:{corpora}/web,weight:0.5,format:tsv,source:2,target:1}}"
-    arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{more}]", how, "data.buffer=60")
-    run_ranks_ok(1, tmp_path / "whole", "train", *arguments)
-    code, said = run_ranks(1, tmp_path / "stopped", train_until_signal, 15, 1, *arguments)
-    assert code == 143 and "stopped at step 16" in said
-    run_ranks_ok(1, tmp_path / "stopped", "train", *arguments, "resume=auto")
-    whole, again = (tmp_path / name / "runs" / "x" for name in ("whole", "stopped"))
-    torch.testing.assert_close(load_last_weights(again), load_last_weights(whole), rtol=0, atol=0)
-    assert read_events(again, "validate") == read_events(whole, "validate")
-    assert [event["loss"] for event in read_events(again, "train")] == [
-        event["loss"] for event in read_events(whole, "train")
+@pytest.mark.parametrize("streaming", ["data.streaming=false", "data.streaming=true"])
+def test_train_resume_and_evaluate_on_several_corpora(corpora: Path, tmp_path: Path, streaming: str) -> None:
+    others = f"{{path:{corpora}/bt,weight:2,tag:bt}},{{path:{corpora}/web,weight:0.5,format:tsv,source:2,target:1}}"
+    arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{others}]", streaming, "data.buffer=60")
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    run_ranks_ok(1, uninterrupted, "train", *arguments)
+    code, output = run_ranks(1, resumed, train_until_signal, 15, 1, *arguments)
+    assert code == 143 and "stopped at step 16" in output
+    run_ranks_ok(1, resumed, "train", *arguments, "resume=auto")
+    expected, actual = uninterrupted / "runs" / "x", resumed / "runs" / "x"
+    torch.testing.assert_close(load_last_weights(actual), load_last_weights(expected), rtol=0, atol=0)
+    assert read_events(actual, "validate") == read_events(expected, "validate")
+    assert [event["loss"] for event in read_events(actual, "train")] == [
+        event["loss"] for event in read_events(expected, "train")
     ]
 
-    side = load_tokenizer(whole).source
-    assert side.tags == {"\u2581<bt>": 4}
-    translated, lines = tmp_path / "whole" / "out.de", ["<bt> der Hund schläft .", "der Hund schläft ."]
-    (tmp_path / "whole" / "in.de").write_text("".join(line + "\n" for line in lines))
-    code, said = run_ranks(
-        1, tmp_path / "whole", run_program, "translate", "checkpoint=runs/x", "input=in.de", f"output={translated}"
-    )
-    assert code == 0 and len(translated.read_text().splitlines()) == 2
+    assert load_tokenizer(expected).source.tags == {"\u2581<bt>": 4}
+    (uninterrupted / "in.de").write_text("<bt> der Hund schläft .\nder Hund schläft .\n")
+    run_ranks_ok(1, uninterrupted, "translate", "checkpoint=runs/x", "input=in.de", "output=out.de")
+    assert len((uninterrupted / "out.de").read_text().splitlines()) == 2
     run_ranks_ok(
-        1, tmp_path / "whole", "evaluate", "checkpoint=runs/x", "data.alignments=links", "search.beam=1", "pictures=0"
+        1, uninterrupted, "evaluate", "checkpoint=runs/x", "data.alignments=links", "search.beam=1", "pictures=0"
     )
-    assert json.loads((whole / "eval" / "test" / "metrics.json").read_text())["aer"] is not None
+    assert json.loads((expected / "eval" / "test" / "metrics.json").read_text())["aer"] is not None
 
 
-def test_other_text_can_be_measured(corpora: Path) -> None:
-    """Whatever of it the training text cannot have."""
-    more = [CorpusConfig(str(corpora / "bt"))]
-    for run in (given_corpora(corpora / "main", *more), make_run(corpora / "main").data):
-        found = DataOverride(alignments="links").apply_to(run)
-        assert (found.streaming, found.corpora, found.path) == (False, [], run.path)
+def test_evaluation_data_ignores_corpora_and_streaming(corpora: Path) -> None:
+    """Use settings that training does not support together with corpora or streaming."""
+    others = [CorpusConfig(str(corpora / "bt"))]
+    for run in (make_data_config(corpora / "main", *others), make_run(corpora / "main").data):
+        data = DataOverride(alignments="links").apply_to(run)
+        assert (data.streaming, data.corpora, data.path) == (False, [], run.path)
         assert DataOverride(format="toy").apply_to(run).format == "toy"
         assert DataOverride(split="valid").apply_to(run).split == "valid"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_corpus_that_is_missing_is_named_by_its_own_key(tmp_path: Path, streaming: bool) -> None:
+def test_missing_corpus_folder_raises_with_its_key(tmp_path: Path, streaming: bool) -> None:
     for split in ("train", "valid"):
         for side in ("de", "en"):
             (tmp_path / f"{split}.{side}").write_text("a b c\nd e f\n")
@@ -433,11 +435,11 @@ def test_a_corpus_that_is_missing_is_named_by_its_own_key(tmp_path: Path, stream
     data = DataConfig(
         format="text", path=str(tmp_path), cache=str(tmp_path / "cache"), corpora=corpora, streaming=streaming
     )
-    ends = TrainConfig(max_steps=1, validate_every=1)
+    train_config = TrainConfig(max_steps=1, validate_every=1)
 
     def read(data: DataConfig) -> None:
         if streaming:
-            sample_stream(TrainRun(data=data, train=ends))
+            sample_stream(TrainRun(data=data, train=train_config))
         else:
             load_mixture(data)
 
