@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, against its formulas."""
+"""Learning rates, optimizers, gradient clipping and loss scaling."""
 
 import math
 
@@ -11,7 +11,7 @@ from nmt.config import OptimConfig
 from nmt.training.optim import OPTIMIZERS, SCHEDULES, LossScale, build_optimizer, compute_learning_rate, step_if_finite
 
 
-def test_choices_are_those_of_the_configuration() -> None:
+def test_implementations_match_config_choices() -> None:
     assert tuple(OPTIMIZERS) == NAMES and tuple(SCHEDULES) == SCHEDULE_NAMES
 
 
@@ -31,13 +31,13 @@ def test_choices_are_those_of_the_configuration() -> None:
         ("plateau", 5, 1, 0.25),
     ],
 )
-def test_learning_rates(schedule: str, step: int, decays: int, expected: float) -> None:
+def test_learning_rate_schedules(schedule: str, step: int, decays: int, expected: float) -> None:
     config = OptimConfig(lr=1.0, schedule=schedule, warmup=10)
     assert compute_learning_rate(config, step, 100, decays) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
+def test_learning_rate_rises_in_warmup_and_never_afterwards(schedule: str) -> None:
     config = OptimConfig(lr=0.3, schedule=schedule, warmup=7)
     rates = [compute_learning_rate(config, step, 50, 0) for step in range(1, 51)]
     assert rates[:7] == sorted(rates[:7]) and rates[6:] == sorted(rates[6:], reverse=True)
@@ -45,7 +45,7 @@ def test_rates_grow_in_warm_up_and_never_afterwards(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_goes_downhill(name: str) -> None:
+def test_update_reduces_loss(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = build_optimizer(OptimConfig(name=name, lr=0.1), [x])
     before = x.square().sum()
@@ -54,17 +54,17 @@ def test_an_update_goes_downhill(name: str) -> None:
     assert x.square().sum() < before
 
 
-@pytest.fixture(params=[True, False], ids=["guarded", "as on Apple's GPUs"])
-def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the optimizer's kernels divide and leave out by themselves."""
+@pytest.fixture(params=[True, False], ids=["fused", "as on Apple GPUs"])
+def fused_and_unfused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run with and without kernels that unscale gradients and skip updates themselves."""
     if not request.param:
         monkeypatch.setattr("nmt.training.optim.FUSED_DEVICES", ())
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("fused_and_unfused")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("norm", [0.5, 100.0])
-def test_clipping_equals_torchs(name: str, norm: float) -> None:
+def test_gradient_clipping_matches_torch(name: str, norm: float) -> None:
     torch.manual_seed(1)
     starts = [torch.randn(5, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)]
     gradients = [[torch.randn_like(start) for start in starts] for _ in range(3)]
@@ -76,7 +76,7 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
         for step in gradients:
             for parameter, gradient in zip(parameters, step, strict=False):
                 parameter.grad = gradient.clone()
-            if ours:  # as fp16 has them: too large by a factor
+            if ours:  # scaled up as in fp16
                 for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
                     gradient *= 1024
                 assert not step_if_finite(optimizer, norm, torch.tensor(1024.0), torch.tensor(1.0))
@@ -85,16 +85,16 @@ def test_clipping_equals_torchs(name: str, norm: float) -> None:
                 optimizer.step()
         return [parameter.detach() for parameter in parameters]
 
-    torch.testing.assert_close(run(True), run(False), rtol=1e-6, atol=0)  # torch adds 1e-6 to the norm
+    torch.testing.assert_close(run(True), run(False), rtol=1e-6, atol=0)  # PyTorch adds 1e-6 to the norm
 
 
-@pytest.mark.usefixtures("guarded")
+@pytest.mark.usefixtures("fused_and_unfused")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("loss", "gradient"), [(math.nan, 1.0), (1.0, math.inf), (-math.inf, 1.0)])
-def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: float) -> None:
+def test_non_finite_updates_change_nothing(name: str, loss: float, gradient: float) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
-    twins = []
+    results = []
     for steps in ((False, True), (True, False, True)):
         with torch.no_grad():
             x.copy_(torch.tensor([3.0, -2.0]))
@@ -103,12 +103,12 @@ def test_what_is_not_finite_changes_nothing(name: str, loss: float, gradient: fl
             x.grad = torch.tensor([0.5, gradient if failing else 2.0])
             value = torch.tensor(loss if failing else 1.0)
             assert step_if_finite(optimizer, None, torch.tensor(1.0), value).item() == failing
-        twins.append((x.detach().clone(), optimizer.state_dict()["state"]))
-    torch.testing.assert_close(*twins, rtol=0, atol=0)
+        results.append((x.detach().clone(), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
+def test_optimizer_state_is_zero_before_first_update(name: str) -> None:
     x = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     optimizer = build_optimizer(OptimConfig(name=name, lr=0.1, weight_decay=0.1), [x])
     assert x.tolist() == [3, -2] and optimizer.param_groups[0]["weight_decay"] == 0.1
@@ -116,13 +116,13 @@ def test_nothing_is_remembered_before_the_first_update(name: str) -> None:
         assert not any(value.any() for value in slots.values() if value is not None)
 
 
-def test_the_loss_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_scale_halves_on_failure_and_doubles_after_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.training.optim.GROWTH_INTERVAL", 3)
     scale, factors = LossScale(True, 8.0, 1, torch.device("cpu")), []
     for failed in (False, False, False, True, False, False, False, True, True):
         scale.update(torch.tensor(failed))
         factors.append(scale.factor.item())
     assert factors == [8, 16, 16, 8, 8, 8, 16, 8, 4]
-    still = LossScale(False, 1.0, 0, torch.device("cpu"))
-    still.update(torch.tensor(True))
-    assert still.factor == 1
+    disabled = LossScale(False, 1.0, 0, torch.device("cpu"))
+    disabled.update(torch.tensor(True))
+    assert disabled.factor == 1

@@ -1,4 +1,4 @@
-"""The project itself: that the configuration composes and the versions agree."""
+"""Imports, configuration files, console scripts and version constraints of the project."""
 
 import ast
 import importlib
@@ -22,20 +22,20 @@ MODULES = {
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all that a file imports, anywhere in it."""
-    found = set()
+def get_imports(path: Path) -> set[str]:
+    """Return the full names of everything that a file imports, inside functions too."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            assert node.level == 0, f"{path}: imports must be absolute"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
-    users = {module for module, path in MODULES.items() if any(n.startswith("matplotlib") for n in imports(path))}
+def test_only_plot_imports_matplotlib_and_not_at_import_time() -> None:
+    users = {module for module, path in MODULES.items() if any(n.startswith("matplotlib") for n in get_imports(path))}
     assert users == {"evaluation.plot"}
     top_level = ast.parse(MODULES["evaluation.plot"].read_text(encoding="utf-8")).body
     names = [ast.unparse(node) for node in top_level if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -43,43 +43,44 @@ def test_only_plot_imports_matplotlib_and_only_when_it_draws() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("**/*.yaml")), ids=lambda path: path.stem)
-def test_every_configuration_composes(path: Path) -> None:
-    """Each command's own file; each choice of a group as training takes it."""
+def test_config_files_compose(path: Path) -> None:
+    """Compose each command's file with that command, and each choice of a group with `train`."""
     group = path.parent.name if path.parent != CONFIG_DIR else None
     command = "train" if group else path.stem
-    given = [] if command == "train" else ["checkpoint=runs/x"]
+    overrides = [] if command == "train" else ["checkpoint=runs/x"]
     if group:
-        given = [f"{group}={path.stem}", *([] if path.stem == "toy" or group == "model" else ["data.path=x"])]
+        needs_path = path.stem != "toy" and group != "model"
+        overrides = [f"{group}={path.stem}", *(["data.path=x"] if needs_path else [])]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        run = to_dataclasses(compose(command, overrides=given))
+        run = to_dataclasses(compose(command, overrides=overrides))
     assert isinstance(run, COMMANDS[command])
     assert "_target_" not in path.read_text(encoding="utf-8")
 
 
-def test_a_checkout_has_its_configuration_beside_the_package() -> None:
+def test_checkout_uses_configs_folder_beside_package() -> None:
     assert ROOT / "configs" == CONFIG_DIR and not (ROOT / "nmt" / "configs").exists()
 
 
 @pytest.mark.parametrize("name", PROJECT["scripts"])
-def test_console_scripts_are_programs(name: str) -> None:
+def test_console_scripts_are_callable_without_arguments(name: str) -> None:
     module, _, function = PROJECT["scripts"][name].partition(":")
     assert not inspect.signature(getattr(importlib.import_module(module), function)).parameters
 
 
-def test_the_package_carries_the_readme_there_is() -> None:
+def test_package_metadata_names_existing_readme() -> None:
     assert (PROJECT.get("readme") == "README.md") == (ROOT / "README.md").exists()
 
 
-def test_constraints_pin_what_is_required() -> None:
+def test_constraints_satisfy_requirements() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
-    pinned = {normal(name): version for name, version in pinned.items()}
+    pinned = {normalize_name(name): version for name, version in pinned.items()}
     extras = PROJECT["optional-dependencies"].values()
     for requirement in map(Requirement, [*PROJECT["dependencies"], *(text for extra in extras for text in extra)]):
-        assert pinned[normal(requirement.name)] in requirement.specifier, requirement
+        assert pinned[normalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-def normal(name: str) -> str:
-    """A distribution's name as PyPI compares it."""
+def normalize_name(name: str) -> str:
+    """Normalize the name of a distribution as PyPI does."""
     return re.sub(r"[-_.]+", "-", name).lower()

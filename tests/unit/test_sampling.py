@@ -1,4 +1,4 @@
-"""Subword regularization: what is drawn for an epoch."""
+"""Subword regularization: sampled segmentations of each epoch."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ WORDS = ["ab", "cd", "ef", "gh", "abcd", "efgh"]
 
 @pytest.fixture(params=["bpe", "unigram"])
 def encoded(tmp_path: Path, request: pytest.FixtureRequest) -> EncodedPairs:
-    """Sixty pairs, and some that are left out: the limit is 30 pieces."""
+    """Sixty pairs, of which three are dropped for an empty or too long side."""
     rng = random.Random(1)
     texts = [[" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(60)] for _ in range(2)]
     texts[0][5], texts[1][40], texts[0][50] = "", " ", "ab " * 90
@@ -37,61 +37,57 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_an_epoch_has_the_same_text_in_other_pieces(encoded: EncodedPairs) -> None:
-    first, second, again = (
-        resample_subwords(encoded, 1, 0),
-        resample_subwords(encoded, 1, 1),
-        resample_subwords(encoded, 1, 0),
-    )
-    assert sorted(first.order) == sorted(encoded.order) and len(first) == 57
+def test_each_epoch_has_same_text_in_different_pieces(encoded: EncodedPairs) -> None:
+    epoch_0, epoch_1, epoch_0_again = (resample_subwords(encoded, 1, epoch) for epoch in (0, 1, 0))
+    assert sorted(epoch_0.order) == sorted(encoded.order) and len(epoch_0) == 57
     for name, tokenizer in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
-        best, one, other, same = (getattr(pairs, name) for pairs in (encoded, first, second, again))
-        assert [tokenizer.decode(one[row].tolist()) for row in first.order] == first.pairs[first.order][name]
-        assert one.ids.tolist() == same.ids.tolist() != other.ids.tolist()
-        assert one.ids.dtype == best.ids.dtype
-        assert any(one[row].tolist() != best[row].tolist() for row in first.order)
+        best, first, second, repeated = (getattr(pairs, name) for pairs in (encoded, epoch_0, epoch_1, epoch_0_again))
+        assert [tokenizer.decode(first[row].tolist()) for row in epoch_0.order] == epoch_0.pairs[epoch_0.order][name]
+        assert first.ids.tolist() == repeated.ids.tolist() != second.ids.tolist()
+        assert first.ids.dtype == best.ids.dtype
+        assert any(first[row].tolist() != best[row].tolist() for row in epoch_0.order)
 
 
-def test_batches_are_cut_by_what_was_drawn(encoded: EncodedPairs) -> None:
-    first = resample_subwords(encoded, 1, 0)
-    rows = np.sort(first.order).astype(np.int64)
-    order, runs = sort_by_length(first.lengths(rows))
-    assert first.order.tolist() == rows[order].tolist() and first.runs.tolist() == runs.tolist()
-    assert first.order.dtype == encoded.order.dtype
-    batches = epoch_batches(first, TrainConfig(batch_tokens=60), 1, 0)
-    waste = padding_waste(first, batches)
-    assert waste < padding_waste(first, epoch_batches(encoded, TrainConfig(batch_tokens=60), 1, 0))
+def test_sampled_lengths_determine_batches(encoded: EncodedPairs) -> None:
+    sampled = resample_subwords(encoded, 1, 0)
+    rows = np.sort(sampled.order).astype(np.int64)
+    order, runs = sort_by_length(sampled.lengths(rows))
+    assert sampled.order.tolist() == rows[order].tolist() and sampled.runs.tolist() == runs.tolist()
+    assert sampled.order.dtype == encoded.order.dtype
+    batches = epoch_batches(sampled, TrainConfig(batch_tokens=60), 1, 0)
+    waste = padding_waste(sampled, batches)
+    assert waste < padding_waste(sampled, epoch_batches(encoded, TrainConfig(batch_tokens=60), 1, 0))
 
 
-def test_a_sentence_that_gets_too_long_keeps_its_best_pieces(encoded: EncodedPairs) -> None:
-    longest = int(encoded.lengths(np.sort(encoded.order).astype(np.int64)).max()) - 1
-    drawn = resample_subwords(
-        replace(encoded, sampling=0.01 if not encoded.tokenizer.source.is_bpe else 0.99, max_length=longest), 1, 0
-    )
-    rows = [row for row in encoded.order if len(encoded.source[row]) == longest]
-    assert drawn.lengths(np.sort(drawn.order).astype(np.int64)).max() == longest + 1
-    assert all(drawn.source[row].tolist() == encoded.source[row].tolist() for row in rows)
+def test_sentence_that_would_be_too_long_keeps_best_segmentation(encoded: EncodedPairs) -> None:
+    max_length = int(encoded.lengths(np.sort(encoded.order).astype(np.int64)).max()) - 1
+    strong_sampling = 0.99 if encoded.tokenizer.source.is_bpe else 0.01
+    sampled = resample_subwords(replace(encoded, sampling=strong_sampling, max_length=max_length), 1, 0)
+    rows = [row for row in encoded.order if len(encoded.source[row]) == max_length]
+    assert sampled.lengths(np.sort(sampled.order).astype(np.int64)).max() == max_length + 1
+    assert all(sampled.source[row].tolist() == encoded.source[row].tolist() for row in rows)
 
 
 @pytest.mark.parametrize("count", [2, 3, 20])
-def test_any_number_of_processes_draws_the_same(
+def test_number_of_processes_does_not_change_samples(
     encoded: EncodedPairs, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    alone, shares = resample_subwords(encoded, 1, 0), []
+    expected, shares = resample_subwords(encoded, 1, 0), []
 
-    def give(own: object) -> None:
-        shares.append(own)
+    def record_share(share: object) -> None:
+        shares.append(share)
         raise StopIteration
 
     monkeypatch.setattr(sampling, "world_size", lambda: count)
-    monkeypatch.setattr(sampling, "all_gather", give)
-    for number in range(count):
-        monkeypatch.setattr(sampling, "rank", lambda number=number: number)
+    monkeypatch.setattr(sampling, "all_gather", record_share)
+    for rank in range(count):
+        monkeypatch.setattr(sampling, "rank", lambda rank=rank: rank)
         with pytest.raises(StopIteration):
             resample_subwords(encoded, 1, 0)
-    monkeypatch.setattr(sampling, "all_gather", lambda own: shares)
-    found = resample_subwords(encoded, 1, 0)
+    monkeypatch.setattr(sampling, "all_gather", lambda share: shares)
+    actual = resample_subwords(encoded, 1, 0)
     for name in ("source", "target"):
-        one, other = getattr(alone, name), getattr(found, name)
-        assert one.ids.tolist() == other.ids.tolist() and one.offsets.tolist() == other.offsets.tolist()
-    assert alone.order.tolist() == found.order.tolist()
+        actual_side, expected_side = getattr(actual, name), getattr(expected, name)
+        assert actual_side.ids.tolist() == expected_side.ids.tolist()
+        assert actual_side.offsets.tolist() == expected_side.offsets.tolist()
+    assert actual.order.tolist() == expected.order.tolist()
