@@ -1,4 +1,4 @@
-"""What a user may type, and what a slip is answered with."""
+"""Settings, command-line arguments, and errors about invalid ones."""
 
 import math
 import re
@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from nmt.errors import UserError, suggest
 from nmt.runtime.cli import main
 from nmt.runtime.command_line import KEYS_BY_SYNONYM, list_key_types
 
-PROGRAM = """
+TRAIN_PROGRAM = """
 from nmt.config import TrainRun
 from nmt.runtime.cli import main
 
@@ -47,24 +48,24 @@ Result = tuple[int, str]
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run a program of `nmt.train`'s schema in an empty folder: its exit code, and what it says on standard error."""
+    """Run a program with the settings of `nmt.train` in an empty folder; return exit code and standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it; monkeypatch restores it
 
     def run(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["train", *arguments])
         try:
             main("train")(lambda run: None)()
-        except SystemExit as end:
-            assert isinstance(end.code, int)
-            return end.code, capsys.readouterr().err
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            return error.code, capsys.readouterr().err
         return 0, capsys.readouterr().err
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("argument", "answer"),
+    ("argument", "expected"),
     [
         ("model.hiden=5", "there is no key 'model.hiden'; did you mean 'model.hidden'?"),
         ("lr=0.1", "there is no key 'lr'; did you mean 'optim.lr'?"),
@@ -134,30 +135,30 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("hydra.nothing=1", "hydra.nothing"),
     ],
 )
-def test_slips_are_answered_in_one_line(train: Callable[..., Result], argument: str, answer: str) -> None:
+def test_invalid_arguments_give_one_line_error(train: Callable[..., Result], argument: str, expected: str) -> None:
     code, message = train(argument)
     assert code == 1
     assert message.startswith("error: ") and message.count("\n") == 1
-    assert all(part in message for part in answer.split(".*"))
+    assert all(part in message for part in expected.split(".*"))
     assert not list(Path.cwd().iterdir())
 
 
 @pytest.mark.parametrize("value", ["a,b", "it's,b", 'say "a",b', "a, b", "1.10", "a=b", "a\\b,c", "a{b},c"])
-def test_the_quoting_that_is_advised_works(train: Callable[..., Result], value: str) -> None:
-    """As a shell passes it on, the value is the one that was meant."""
+def test_suggested_quoting_works(train: Callable[..., Result], value: str) -> None:
+    """Split the suggestion as a shell does."""
     message = train(f"name={value}")[1]
-    found = re.search(r"""'name=.*"'""", message)
-    assert found, message
-    [argument] = shlex.split(found[0])
+    match = re.search(r"""'name=.*"'""", message)
+    assert match, message
+    [argument] = shlex.split(match[0])
     assert OverridesParser.create().parse_override(argument).value() == value
     assert train(argument) == (0, "")
 
 
-def test_synonyms_are_of_keys_that_there_are() -> None:
-    known = {key for schema in COMMANDS.values() for key in list_key_types(schema)}
-    assert {name for names in KEYS_BY_SYNONYM.values() for name in names} <= known
-    leaves = {key.rpartition(".")[2] for key in list_key_types(TrainRun)}
-    assert not {name for name in KEYS_BY_SYNONYM if name in leaves} - {"max_length"}
+def test_synonyms_refer_to_existing_keys() -> None:
+    known_keys = {key for schema in COMMANDS.values() for key in list_key_types(schema)}
+    assert {key for keys in KEYS_BY_SYNONYM.values() for key in keys} <= known_keys
+    short_keys = {key.rpartition(".")[2] for key in list_key_types(TrainRun)}
+    assert not {synonym for synonym in KEYS_BY_SYNONYM if synonym in short_keys} - {"max_length"}
 
 
 @pytest.mark.parametrize(
@@ -174,36 +175,36 @@ def test_synonyms_are_of_keys_that_there_are() -> None:
         "-m",
     ],
 )
-def test_what_is_right_runs(train: Callable[..., Result], argument: str) -> None:
+def test_valid_arguments_are_accepted(train: Callable[..., Result], argument: str) -> None:
     assert train(argument) == (0, "")
 
 
-def test_a_flag_between_settings_is_named(train: Callable[..., Result]) -> None:
+def test_flag_between_settings_gives_error(train: Callable[..., Result]) -> None:
     assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
     assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
     code, message = train("model.hidden=32", "-m", "seed=1,2")
     assert (code, message) == (1, "error: -m is between settings; move it to the front\n")
 
 
-def test_a_sweep_goes_on_after_a_job_that_fails(train: Callable[..., Result]) -> None:
+def test_sweep_continues_after_failed_job(train: Callable[..., Result]) -> None:
     code, message = train("-m", "model.hidden=31,32", "model.dropout=0,1")
-    assert code == 1 and message.count("error: ") == 3  # odd, odd, and a dropout of 1
+    assert code == 1 and message.count("error: ") == 3  # hidden=31 with each dropout, and dropout=1
 
 
-def test_a_bug_is_not_taken_for_a_slip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_keeps_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
 
     @main("train")
     def program(run: TrainRun) -> float | None:
-        raise ValueError("ours")
+        raise ValueError("bug")
 
-    with pytest.raises(ValueError, match="ours"):
+    with pytest.raises(ValueError, match="bug"):
         program()
 
 
-def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_failed_run_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "name=mine"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
@@ -219,20 +220,20 @@ def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["model=luong"], 0), (["model.hidden=5"], 1)])
-def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
-    """The same by a real command line: exit code, the message alone, and no folder left behind."""
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == code
+def test_command_line_in_subprocess(tmp_path: Path, arguments: list[str], code: int) -> None:
+    """Check exit code and output of a real process; an invalid setting must create no folder."""
+    command = [sys.executable, "-c", TRAIN_PROGRAM, *arguments]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == code
     if code:
-        assert done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert process.stdout == "" and process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
         assert not list(tmp_path.iterdir())
     else:
-        assert done.stdout == "luong general\n" and done.stderr == ""
+        assert process.stdout == "luong general\n" and process.stderr == ""
 
 
 @pytest.mark.parametrize(
-    ("build", "answer"),
+    ("build", "message"),
     [
         (lambda: TrainRun(name=""), "name='' is not a valid folder name"),
         (lambda: TrainRun(name=".."), "name='..' is not a valid folder name"),
@@ -335,34 +336,31 @@ def test_as_a_process(tmp_path: Path, arguments: list[str], code: int) -> None:
         (lambda: AlignRun("x", max_length=1), "max_length=1 must be at least 2"),
     ],
 )
-def test_impossible_values(build: Callable[[], object], answer: str) -> None:
-    with pytest.raises(UserError, match=answer):
+def test_invalid_settings_raise(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         build()
 
 
-def test_settings_that_mean_nothing_are_named() -> None:
+def test_unused_settings_are_listed() -> None:
     assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).unused_settings == []
-    given = AttentionConfig(half_width=3, max_positions=9)
+    attention = AttentionConfig(half_width=3, max_positions=9)
     assert ModelConfig(residual=True, encoder_layers=2).unused_settings == []
-    assert ModelConfig(residual=True, input_feeding=False, attention=given).unused_settings == [
+    assert ModelConfig(residual=True, input_feeding=False, attention=attention).unused_settings == [
         "model.attention.half_width=3",
         "model.attention.max_positions=9",
         "model.residual=true",
         "model.input_feeding=false",
     ]
-    two = {"style": "gnmt", "decoder_layers": 2, "residual": True}
-    assert ModelConfig(**two).unused_settings == ["model.residual=true"]
-    assert (
-        ModelConfig(**two, encoder_layers=2).unused_settings
-        == ModelConfig(**two | {"decoder_layers": 3}).unused_settings
-        == []
-    )
+    gnmt = ModelConfig(style="gnmt", decoder_layers=2, residual=True)
+    assert gnmt.unused_settings == ["model.residual=true"]
+    assert replace(gnmt, encoder_layers=2).unused_settings == []
+    assert replace(gnmt, decoder_layers=3).unused_settings == []
     assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).unused_settings == [
         "model.shortcut=true"
     ]
 
 
-def test_commands_take_the_data_of_the_run_unless_told() -> None:
+def test_data_override_keeps_unset_values_of_run() -> None:
     run = DataConfig(format="text", path="corpus", source="fr", target="en", limit=10)
     assert DataOverride().apply_to(run) == DataConfig(format="text", path="corpus", source="fr", target="en")
     assert DataOverride(split="valid", path="other").apply_to(run).path == "other"
@@ -375,21 +373,24 @@ def test_commands_take_the_data_of_the_run_unless_told() -> None:
         DataOverride(path="corpus", source="1", target="2").apply_to(table)
 
 
-def test_directions_are_told_by_the_names_of_the_sides() -> None:
-    def opposites(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool | None:
-        first, second = (DataConfig(format="tsv", path=path, source=s, target=t) for path, s, t in (one, other))
-        return is_opposite_direction(first, second)
+def test_is_opposite_direction() -> None:
+    def is_opposite(first: tuple[str, str, str], second: tuple[str, str, str]) -> bool | None:
+        configs = (
+            DataConfig(format="tsv", path=path, source=source, target=target)
+            for path, source, target in (first, second)
+        )
+        return is_opposite_direction(*configs)
 
-    assert opposites(("a", "de", "en"), ("b", "en", "de")) is True
-    assert opposites(("a", "de", "en"), ("b", "de", "en")) is False
-    assert opposites(("a", "de", "en"), ("b", "fr", "de")) is False
-    assert opposites(("a", "translation.de", "translation.en"), ("b", "en", "de")) is True  # text beside a dataset
-    assert opposites(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
-    assert opposites(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
-    assert opposites(("a", "1", "2"), ("a", "2", "1")) is True
-    assert opposites(("a", "1", "2"), ("./a/", "1", "2")) is False
-    assert opposites(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
-    assert opposites(("a", "1", "2"), ("b", "en", "de")) is opposites(("a", "de", "en"), ("b", "2", "1")) is None
+    assert is_opposite(("a", "de", "en"), ("b", "en", "de")) is True
+    assert is_opposite(("a", "de", "en"), ("b", "de", "en")) is False
+    assert is_opposite(("a", "de", "en"), ("b", "fr", "de")) is False
+    assert is_opposite(("a", "translation.de", "translation.en"), ("b", "en", "de")) is True  # a dataset and plain text
+    assert is_opposite(("a", "de.text", "en.text"), ("b", "source.text", "target.text")) is False
+    assert is_opposite(("a", "de.text", "en.text"), ("b", "en.text", "de.text")) is True
+    assert is_opposite(("a", "1", "2"), ("a", "2", "1")) is True
+    assert is_opposite(("a", "1", "2"), ("./a/", "1", "2")) is False
+    assert is_opposite(("a", "1", "2"), ("b", "1", "2")) is None  # columns of another table
+    assert is_opposite(("a", "1", "2"), ("b", "en", "de")) is is_opposite(("a", "de", "en"), ("b", "2", "1")) is None
 
 
 @pytest.mark.parametrize(
@@ -402,12 +403,12 @@ def test_directions_are_told_by_the_names_of_the_sides() -> None:
         ("", ["bahdanau"], ""),
     ],
 )
-def test_nearest(word: str, choices: list[str], expected: str) -> None:
+def test_suggest(word: str, choices: list[str], expected: str) -> None:
     assert suggest(word, choices) == expected
 
 
 @pytest.mark.parametrize(
-    ("parent", "child", "side"),
+    ("parent", "child", "expected"),
     [
         ("de en", "de en", None),
         ("de en", "en de", "source"),
@@ -417,12 +418,12 @@ def test_nearest(word: str, choices: list[str], expected: str) -> None:
         ("de en", "fr en", None),
         ("de en", "1 2", None),
         ("1 2", "2 1", "source"),
-        ("1 2", "2 3", None),  # a number says nothing of the language
+        ("1 2", "2 3", None),  # a column number does not name a language
     ],
 )
-def test_a_side_with_the_language_of_the_other_one(parent: str, child: str, side: str | None) -> None:
-    one, other = (
+def test_find_swapped_side(parent: str, child: str, expected: str | None) -> None:
+    child_data, parent_data = (
         DataConfig(format="tsv", path="corpus", source=source, target=target)
         for source, target in (child.split(), parent.split())
     )
-    assert find_swapped_side(one, other) == side
+    assert find_swapped_side(child_data, parent_data) == expected
