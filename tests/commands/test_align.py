@@ -1,4 +1,4 @@
-"""nmt.align as a user runs it, on real files: as a process where that matters, else in this one, which is faster."""
+"""Tests of nmt.align on real files, mostly in this process, which is faster than in a new one."""
 
 import gzip
 import json
@@ -16,21 +16,21 @@ import torch
 from builders import run_in_new_process, run_ok
 
 from nmt import UserError, load
-from nmt.align import align as program
+from nmt.align import align as align_command
 from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
 from nmt.data.toy.corpus import Pair, generate
 from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import move_model as put
+from nmt.runtime.device import move_model
 from nmt.training.checkpoint import export_model, load_model, save_checkpoint, save_config
 from nmt.training.validation import compute_entropy, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"
 BACK = "reverse_checkpoint=runs/back"
 FILES = ("source=test.de", "target=test.en")
-NASTY = [
+ODD_PAIRS = [
     ("Der Hund schläft .", "The dog is sleeping ."),
     ("", ""),
     ("", "no source"),
@@ -48,15 +48,18 @@ Align = Callable[..., tuple[str, str]]
 
 @pytest.fixture(scope="session")
 def pairs() -> list[Pair]:
-    """The test split of `corpus`."""
+    """Return the test split of `corpus`."""
     return generate(1, {"train": 600, "valid": 40, "test": 30})["test"]
 
 
 @pytest.fixture(scope="session")
-def place(home: Path, corpus: Path, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, the same as if it were one of the other direction or of the built-in corpus, text to
-    align, and gold links of it, from 0 and from 1."""
-    folder = tmp_path_factory.mktemp("place")
+def folder(home: Path, corpus: Path, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a model, text to align, and its gold links, counted from 0 and from 1.
+
+    The model is there three times: as trained, with settings of the opposite direction, and with settings of the
+    built-in corpus.
+    """
+    folder = tmp_path_factory.mktemp("align")
     shutil.copytree(home / "runs" / "mine", folder / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
     loaded = load_model(str(folder / "runs" / "mine"))
     text = loaded.config.data
@@ -65,80 +68,83 @@ def place(home: Path, corpus: Path, pairs: list[Pair], tmp_path_factory: pytest.
     for side in ("de", "en"):
         shutil.copy(corpus / f"test.{side}", folder)
     for base in (0, 1):
-        texts = [[f"{s + base}-{t + base}" for s, t in pair.sure] + [f"{s + base}p{t + base}" for s, t in pair.possible]
-                 for pair in pairs]  # fmt: skip
-        (folder / f"gold{base}").write_text("".join(" ".join(text) + "\n" for text in texts), encoding="utf-8")
+        lines = []
+        for pair in pairs:
+            links = [f"{s + base}-{t + base}" for s, t in pair.sure]
+            links += [f"{s + base}p{t + base}" for s, t in pair.possible]
+            lines.append(" ".join(links) + "\n")
+        (folder / f"gold{base}").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
 @pytest.fixture
-def align(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Align:
-    """Run nmt.align with these arguments. Returns what it wrote to standard output and to standard error."""
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+def align(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Align:
+    """Return a function that runs nmt.align in `folder`, and returns its standard output and standard error."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the command sets it; monkeypatch restores it afterwards
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
     def run(*arguments: str, code: int = 0) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["align", *arguments])
         try:
-            program()
-            ended = 0
+            align_command()
+            exit_code = 0
         except SystemExit as end:
-            ended = end.code
+            exit_code = end.code
         captured = capsys.readouterr()
-        assert ended == code, captured.err
+        assert exit_code == code, captured.err
         return captured.out, captured.err
 
     return run
 
 
-def read(text: str) -> list[set[tuple[int, int]]]:
-    """The links of each line of Pharaoh text."""
+def read_links(text: str) -> list[set[tuple[int, int]]]:
+    """Parse the links of each line in Pharaoh format."""
     *lines, end = text.split("\n")
     assert end == ""
     return [{(int(s), int(t)) for s, t in (link.split("-") for link in line.split())} for line in lines]
 
 
-def numbers(text: str) -> dict[str, float]:
+def read_scores(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.split() for line in text.splitlines())}
 
 
-def records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def test_links_of_given_pairs_and_how_good_they_are(place: Path, pairs: list[Pair]) -> None:
-    shown = numbers(run_ok("align", MODEL, *FILES, "output=links.pharaoh", "gold=gold0", folder=place))
-    links = read((place / "links.pharaoh").read_text())
+def test_align_pairs_and_score_against_gold_links(folder: Path, pairs: list[Pair]) -> None:
+    scores = read_scores(run_ok("align", MODEL, *FILES, "output=links.pharaoh", "gold=gold0", folder=folder))
+    links = read_links((folder / "links.pharaoh").read_text())
     counts = LinkCounts()
-    for pair, found in zip(pairs, links, strict=True):
-        assert all(s < len(pair.german.split()) and t < len(pair.english.split()) for s, t in found)
-        counts.add(found, GoldLinks.from_pairs(pair.sure, pair.possible))
-    assert list(shown) == ["precision", "recall", "aer", "oracle_aer"]
-    assert shown == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
-    assert 0.1 < shown["aer"] < 0.95
+    for pair, pair_links in zip(pairs, links, strict=True):
+        assert all(s < len(pair.german.split()) and t < len(pair.english.split()) for s, t in pair_links)
+        counts.add(pair_links, GoldLinks.from_pairs(pair.sure, pair.possible))
+    assert list(scores) == ["precision", "recall", "aer", "oracle_aer"]
+    assert scores == pytest.approx({**counts.scores(), "oracle_aer": 0}, abs=1e-4)
+    assert 0.1 < scores["aer"] < 0.95
 
-    piped = run_in_new_process("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=place)
+    piped = run_in_new_process("align", MODEL, *FILES, "gold=gold1", "gold_base=1", folder=folder)
     assert piped.returncode == 0, piped.stderr.decode()
-    assert piped.stdout == (place / "links.pharaoh").read_bytes() and numbers(piped.stderr.decode()) == shown
+    assert piped.stdout == (folder / "links.pharaoh").read_bytes() and read_scores(piped.stderr.decode()) == scores
 
 
-def test_packed_files_and_pairs_that_are_too_long(place: Path, align: Align) -> None:
-    """Of which nobody, not even who knows the links, lays out weights."""
+def test_align_compressed_files_and_long_pairs(folder: Path, align: Align) -> None:
+    """Pairs above max_length get no links, not even for the oracle AER."""
     for name in ("test.de", "gold0"):
-        (place / f"{name}.gz").write_bytes(gzip.compress((place / name).read_bytes()))
-    packed = ("source=test.de.gz", "target=test.en", "gold=gold0.gz")
-    assert align(MODEL, *packed) == align(MODEL, *FILES, "gold=gold0")
-    links, said = align(MODEL, *packed, "max_length=30")
-    assert 0 < links.split("\n")[:-1].count("") < 30 and float(said.split()[-1]) > 0  # the AER of who knows them
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+    compressed = ("source=test.de.gz", "target=test.en", "gold=gold0.gz")
+    assert align(MODEL, *compressed) == align(MODEL, *FILES, "gold=gold0")
+    links, errors = align(MODEL, *compressed, "max_length=30")
+    oracle_aer = float(errors.split()[-1])
+    assert 0 < links.split("\n")[:-1].count("") < 30 and oracle_aer > 0
 
 
-def test_a_reader_may_have_enough(place: Path) -> None:
+def test_align_stops_quietly_when_reader_closes_pipe(folder: Path) -> None:
     for side in ("de", "en"):
-        (place / f"many.{side}").write_text("Der Hund .\n" * 10_000, encoding="utf-8")
+        (folder / f"many.{side}").write_text("Der Hund .\n" * 10_000, encoding="utf-8")
     command = [sys.executable, "-m", "nmt.align", MODEL, "source=many.de", "target=many.en", "links.unit=pieces"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=place, **pipes) as process:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
@@ -146,110 +152,110 @@ def test_a_reader_may_have_enough(place: Path) -> None:
     assert process.returncode == 1
 
 
-def test_a_corpus_is_aligned_too(align: Align, place: Path) -> None:
-    given, _ = align(MODEL, *FILES)
-    assert align(MODEL) == (given, "")  # the test split of the run's corpus, which has no gold links
-    assert numbers(align(MODEL, "gold=gold0")[1]) == numbers(align(MODEL, *FILES, "gold=gold0")[1])
-    shown = numbers(align("checkpoint=runs/toy", "data.split=valid", "output=links")[0])  # which has
-    assert shown["oracle_aer"] == 0
-    model, tokenizer, run, *_ = load_model(str(place / "runs" / "toy"))
-    put(model, "fp32", torch.device("cpu"))
-    measured = evaluate_loss(model, tokenizer, load_pairs(run.data, "valid"), torch.device("cpu"))
-    assert shown["aer"] == pytest.approx(measured["aer"], abs=0.005)  # bf16, where the processor has it
-    assert 0 < measured["entropy"] < np.log(40)
+def test_align_corpus_of_run(align: Align, folder: Path) -> None:
+    links, _ = align(MODEL, *FILES)
+    assert align(MODEL) == (links, "")  # the test split of the run's corpus, which has no gold links
+    assert read_scores(align(MODEL, "gold=gold0")[1]) == read_scores(align(MODEL, *FILES, "gold=gold0")[1])
+    scores = read_scores(align("checkpoint=runs/toy", "data.split=valid", "output=links")[0])  # has gold links
+    assert scores["oracle_aer"] == 0
+    model, tokenizer, run, *_ = load_model(str(folder / "runs" / "toy"))
+    move_model(model, "fp32", torch.device("cpu"))
+    metrics = evaluate_loss(model, tokenizer, load_pairs(run.data, "valid"), torch.device("cpu"))
+    assert scores["aer"] == pytest.approx(metrics["aer"], abs=0.005)  # the command may use bf16
+    assert 0 < metrics["entropy"] < np.log(40)
 
 
-def test_a_model_without_attention_aligns_nothing(align: Align, place: Path) -> None:
-    _, tokenizer, run, *_ = load_model(str(place / "runs" / "mine"))
+def test_align_rejects_model_without_attention(align: Align, folder: Path) -> None:
+    _, tokenizer, run, *_ = load_model(str(folder / "runs" / "mine"))
     run.model.attention.score = "none"
-    none = place / "runs" / "without"
-    none.mkdir(exist_ok=True)
-    tokenizer.save(none)
-    save_config(none, run)
+    run_folder = folder / "runs" / "no_attention"
+    run_folder.mkdir(exist_ok=True)
+    tokenizer.save(run_folder)
+    save_config(run_folder, run)
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    save_checkpoint(none, model, tokenizer, run, torch.optim.SGD(model.parameters()), {"step": 1, "best": []})
-    _, message = align("checkpoint=runs/without", *FILES, "output=new", code=1)
-    assert "model.attention.score=none" in message and not list(place.glob("new*"))
+    save_checkpoint(run_folder, model, tokenizer, run, torch.optim.SGD(model.parameters()), {"step": 1, "best": []})
+    _, message = align("checkpoint=runs/no_attention", *FILES, "output=new", code=1)
+    assert "model.attention.score=none" in message and not list(folder.glob("new*"))
 
 
-def test_entropy_is_that_of_shares() -> None:
+def test_compute_entropy_normalizes_weights() -> None:
     weights = torch.tensor([[[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.25] * 4, [0] * 4, [0.1, 0.1, 0, 0]]]).double()
     assert compute_entropy(weights).tolist() == [pytest.approx([np.log(2), 0, np.log(4), 0, np.log(2)])]
 
 
-def test_two_directions_are_put_together(align: Align) -> None:
-    forward = read(align(MODEL, *FILES)[0])
-    turned = read(align("checkpoint=runs/back", "source=test.en", "target=test.de")[0])
-    backward = [{(s, t) for t, s in found} for found in turned]
-    expected = [grow_diag_final_and(*both) for both in zip(forward, backward, strict=True)]
-    found, figures = align(MODEL, BACK, *FILES, "gold=gold0")
-    assert read(found) == expected and numbers(figures)["oracle_aer"] == 0
-    both = [a & b for a, b in zip(forward, backward, strict=True)]
-    assert read(align(MODEL, BACK, *FILES, "symmetrize=intersection")[0]) == both != expected
+def test_symmetrization_of_two_directions(align: Align) -> None:
+    forward = read_links(align(MODEL, *FILES)[0])
+    reverse = read_links(align("checkpoint=runs/back", "source=test.en", "target=test.de")[0])
+    backward = [{(s, t) for t, s in links} for links in reverse]
+    expected = [grow_diag_final_and(*links) for links in zip(forward, backward, strict=True)]
+    output, scores = align(MODEL, BACK, *FILES, "gold=gold0")
+    assert read_links(output) == expected and read_scores(scores)["oracle_aer"] == 0
+    intersection = [a & b for a, b in zip(forward, backward, strict=True)]
+    assert read_links(align(MODEL, BACK, *FILES, "symmetrize=intersection")[0]) == intersection != expected
 
 
-def test_all_weights_in_a_file(align: Align, place: Path) -> None:
+def test_align_writes_weights_as_jsonl_and_npz(align: Align, folder: Path) -> None:
     align(MODEL, *FILES, "output=a.jsonl")
     align(MODEL, *FILES, "output=a.npz")
-    found = records(place / "a.jsonl")
-    assert len(found) == 30
-    with np.load(place / "a.npz", allow_pickle=False) as arrays:
-        for number, record in enumerate(found):
+    records = read_records(folder / "a.jsonl")
+    assert len(records) == 30
+    with np.load(folder / "a.npz", allow_pickle=False) as arrays:
+        for number, record in enumerate(records):
             weights = np.array(record["weights"])
             assert weights.shape == (len(record["target_pieces"]), len(record["source_pieces"]))
             assert np.abs(weights.sum(1) - 1).max() < 1e-5 and record["score"] < 0
             assert record["source_pieces"][-1] == record["target_pieces"][-1] == "</s>"
             assert all(arrays[f"{number}/{name}"].tolist() == value for name, value in record.items())
-    assert found[3]["source_words"] == (place / "test.de").read_text(encoding="utf-8").splitlines()[3].split()
+    assert records[3]["source_words"] == (folder / "test.de").read_text(encoding="utf-8").splitlines()[3].split()
 
 
-def test_thresholds_and_pieces(align: Align) -> None:
-    many = read(align(MODEL, *FILES, "links.threshold=0.05")[0])
-    best = read(align(MODEL, *FILES)[0])
+def test_link_threshold_and_unit(align: Align) -> None:
+    many = read_links(align(MODEL, *FILES, "links.threshold=0.05")[0])
+    best = read_links(align(MODEL, *FILES)[0])
     assert sum(map(len, many)) > sum(map(len, best))
-    assert any(len({s for s, t in found if t == 0}) > 1 for found in many)
-    pieces = read(align(MODEL, *FILES, "links.unit=pieces")[0])
+    assert any(len({s for s, t in links if t == 0}) > 1 for links in many)
+    pieces = read_links(align(MODEL, *FILES, "links.unit=pieces")[0])
     assert sum(map(len, pieces)) > sum(map(len, best))
 
 
-def test_links_stay_in_the_line_whatever_is_in_it(align: Align, place: Path) -> None:
+def test_links_of_odd_lines_are_in_range(align: Align, folder: Path) -> None:
     for side, name in enumerate(("odd.de", "odd.en")):
-        text = "".join(pair[side] + "\n" for pair in NASTY).encode()
-        (place / name).write_bytes(text + b"not \xff UTF-8\n" + b"w " * 1500 + b"\n")
+        text = "".join(pair[side] + "\n" for pair in ODD_PAIRS).encode()
+        (folder / name).write_bytes(text + b"not \xff UTF-8\n" + b"w " * 1500 + b"\n")
     odd = (MODEL, "source=odd.de", "target=odd.en")
     for extra in ((), ("links.threshold=0.01",), (BACK, "symmetrize=union")):
-        out, message = align(*odd, *extra)
-        found = read(out)
-        assert len(found) == len(NASTY) + 2
-        for (source, target), links in zip(NASTY, found, strict=False):
+        output, message = align(*odd, *extra)
+        all_links = read_links(output)
+        assert len(all_links) == len(ODD_PAIRS) + 2
+        for (source, target), links in zip(ODD_PAIRS, all_links, strict=False):
             assert all(s < len(source.split()) and t < len(target.split()) for s, t in links)
-        assert found[0] and not any(found[1:4]) and not found[-1]
+        assert all_links[0] and not any(all_links[1:4]) and not all_links[-1]
         assert "U+FFFD" in message and "line 11 has" in message and "it has no links" in message
     align(*odd, "output=odd.jsonl")
-    for (source, target), record in zip(NASTY, records(place / "odd.jsonl"), strict=False):
+    for (source, target), record in zip(ODD_PAIRS, read_records(folder / "odd.jsonl"), strict=False):
         assert (record["source_words"], record["target_words"]) == (source.split(), target.split())
         assert len(record["source_word_of_piece"]) == len(record["source_pieces"]) == len(record["weights"][0])
-    last = records(place / "odd.jsonl")[-1]
+    last = read_records(folder / "odd.jsonl")[-1]
     assert last["weights"] is last["score"] is None and len(last["source_pieces"]) > 1500
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: Path, beam: int) -> None:
+def test_search_and_forced_decoding_give_same_alignment(align: Align, folder: Path, beam: int) -> None:
     translate = (MODEL, "precision=fp32", "input=test.de", f"search.beam={beam}", f"search.n_best={beam}")
-    run_ok("translate", *translate, "output=found.en", "alignments=found.jsonl", folder=place)
-    lines = [line for line in (place / "test.de").read_text(encoding="utf-8").splitlines() for _ in range(beam)]
-    (place / "repeated.de").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    align(MODEL, "precision=fp32", "source=repeated.de", "target=found.en", "output=forced.jsonl")
+    run_ok("translate", *translate, "output=searched.en", "alignments=searched.jsonl", folder=folder)
+    lines = [line for line in (folder / "test.de").read_text(encoding="utf-8").splitlines() for _ in range(beam)]
+    (folder / "repeated.de").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    align(MODEL, "precision=fp32", "source=repeated.de", "target=searched.en", "output=forced.jsonl")
+    pairs = list(zip(read_records(folder / "searched.jsonl"), read_records(folder / "forced.jsonl"), strict=True))
+    assert len(pairs) == 30 * beam
     compared = 0
-    found_and_given = list(zip(records(place / "found.jsonl"), records(place / "forced.jsonl"), strict=True))
-    assert len(found_and_given) == 30 * beam
-    for found, given in found_and_given:
-        if found["target_pieces"] != given["target_pieces"]:  # cut, or not written as its own text would be
+    for searched, forced in pairs:
+        if searched["target_pieces"] != forced["target_pieces"]:  # truncated, or the text is segmented differently
             continue
         compared += 1
-        assert found.pop("score") == pytest.approx(given.pop("score"), abs=1e-3)
-        np.testing.assert_allclose(found.pop("weights"), given.pop("weights"), atol=1e-5)
-        assert found == given
+        assert searched.pop("score") == pytest.approx(forced.pop("score"), abs=1e-3)
+        np.testing.assert_allclose(searched.pop("weights"), forced.pop("weights"), atol=1e-5)
+        assert searched == forced
     assert compared > 10 * beam
 
 
@@ -271,20 +277,20 @@ def test_search_and_forced_decoding_see_the_same_alignment(align: Align, place: 
         (("data.source=en", "data.target=de"), "the model was trained to translate de to en"),
     ],
 )
-def test_what_cannot_be_aligned_is_refused_and_leaves_no_file(
-    align: Align, place: Path, arguments: tuple[str, ...], message: str
+def test_align_rejects_bad_input_and_leaves_no_output(
+    align: Align, folder: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    gold = (place / "gold0").read_text().splitlines(keepends=True)
-    (place / "short.en").write_text("".join((place / "test.en").read_text().splitlines(keepends=True)[:29]))
-    (place / "short.gold").write_text("".join(gold[:29]))
-    (place / "bad.gold").write_text("".join([*gold[:2], "0-0 1:2\n", *gold[3:]]))
-    (place / "far.gold").write_text("".join([gold[0], "99-0\n", *gold[2:]]))
-    (place / "latin.gold").write_bytes(b"0-0 \xff\n" + "".join(gold[1:]).encode())
-    out, complaint = align(MODEL, *arguments, "output=new", code=1)
-    assert not out and message in complaint
-    assert not list(place.glob("new*"))
+    gold = (folder / "gold0").read_text().splitlines(keepends=True)
+    (folder / "short.en").write_text("".join((folder / "test.en").read_text().splitlines(keepends=True)[:29]))
+    (folder / "short.gold").write_text("".join(gold[:29]))
+    (folder / "bad.gold").write_text("".join([*gold[:2], "0-0 1:2\n", *gold[3:]]))
+    (folder / "far.gold").write_text("".join([gold[0], "99-0\n", *gold[2:]]))
+    (folder / "latin.gold").write_bytes(b"0-0 \xff\n" + "".join(gold[1:]).encode())
+    output, error = align(MODEL, *arguments, "output=new", code=1)
+    assert not output and message in error
+    assert not list(folder.glob("new*"))
 
 
-def test_models_of_opposite_directions_are_not_one(place: Path) -> None:
+def test_load_rejects_ensemble_of_opposite_directions(folder: Path) -> None:
     with pytest.raises(UserError, match="runs/back.* translates in the opposite direction of .*runs/mine"):
-        load([place / "runs" / "mine", place / "runs" / "back"])
+        load([folder / "runs" / "mine", folder / "runs" / "back"])
