@@ -1,4 +1,4 @@
-"""scripts/gpu.py as it is run on a GPU, but tiny and on a processor: it comes to its end, and says what it left out."""
+"""Tests of scripts/gpu.py in a tiny size on a CPU, where it must finish and report the checks it skipped."""
 
 import json
 import math
@@ -13,83 +13,98 @@ import pytest
 import torch
 from builders import ROOT, write_corpus
 
-ON_A_GPU = (
-    "card", "driver", "graph, bahdanau", "no waiting, gnmt", "graphs after others are gone", "out of memory",
-    "out of memory, in the capture", "out of memory, too little for a capture", "the suite's tests of a GPU",
-)  # fmt: skip
+GPU_CHECKS = (
+    "card",
+    "driver",
+    "graph, bahdanau",
+    "no waiting, gnmt",
+    "graphs after others are gone",
+    "out of memory",
+    "out of memory, in the capture",
+    "out of memory, too little for a capture",
+    "the suite's tests of a GPU",
+)
 
 
-def results(folder: Path, *settings: str) -> list[dict[str, Any]]:
-    """Of the script, as a user runs it."""
+def run_script(folder: Path, *settings: str) -> list[dict[str, Any]]:
+    """Run the script and return its results."""
     command = [sys.executable, str(ROOT / "scripts" / "gpu.py"), "device=cpu", "size=tiny", f"folder={folder}"]
     done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=280)
     errors = folder / "errors.txt"
-    said = done.stderr + (errors.read_text(encoding="utf-8") if errors.exists() else "")
-    assert done.returncode == 0, said
+    assert done.returncode == 0, done.stderr + (errors.read_text(encoding="utf-8") if errors.exists() else "")
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert done.stdout.strip().endswith(table.strip())
-    found = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    for result in found:
+    results = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    for result in results:
         assert f"| {result['check']} | {result['status']} |" in table
-    return found
+    return results
 
 
 @pytest.mark.slow
-def test_it_comes_to_its_end_without_a_gpu(tmp_path: Path) -> None:
+def test_script_runs_without_gpu(tmp_path: Path) -> None:
     text = write_corpus(tmp_path, train=200, valid=8, test=8)
-    found = results(tmp_path / "out", f"text={text}", "sections=facts,correct,speed")
-    assert {result["section"] for result in found} == {"facts", "correct", "speed"}
-    status = {result["check"]: result["status"] for result in found}
-    assert {check for check in status if status[check] == "skipped: no GPU"} >= {*ON_A_GPU}
+    results = run_script(tmp_path / "out", f"text={text}", "sections=facts,correct,speed")
+    assert {result["section"] for result in results} == {"facts", "correct", "speed"}
+    status = {result["check"]: result["status"] for result in results}
+    assert {check for check in status if status[check] == "skipped: no GPU"} >= {*GPU_CHECKS}
     assert set(status.values()) == {"ok", "measured", "skipped: no GPU"}
     assert status["training stopped and resumed"] == status["gradients, luong, feeding, lstm"] == "ok"
-    assert any(result.get("tokens/s", 0) > 0 for result in found)
-    assert any(result.get("sentences/s", 0) > 0 for result in found)
+    assert any(result.get("tokens/s", 0) > 0 for result in results)
+    assert any(result.get("sentences/s", 0) > 0 for result in results)
 
 
 @pytest.mark.slow
-def test_quality_is_measured_by_the_commands(tmp_path: Path) -> None:
+def test_quality_section(tmp_path: Path) -> None:
     text = write_corpus(tmp_path, train=200, valid=8, test=8)
-    found = results(tmp_path / "out", f"text={text}", "sections=quality")
+    results = run_script(tmp_path / "out", f"text={text}", "sections=quality")
     for check in ("the built-in corpus", "Multi30k"):
-        *curve, last = [result for result in found if result["check"] == check]
-        assert [result["status"] for result in (*curve, last)] == ["measured"] * (len(curve) + 1)
+        *curve, last = [result for result in results if result["check"] == check]
+        assert all(result["status"] == "measured" for result in (*curve, last))
         assert curve and all(result["loss"] > 0 and result["after"] > 0 for result in curve)
         assert last["bleu"] >= 0 and last["training"] > 0
 
 
-def test_a_check_that_fails_stops_no_other(
+def test_failing_check_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import checks
 
-    def breaks(setting: Any) -> Iterator[dict[str, Any]]:
+    def fail_after_result(setting: Any) -> Iterator[dict[str, Any]]:
         yield {"first": 1, "ok": True}
         raise RuntimeError("a | b")
 
-    def is_late(setting: Any) -> Iterator[dict[str, Any]]:
+    def return_failure(setting: Any) -> list[dict[str, Any]]:
+        return [{"number": math.nan, "ok": False}]
+
+    def exceed_time(setting: Any) -> Iterator[dict[str, Any]]:
         setting.end = 0.0
         setting.check_time()
         yield {}
 
     report = checks.Report(tmp_path)
     setting = checks.Setting(torch.device("cpu"), True, "", tmp_path, tmp_path)
-    wrong = [("wrong", lambda setting: [{"number": math.nan, "ok": False}])]
-    checks.run_section("one", [("breaks", breaks), *wrong, ("late", is_late), ("next", breaks)], setting, report, id)
-    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    section = [
+        ("raises", fail_after_result),
+        ("fails", return_failure),
+        ("late", exceed_time),
+        ("next", fail_after_result),
+    ]
+    checks.run_section("one", section, setting, report, id)
+    results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     late = "skipped: no time left in its section"
-    assert [line["status"] for line in lines] == ["ok", "error", "failed", late, late]
-    assert not report.close() and "| breaks | error | RuntimeError: a / b |" in capsys.readouterr().out
-    assert "in breaks" in (tmp_path / "errors.txt").read_text(encoding="utf-8")
+    assert [result["status"] for result in results] == ["ok", "error", "failed", late, late]
+    assert not report.close() and "| raises | error | RuntimeError: a / b |" in capsys.readouterr().out
+    assert "in fail_after_result" in (tmp_path / "errors.txt").read_text(encoding="utf-8")
 
 
-def test_a_check_that_hangs_ends_in_time(tmp_path: Path) -> None:
-    hang = (
+def test_hanging_check_is_stopped(tmp_path: Path) -> None:
+    code = (
         "import checks, pathlib, time; report = checks.Report(pathlib.Path('.')); report.add('one', 'first', 'ok'); "
         "checks.limit_time(report, 0.5); time.sleep(100)"
     )
-    seen = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
-    done = subprocess.run([sys.executable, "-c", hang], cwd=tmp_path, env=seen, capture_output=True, timeout=60)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 1 and b"| first | ok |" in done.stdout
     assert "time limit" in (tmp_path / "results.jsonl").read_text(encoding="utf-8")
