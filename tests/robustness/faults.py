@@ -2,10 +2,10 @@
 
 faults.py kill=100    kill training at 100 random moments (SIGKILL), and resume it each time
 faults.py term=100    the same with SIGTERM
-faults.py gaps=100    kill training and evaluation between two file operations, at 100 places
-faults.py flip=1000    flip single bits in the files of a run, and load it
+faults.py fileops=100    kill training and evaluation just before 100 different file operations
+faults.py bitflips=1000    flip single bits in the files of a run, and load it
 faults.py noise=10000    translate random bytes
-faults.py lines=1000000    train on a corpus in which one line in a hundred is damaged
+faults.py badlines=1000000    train on a corpus in which one line in a hundred is damaged
 faults.py soak=30    train and evaluate repeatedly for 30 minutes
 
 Several can be given. All work on the built-in corpus, in a temporary folder or in folder=DIR, which is kept, and print
@@ -50,17 +50,23 @@ from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
 from nmt.training.state import read_progress  # noqa: E402
 
 SMALL_SETTINGS = (
-    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
-    "optim.lr=0.005", "device=cpu", "precision=fp32",
-)  # fmt: skip
+    "tokenizer.vocab_size=500",
+    "model.embed=16",
+    "model.hidden=32",
+    "model.dropout=0.1",
+    "train.batch_tokens=400",
+    "optim.lr=0.005",
+    "device=cpu",
+    "precision=fp32",
+)
 AUDIT_EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")  # audited by Python before they happen
 CONTEXT = multiprocessing.get_context("forkserver")  # with all imports preloaded, a process starts within a second
 
 
-def count_changes(folder: str, gap: int | None, report: Callable[[int], Any]) -> None:
-    """Kill this process just before its file operation number `gap`, counted from the first one in `folder`.
+def count_operations(folder: str, kill_at: int | None, report: Callable[[int], Any]) -> None:
+    """Kill this process just before its file operation number `kill_at`, counted from the first one in `folder`.
 
-    Without a gap, `report` the number of operations after each.
+    If that is None, `report` the number of operations after each.
     """
     count = 0
 
@@ -69,24 +75,27 @@ def count_changes(folder: str, gap: int | None, report: Callable[[int], Any]) ->
         if event not in AUDIT_EVENTS or not (count or folder in str(arguments[0])):
             return
         count += 1
-        if gap is None:
+        if kill_at is None:
             report(count)
-        elif count == gap:
+        elif count == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
 
 
 def run_program(
-    name: str, arguments: tuple[str, ...], folder: Path, said: str, gap: tuple[str, int | None] | None
+    name: str, arguments: tuple[str, ...], folder: Path, output: str, operations: tuple[str, int | None] | None
 ) -> None:
-    """Run `python -m nmt.<name>` in this process, in a folder, with output appended to the file `said`."""
+    """Run `python -m nmt.<name>` in this process, in a folder, with output appended to the file `output`.
+
+    `operations` are the arguments of `count_operations`. Their number is written to the file `operations`.
+    """
     os.chdir(folder)
-    if gap:
-        counted = os.open("changes", os.O_CREAT | os.O_WRONLY)
-        count_changes(*gap, lambda count: os.pwrite(counted, f"{count:9}".encode(), 0))
+    if operations:
+        counter = os.open("operations", os.O_CREAT | os.O_WRONLY)
+        count_operations(*operations, lambda count: os.pwrite(counter, f"{count:9}".encode(), 0))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    with open(said, "ab", buffering=0) as file:
+    with open(output, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = [name, *arguments]
@@ -95,19 +104,32 @@ def run_program(
 
 
 def start_program(
-    name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
+    name: str,
+    *arguments: str,
+    folder: Path,
+    output: str = "output",
+    operations: tuple[str, int | None] | None = None,
 ) -> Any:
-    process = CONTEXT.Process(target=run_program, args=(name, arguments, folder, said, gap))
+    process = CONTEXT.Process(target=run_program, args=(name, arguments, folder, output, operations))
     process.start()
     return process
 
 
 def run_to_exit(
-    name: str, *arguments: str, folder: Path, said: str = "said", gap: tuple[str, int | None] | None = None
+    name: str,
+    *arguments: str,
+    folder: Path,
+    output: str = "output",
+    operations: tuple[str, int | None] | None = None,
 ) -> int:
-    process = start_program(name, *arguments, folder=folder, said=said, gap=gap)
+    process = start_program(name, *arguments, folder=folder, output=output, operations=operations)
     process.join()
     return process.exitcode
+
+
+def read_end(path: Path) -> str:
+    """Return the last 2,000 characters of an output."""
+    return path.read_text()[-2000:]
 
 
 def write_corpus(folder: Path, **sizes: int) -> str:
@@ -124,56 +146,74 @@ def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKIL
     """Check that training killed `times` times ends with the same files as uninterrupted training."""
     rng = random.Random(1)
     settings = (
-        "data=text", write_corpus(folder, train=400, valid=20, test=2), *SMALL_SETTINGS,
+        "data=text",
+        write_corpus(folder, train=400, valid=20, test=2),
+        *SMALL_SETTINGS,
         f"train.max_steps={6 * times + 60}",
-        "train.max_epochs=null", "train.save_every=2", "train.validate_every=25", "train.log_every=10", "resume=auto",
-    )  # fmt: skip
-    began = time.monotonic()
-    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "said").read_text()
-    whole = time.monotonic() - began
-    began = time.monotonic()
+        "train.max_epochs=null",
+        "train.save_every=2",
+        "train.validate_every=25",
+        "train.log_every=10",
+        "resume=auto",
+    )
+    start = time.monotonic()
+    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "output").read_text()
+    whole_seconds = time.monotonic() - start
+    start = time.monotonic()
     assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0
-    opening = time.monotonic() - began
-    wanted, ended, trainings, moments = read_results(folder / "runs" / "whole"), 0, 0, Counter[str]()
-    print(f"undisturbed: {whole:.1f} s, of which {opening:.1f} s to start")
-    while ended < times:
+    startup_seconds = time.monotonic() - start
+    print(f"uninterrupted: {whole_seconds:.1f} s, of which {startup_seconds:.1f} s to start")
+    expected = read_results(folder / "runs" / "whole")
+    kills, trainings, moments = 0, 0, Counter[str]()
+    run = folder / "runs" / "killed"
+    while kills < times:
         trainings += 1
-        shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
         finished = False
         while not finished:
-            process = start_program("train", "name=torn", *settings, folder=folder)
-            if ended < times:
-                process.join(rng.uniform(0.5 * opening, opening + 3 * (whole - opening) / times))
+            process = start_program("train", "name=killed", *settings, folder=folder)
+            if kills < times:
+                longest = startup_seconds + 3 * (whole_seconds - startup_seconds) / times
+                process.join(rng.uniform(0.5 * startup_seconds, longest))
             else:
                 process.join()
             finished = process.exitcode == 0
             if process.exitcode is None:
-                if ended % 2:  # every second one during or just after writing a checkpoint
-                    wait_for_checkpoint_write(folder / "runs" / "torn", process, rng.uniform(0, 0.02))
+                if kills % 2:  # every second one during or just after writing a checkpoint
+                    wait_for_checkpoint_write(run, process, rng.uniform(0, 0.02))
                 if process.is_alive():
                     os.kill(process.pid, number)
                 process.join()
-                ended += 1
-                moments[describe_moment(folder / "runs" / "torn")] += 1
-                said = (folder / "said").read_text()[-2000:]
-                require(process.exitcode in (-number, 128 + number, 0), f"exit code {process.exitcode}:\n{said}")
+                kills += 1
+                moments[describe_moment(run)] += 1
+                expected_codes = (-number, 128 + number, 0)
+                message = f"exit code {process.exitcode}:\n{read_end(folder / 'output')}"
+                require(process.exitcode in expected_codes, message)
             else:
-                require(finished, f"exit code {process.exitcode}:\n{(folder / 'said').read_text()[-2000:]}")
-        check_equal(read_results(folder / "runs" / "torn"), wanted)
-    print(f"{number.name} {ended} times in {trainings} trainings, {dict(moments)}: checkpoints and validations equal")
+                require(finished, f"exit code {process.exitcode}:\n{read_end(folder / 'output')}")
+        check_equal(read_results(run), expected)
+    print(
+        f"{kills} x {number.name} in {trainings} trainings, {dict(moments)}: checkpoints and validations are identical"
+    )
 
 
-def check_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Require that both are the same, and name the files that differ."""
-    others = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
-    state = {key: "missing" if key not in found else "extra" if key not in wanted else "different" for key in others}
-    require(not others, ", ".join(f"{key} is {what}" for key, what in state.items()))
+    differences = []
+    for name in sorted(actual.keys() | expected.keys()):
+        if name not in actual:
+            differences.append(f"{name} is missing")
+        elif name not in expected:
+            differences.append(f"{name} is extra")
+        elif actual[name] != expected[name]:
+            differences.append(f"{name} differs")
+    require(not differences, ", ".join(differences))
 
 
 def wait_for_checkpoint_write(run: Path, process: Any, seconds: float) -> None:
     """Wait until a checkpoint is being written, and `seconds` more."""
-    last = time.monotonic() + 5
-    while process.is_alive() and time.monotonic() < last and not any(run.glob("checkpoints/.step_*.new")):
+    deadline = time.monotonic() + 5
+    while process.is_alive() and time.monotonic() < deadline and not any(run.glob("checkpoints/.step_*.new")):
         pass
     time.sleep(seconds)
 
@@ -189,71 +229,83 @@ def describe_moment(run: Path) -> str:
 
 def read_results(run: Path) -> dict[str, Any]:
     """Read the best and last checkpoints and the validations of a run, which do not depend on interruptions."""
-    found: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
-    for folder in sorted({run / "checkpoints" / name.strip() for name in found.values()}):
-        found |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
+    results: dict[str, Any] = {name: (run / "checkpoints" / name).read_text() for name in ("best", "last")}
+    for folder in sorted({run / "checkpoints" / name.strip() for name in results.values()}):
+        results |= {f"{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return found | {"validations": [event for event in events if event["event"] == "validate"]}
+    return results | {"validations": [event for event in events if event["event"] == "validate"]}
 
 
-# ---------------------------------------------------------------------------------------------------------------- gaps
-def check_gaps(times: int, folder: Path) -> None:
+# ------------------------------------------------------------------------------------------------------------- fileops
+def check_file_operations(times: int, folder: Path) -> None:
     """Check that training and evaluation killed between two file operations leave a consistent state.
 
     The best checkpoint must be the one by the validations in the last checkpoint. Result files must be of one
     evaluation, or metrics.json must be missing. Running again must give the files of an uninterrupted run.
     """
     settings = (
-        "data=text", write_corpus(folder, train=300, valid=20, test=20), *SMALL_SETTINGS, "train.max_steps=12",
-        "train.max_epochs=null", "train.save_every=3", "train.validate_every=4", "train.monitor=loss", "train.keep=2",
+        "data=text",
+        write_corpus(folder, train=300, valid=20, test=20),
+        *SMALL_SETTINGS,
+        "train.max_steps=12",
+        "train.max_epochs=null",
+        "train.save_every=3",
+        "train.validate_every=4",
+        "train.monitor=loss",
+        "train.keep=2",
         "resume=auto",
-    )  # fmt: skip
+    )
     places, rng = Counter[str](), random.Random(1)
+    run = folder / "runs" / "killed"
     run_to_exit("train", "name=first", *settings, folder=folder)  # fills the cache
-    wanted = run_and_read_files(folder, "train", "name=whole", *settings, gap=("runs/whole", None))
-    changes = int((folder / "changes").read_text())
-    final = range(changes - changes // 4, changes + 1)  # the last save and everything after it
-    for gap in rng.sample(final, min(len(final), times // 2)) + rng.sample(range(1, final[0]), times // 4):
-        shutil.rmtree(folder / "runs" / "torn", ignore_errors=True)
-        code = run_to_exit("train", "name=torn", *settings, folder=folder, gap=("runs/torn", gap))
-        require(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
-        places[check_best(folder / "runs" / "torn")] += 1
-        check_equal(run_and_read_files(folder, "train", "name=torn", *settings), wanted)
+    expected = run_and_read_files(folder, "train", "name=whole", *settings, operations=("runs/whole", None))
+    count = int((folder / "operations").read_text())
+    final = range(count - count // 4, count + 1)  # the last save and everything after it
+    for kill_at in rng.sample(final, min(len(final), times // 2)) + rng.sample(range(1, final[0]), times // 4):
+        shutil.rmtree(run, ignore_errors=True)
+        code = run_to_exit("train", "name=killed", *settings, folder=folder, operations=("runs/killed", kill_at))
+        require(code == -signal.SIGKILL, f"exit code {code}:\n{read_end(folder / 'output')}")
+        places[check_best(run)] += 1
+        check_equal(run_and_read_files(folder, "train", "name=killed", *settings), expected)
     results = folder / "runs" / "whole" / "eval"
-    other, one = (("evaluate", "checkpoint=runs/whole", "device=cpu", f"search.beam={beam}") for beam in (1, 3))
-    before = run_and_read_files(folder, *other, results=True)
-    after = run_and_read_files(folder, *one, results=True, gap=("eval/", None))
-    changes = int((folder / "changes").read_text())
-    for gap in rng.sample(range(1, changes + 1), min(changes, times - times // 2 - times // 4)):
-        require(run_and_read_files(folder, *other, results=True) == before, "the same evaluation has other results")
-        code = run_to_exit(*one, folder=folder, gap=("eval/", gap))
-        require(code == -signal.SIGKILL, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
-        left = {key: value for key, value in read_files(results).items() if key.startswith("test/")}
-        if "test/metrics.json" in left:
-            check_equal(left, before if left["test/metrics.json"] == before["test/metrics.json"] else after)
-        places["evaluate, with whole results" if "test/metrics.json" in left else "evaluate, without metrics.json"] += 1
-        check_equal(run_and_read_files(folder, *one, results=True), after)
-    print(f"killed in {places.total()} gaps: {dict(places)}; nothing was different, missing or extra")
+    old, new = (("evaluate", "checkpoint=runs/whole", "device=cpu", f"search.beam={beam}") for beam in (1, 3))
+    old_results = run_and_read_files(folder, *old, results=True)
+    new_results = run_and_read_files(folder, *new, results=True, operations=("eval/", None))
+    count = int((folder / "operations").read_text())
+    for kill_at in rng.sample(range(1, count + 1), min(count, times - times // 2 - times // 4)):
+        repeated = run_and_read_files(folder, *old, results=True)
+        require(repeated == old_results, "the same evaluation gives different results")
+        code = run_to_exit(*new, folder=folder, operations=("eval/", kill_at))
+        require(code == -signal.SIGKILL, f"exit code {code}:\n{read_end(folder / 'output')}")
+        files = {name: content for name, content in read_files(results).items() if name.startswith("test/")}
+        if "test/metrics.json" in files:
+            is_old = files["test/metrics.json"] == old_results["test/metrics.json"]
+            check_equal(files, old_results if is_old else new_results)
+            places["evaluate, with complete results"] += 1
+        else:
+            places["evaluate, without metrics.json"] += 1
+        check_equal(run_and_read_files(folder, *new, results=True), new_results)
+    print(f"killed before {places.total()} file operations: {dict(places)}; no file differs, is missing or extra")
 
 
 def run_and_read_files(
-    folder: Path, *given: str, results: bool = False, gap: tuple[str, int | None] | None = None
+    folder: Path, *command: str, results: bool = False, operations: tuple[str, int | None] | None = None
 ) -> Any:
     """Run a command, and read the checkpoints and validations of its run, or its evaluation results."""
-    code = run_to_exit(*given, folder=folder, gap=gap)
-    require(code == 0, f"exit code {code}:\n{(folder / 'said').read_text()[-2000:]}")
-    run = folder / "runs" / given[1].partition("=")[2].removeprefix("runs/")
+    code = run_to_exit(*command, folder=folder, operations=operations)
+    require(code == 0, f"exit code {code}:\n{read_end(folder / 'output')}")
+    run = folder / "runs" / command[1].partition("=")[2].removeprefix("runs/")
     return read_files(run / "eval") if results else read_results(run) | read_files(run / "checkpoints")
 
 
 def read_files(folder: Path) -> dict[str, Any]:
     """Read all files below a folder, without the speed of evaluations."""
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for path in folder.rglob("*"):
         if path.is_file():
             speed = rb'("sentences_per_second": |<dt>sentences per second</dt><dd>)[\d.,]+'
-            found[str(path.relative_to(folder))] = re.sub(speed, rb"\1", path.read_bytes())
-    return found
+            files[str(path.relative_to(folder))] = re.sub(speed, rb"\1", path.read_bytes())
+    return files
 
 
 def check_best(run: Path) -> str:
@@ -261,77 +313,86 @@ def check_best(run: Path) -> str:
     last = find_last_checkpoint(run)
     if last is None:
         return "train, without a checkpoint"
-    judged = read_progress(last / "state.json").validated_step
+    validated_step = read_progress(last / "state.json").validated_step
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    losses = {e["step"]: e["loss"] for e in events if e["event"] == "validate" and e["step"] <= judged}
-    found = find_checkpoint(str(run))[1]
+    validations = [event for event in events if event["event"] == "validate"]
+    losses = {event["step"]: event["loss"] for event in validations if event["step"] <= validated_step}
+    loaded = find_checkpoint(str(run))[1]
     best = min(losses, key=losses.__getitem__) if losses else parse_step(last.name)
-    require(parse_step(found.name) == best, f"{found} is loaded as the best checkpoint, but step {best} is the best")
+    require(parse_step(loaded.name) == best, f"{loaded} is loaded as the best checkpoint, but step {best} is the best")
     load_model(str(run))
-    return "train, after its last validation" if judged == 12 else "train"
+    return "train, after its last validation" if validated_step == 12 else "train"
 
 
-# ---------------------------------------------------------------------------------------------------------------- flip
-def check_flips(times: int, folder: Path) -> None:
+# ------------------------------------------------------------------------------------------------------------ bitflips
+def check_bit_flips(times: int, folder: Path) -> None:
     """Check that a flipped bit in a file of a run is reported or harmless."""
-    run, rng, found = train_small_run(folder), random.Random(1), Counter[str]()
-    wanted = load_run(run)
-    step = find_last_intact_checkpoint(run)
-    files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *step.iterdir()]
+    run, rng, outcomes = train_small_run(folder), random.Random(1), Counter[str]()
+    expected = load_run(run)
+    checkpoint = find_last_intact_checkpoint(run)
+    files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *checkpoint.iterdir()]
     files = sorted(path for path in files if path.is_file())
     warnings = MemoryHandler(times)
     logging.getLogger("nmt").addHandler(warnings)
     for _ in range(times):
         path = rng.choice(files)
         content = path.read_bytes()
-        place, bit = rng.randrange(len(content)), 1 << rng.randrange(8)
-        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        position, bit = rng.randrange(len(content)), 1 << rng.randrange(8)
+        path.write_bytes(content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :])
         warnings.buffer.clear()
         try:
-            same = load_run(run) == wanted
-            require(same or len(warnings.buffer) > 0, f"bit {bit} of byte {place} of {path} changes the loaded run")
-            found["reported, previous checkpoint loaded" if warnings.buffer else "harmless"] += 1
+            unchanged = load_run(run) == expected
+            reported = len(warnings.buffer) > 0
+            require(unchanged or reported, f"bit {bit} of byte {position} of {path} changes the loaded run")
+            outcomes["reported, previous checkpoint loaded" if reported else "harmless"] += 1
         except UserError:
-            found["reported"] += 1
+            outcomes["reported"] += 1
         path.write_bytes(content)
-    print(f"{times} bits flipped in {', '.join(path.name for path in files)}: {dict(found)}")
+    print(f"{times} bits flipped in {', '.join(path.name for path in files)}: {dict(outcomes)}")
 
 
 def load_run(run: Path) -> tuple[Any, ...]:
     """Load the model and the training state of a run."""
-    step = find_last_intact_checkpoint(run)
-    config, tokenizer = load_config_and_tokenizer(run, step)
-    goes_on = select_immutable_settings(asdict(config)), tokenizer, step, read_progress(step / "state.json")
+    checkpoint = find_last_intact_checkpoint(run)
+    config, tokenizer = load_config_and_tokenizer(run, checkpoint)
     loaded = load_model(str(run))
-    weights = {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()}
-    return *goes_on, weights, loaded.tokenizer, select_immutable_settings(asdict(loaded.config))
+    return (
+        select_immutable_settings(asdict(config)),
+        tokenizer,
+        checkpoint,
+        read_progress(checkpoint / "state.json"),
+        {name: tensor.numpy().tobytes() for name, tensor in loaded.model.state_dict().items()},
+        loaded.tokenizer,
+        select_immutable_settings(asdict(loaded.config)),
+    )
 
 
 def train_small_run(folder: Path) -> Path:
     """Train a model for two epochs, and return its run folder."""
     settings = ("data=text", write_corpus(folder, train=600, valid=40, test=30), *SMALL_SETTINGS, "train.max_epochs=2")
-    require(run_to_exit("train", "name=small", *settings, folder=folder) == 0, (folder / "said").read_text())
+    require(run_to_exit("train", "name=small", *settings, folder=folder) == 0, (folder / "output").read_text())
     return folder / "runs" / "small"
 
 
 # --------------------------------------------------------------------------------------------------------------- noise
 def check_noise(lines: int, folder: Path) -> None:
-    """Check that any bytes translate to as many lines, and print the memory for all lines and for a tenth of them."""
+    """Check that random bytes give one translation per line, and print the memory for all lines and for a tenth."""
     run, rng, peaks = train_small_run(folder), random.Random(1), {}
     for count in (lines // 10, lines):
         text = b"\n".join(make_noise_line(rng) for _ in range(count)) + b"\n"
         (folder / "noise").write_bytes(text)
         imports = "from nmt.runtime.memory import peak_memory; from nmt.translate import translate"
         program = f"{imports}; translate(); print(peak_memory())"
-        call = ["-c", program, f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
-        process = subprocess.run([sys.executable, *call], cwd=folder, capture_output=True, text=True)
+        arguments = ["-c", program, f"checkpoint={run}", "input=noise", "output=out", "search.beam=1", "device=cpu"]
+        process = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
         require(process.returncode == 0 and "Traceback" not in process.stderr, process.stderr[-2000:])
-        got, wanted = (folder / "out").read_bytes(), text.count(b"\n")
-        require(got.count(b"\n") == wanted, f"{wanted} lines became {got.count(10)}")
-        got.decode()
-        peaks[wanted] = int(process.stdout) / 1e6
-    shown = " and ".join(f"{number:,} in {peak:.0f} MB" for number, peak in peaks.items())
-    print(f"lines of random bytes: {shown}; output has the same number of lines")
+        translations = (folder / "out").read_bytes()
+        actual, expected = translations.count(b"\n"), text.count(b"\n")
+        require(actual == expected, f"{expected} input lines gave {actual} output lines")
+        translations.decode()
+        peaks[expected] = int(process.stdout) / 1e6
+    sizes = " and ".join(f"{number:,} in {peak:.0f} MB" for number, peak in peaks.items())
+    print(f"lines of random bytes: {sizes}; output has the same number of lines")
 
 
 def make_noise_line(rng: random.Random) -> bytes:
@@ -340,17 +401,20 @@ def make_noise_line(rng: random.Random) -> bytes:
     if kind < 3:
         return rng.randbytes(length)
     if kind == 3:
-        return "".join(chr(rng.choice([rng.randrange(0x20), rng.randrange(0x2000, 0x2100), 0x2581, 0xFEFF, 0x1F469]))
-                       for _ in range(length)).encode()  # fmt: skip
+        codes = (
+            rng.choice([rng.randrange(0x20), rng.randrange(0x2000, 0x2100), 0x2581, 0xFEFF, 0x1F469])
+            for _ in range(length)
+        )
+        return "".join(map(chr, codes)).encode()
     if kind == 4:
         return bytes([rng.randrange(256)]) * length
     return "".join(chr(rng.randrange(0xD800)) for _ in range(length)).encode()
 
 
-# --------------------------------------------------------------------------------------------------------------- lines
-def check_lines(count: int, folder: Path) -> None:
-    """Check that a corpus with one damaged line in a hundred is refused, or trained on without those lines."""
-    setting, rng, damaged = write_corpus(folder, train=20_000, valid=20, test=20), random.Random(1), Counter[str]()
+# ------------------------------------------------------------------------------------------------------------ badlines
+def check_bad_lines(count: int, folder: Path) -> None:
+    """Check that a corpus with one damaged line in a hundred is rejected, or trained on without those lines."""
+    data_path, rng, damaged = write_corpus(folder, train=20_000, valid=20, test=20), random.Random(1), Counter[str]()
     texts = [(folder / "text" / f"train.{side}").read_bytes().splitlines() for side in ("de", "en")]
     files = [open(folder / "text" / f"train.{side}", "wb") for side in ("de", "en")]  # noqa: SIM115
     kinds = {"encoding": b"\xff\xfe no text", "empty": b"", "long": b"x " * 50_000}
@@ -364,76 +428,67 @@ def check_lines(count: int, folder: Path) -> None:
             file.write(line + b"\n")
     for file in files:
         file.close()
-    few = ("data=text", setting, *SMALL_SETTINGS, "train.max_steps=5", "data.cache=" + str(folder / "cache"))
+    settings = ("data=text", data_path, *SMALL_SETTINGS, "train.max_steps=5", f"data.cache={folder / 'cache'}")
     for invalid in ("refuse", "drop"):
-        began, said = time.monotonic(), f"said_{invalid}"
-        process = start_program("train", f"name={invalid}", f"data.invalid={invalid}", *few, folder=folder, said=said)
-        process.join()
-        require(process.exitcode == (invalid == "refuse"), (folder / said).read_text()[-2000:])
-        print(f"data.invalid={invalid}, {time.monotonic() - began:.0f} s:\n{(folder / said).read_text()}")
+        start, output = time.monotonic(), f"output_{invalid}"
+        arguments = (f"name={invalid}", f"data.invalid={invalid}", *settings)
+        code = run_to_exit("train", *arguments, folder=folder, output=output)
+        require(code == (invalid == "refuse"), read_end(folder / output))
+        print(f"data.invalid={invalid}, {time.monotonic() - start:.0f} s:\n{(folder / output).read_text()}")
     print(f"damaged lines: {dict(damaged)}")
     path = folder / "text" / "train.en"
-    content, gone = path.read_bytes().split(b"\n"), rng.randrange(count)
-    path.write_bytes(b"\n".join(content[:gone] + content[gone + 1 :]))
-    require(
-        run_to_exit("train", "name=parted", "data.invalid=drop", *few, folder=folder, said="parted") == 1, "not refused"
-    )
-    print(f"without line {gone + 1} of train.en:\n{(folder / 'parted').read_text()}")
+    lines, removed = path.read_bytes().split(b"\n"), rng.randrange(count)
+    path.write_bytes(b"\n".join(lines[:removed] + lines[removed + 1 :]))
+    arguments = ("name=shifted", "data.invalid=drop", *settings)
+    code = run_to_exit("train", *arguments, folder=folder, output="output_shifted")
+    require(code == 1, "a corpus whose sides differ in length is not rejected")
+    print(f"without line {removed + 1} of train.en:\n{(folder / 'output_shifted').read_text()}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- soak
 def check_soak(minutes: int, folder: Path) -> None:
     """Check that memory and open files of a process that trains and evaluates repeatedly do not grow."""
-    setting = write_corpus(folder, train=600, valid=40, test=30)
-    process = CONTEXT.Process(target=train_in_rounds, args=(folder, setting, 60.0 * minutes))
+    data_path = write_corpus(folder, train=600, valid=40, test=30)
+    process = CONTEXT.Process(target=train_repeatedly, args=(folder, data_path, 60.0 * minutes))
     process.start()
     process.join()
-    require(process.exitcode == 0, (folder / "said").read_text()[-2000:])
-    measured = json.loads((folder / "measured.json").read_text())
-    settled = measured[len(measured) // 10]
-    last = measured[-1]
-    growth = last["rss"] / settled["rss"] - 1
+    require(process.exitcode == 0, read_end(folder / "output"))
+    measurements = json.loads((folder / "measurements.json").read_text())
+    early, last = measurements[len(measurements) // 10], measurements[-1]
+    growth = last["rss"] / early["rss"] - 1
     print(
-        f"{len(measured)} trainings with evaluations in {minutes} minutes: {settled['rss'] / 1e6:.1f} MB after a tenth "
-        f"of the time, {last['rss'] / 1e6:.1f} MB at the end ({growth:+.2%}); "
-        f"open files: {settled['files']}, {last['files']}"
+        f"{len(measurements)} trainings with evaluations in {minutes} minutes: {early['rss'] / 1e6:.1f} MB after a "
+        f"tenth of the time, {last['rss'] / 1e6:.1f} MB at the end ({growth:+.2%}); "
+        f"open files: {early['files']}, {last['files']}"
     )
-    require(growth < 0.01 and last["files"] <= settled["files"], "memory or open files grow")
+    require(growth < 0.01 and last["files"] <= early["files"], "memory or the number of open files grows")
 
 
-def train_in_rounds(folder: Path, setting: str, seconds: float) -> None:
+def train_repeatedly(folder: Path, data_path: str, seconds: float) -> None:
     """Train and evaluate repeatedly in this process for `seconds`, and record memory and open files."""
-    measured, began, number = [], time.monotonic(), 0
-    while time.monotonic() - began < seconds:
+    measurements, start, number = [], time.monotonic(), 0
+    common = ("name=soak", "data=text", data_path, *SMALL_SETTINGS, "train.max_epochs=2", "overwrite=true")
+    while time.monotonic() - start < seconds:
         number += 1
-        settings = (
-            "name=soak",
-            "data=text",
-            setting,
-            *SMALL_SETTINGS,
-            "train.max_epochs=2",
-            "overwrite=true",
-            f"seed={number}",
-        )
-        run_program("train", settings, folder, "said", None)
-        run_program("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "said", None)
+        run_program("train", (*common, f"seed={number}"), folder, "output", None)
+        run_program("evaluate", ("checkpoint=runs/soak", "pictures=0", "device=cpu"), folder, "output", None)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        measured.append({"rss": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
-        (folder / "measured.json").write_text(json.dumps(measured))
+        measurements.append({"rss": pages * os.sysconf("SC_PAGE_SIZE"), "files": len(os.listdir("/proc/self/fd"))})
+        (folder / "measurements.json").write_text(json.dumps(measurements))
 
 
-def require(kept: bool, otherwise: str) -> None:
-    if not kept:
-        sys.exit(f"BROKEN: {otherwise}")
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {message}")
 
 
 TRIALS: dict[str, Callable[[int, Path], None]] = {
     "kill": check_kills,
     "term": lambda times, folder: check_kills(times, folder, signal.SIGTERM),
-    "gaps": check_gaps,
-    "flip": check_flips,
+    "fileops": check_file_operations,
+    "bitflips": check_bit_flips,
     "noise": check_noise,
-    "lines": check_lines,
+    "badlines": check_bad_lines,
     "soak": check_soak,
 }
 
@@ -441,13 +496,13 @@ TRIALS: dict[str, Callable[[int, Path], None]] = {
 def run_trials(trials: dict[str, Callable[[int, Path], None]]) -> None:
     """Run the trials and sizes given on the command line, in a temporary folder or in folder=DIR."""
     use_utf8()
-    given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
-    if not given.keys() & trials.keys() or given.keys() - {*trials, "folder"}:
+    options = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    if not options.keys() & trials.keys() or options.keys() - {*trials, "folder"}:
         sys.exit(sys.modules["__main__"].__doc__)
     with tempfile.TemporaryDirectory() as temporary:
-        place = Path(given.pop("folder", temporary)).resolve()
-        for name, size in given.items():
-            trials[name](int(size), place / name)
+        folder = Path(options.pop("folder", temporary)).resolve()
+        for name, size in options.items():
+            trials[name](int(size), folder / name)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What docs/reliability.md promises: trainings that are ended, disks that are full, files that are damaged or made to
-deceive. The trials of faults.py are run as a user would run them."""
+"""Tests of the guarantees in docs/reliability.md: interrupted training, full disks, damaged and crafted files."""
 
 import errno
 import fcntl
@@ -33,6 +32,7 @@ from builders import (
     TINY_SETTINGS,
     command_environment,
     list_checkpoints,
+    load_last_weights,
     make_state,
     measure_peak_memory,
     read_events,
@@ -40,7 +40,7 @@ from builders import (
     run_ok,
     write_corpus,
 )
-from faults import count_changes
+from faults import count_operations
 from safetensors.torch import load_file, save_file
 
 import nmt
@@ -71,15 +71,15 @@ Change = Callable[[Path], Any]
 
 
 @pytest.mark.slow
-def test_trials(tmp_path: Path) -> None:
-    """Two at a time: each uses one processor."""
+def test_fault_injection_trials(tmp_path: Path) -> None:
+    """Run faults.py, two trials at a time: each uses one processor."""
 
     def run(trial: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "tests" / "robustness" / "faults.py"), trial]
         return subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=3", "term=3", "gaps=4", "flip=150", "noise=600", "lines=2000")):
+        for done in pool.map(run, ("kill=3", "term=3", "fileops=4", "bitflips=150", "noise=600", "badlines=2000")):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -89,31 +89,31 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=12, test=2)
 
 
-def test_where_the_last_checkpoint_is_damaged_the_one_before_serves(
+def test_resume_uses_previous_checkpoint_if_last_is_damaged(
     text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"max_steps": 12, "validate_every": 4, "keep": 1}
     whole = make_state(text, tmp_path / "whole", **settings)
     fit(whole)
-    torn = make_state(text, tmp_path / "torn", **settings | {"max_steps": 8})
-    fit(torn)
-    last = tmp_path / "torn" / "checkpoints" / "step_000008"
+    damaged = make_state(text, tmp_path / "damaged", **settings | {"max_steps": 8})
+    fit(damaged)
+    last = tmp_path / "damaged" / "checkpoints" / "step_000008"
     with open(last / OPTIMIZER_FILE, "r+b") as file:
         file.truncate(100)
-    again = make_state(text, tmp_path / "torn", **settings)
-    assert again.progress.step == 4 and "step_000008/optimizer.safetensors is missing or damaged" in caplog.text
-    fit(again)
-    runs = [tmp_path / name for name in ("whole", "torn")]
-    one, other = (load_file(run / "checkpoints" / "step_000012" / "model.safetensors") for run in runs)
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    resumed = make_state(text, tmp_path / "damaged", **settings)
+    assert resumed.progress.step == 4 and "step_000008/optimizer.safetensors is missing or damaged" in caplog.text
+    fit(resumed)
+    runs = [tmp_path / name for name in ("whole", "damaged")]
+    expected, actual = (load_file(run / "checkpoints" / "step_000012" / "model.safetensors") for run in runs)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert read_events(runs[0], "validate") == read_events(runs[1], "validate")
-    for folder in (tmp_path / "torn" / "checkpoints").glob("step_*"):
+    for folder in (tmp_path / "damaged" / "checkpoints").glob("step_*"):
         (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="has no intact checkpoint"):
-        find_last_intact_checkpoint(tmp_path / "torn")
+        find_last_intact_checkpoint(tmp_path / "damaged")
 
 
-def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
+def test_checkpoint_without_model_counts_as_damaged(
     text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit(make_state(text, tmp_path, max_steps=2))
@@ -129,31 +129,33 @@ def test_a_checkpoint_without_its_model_is_damaged_and_not_absent(
         load_model(str(tmp_path))
 
 
-def test_a_signal_before_a_validation_puts_it_off(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saved and not judged; the next start judges first, and ends as a run without a stop."""
+def test_signal_before_validation_defers_validation_to_resume(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stopped run is saved without validation. Resuming validates first and ends like an uninterrupted run."""
     settings = {"max_steps": 8, "validate_every": 4}
     whole = make_state(text, tmp_path / "whole", **settings)
     fit(whole)
-    torn = make_state(text, tmp_path / "torn", **settings)
-    sound = training_step.backward
+    stopped = make_state(text, tmp_path / "stopped", **settings)
+    original_backward = training_step.backward
 
-    def signaled(*given: Any) -> Any:
-        if torn.progress.step == 3:
+    def backward_with_signal(*arguments: Any) -> Any:
+        if stopped.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return sound(*given)
+        return original_backward(*arguments)
 
-    monkeypatch.setattr(training_step, "backward", signaled)
-    with pytest.raises(SystemExit) as end:
-        fit(torn)
-    monkeypatch.setattr(training_step, "backward", sound)
-    assert end.value.code == 143 and not read_events(tmp_path / "torn", "validate")
-    again = make_state(text, tmp_path / "torn", **settings)
-    fit(again)
-    assert read_events(tmp_path / "torn", "validate") == read_events(tmp_path / "whole", "validate")
-    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_step, "backward", backward_with_signal)
+        with pytest.raises(SystemExit) as end:
+            fit(stopped)
+    assert end.value.code == 143 and not read_events(tmp_path / "stopped", "validate")
+    resumed = make_state(text, tmp_path / "stopped", **settings)
+    fit(resumed)
+    assert read_events(tmp_path / "stopped", "validate") == read_events(tmp_path / "whole", "validate")
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-def test_patience_with_failures_is_that_of_the_present_command(text: Path, tmp_path: Path) -> None:
+def test_max_skipped_of_current_command_applies_after_resume(text: Path, tmp_path: Path) -> None:
     state = make_state(text, tmp_path, max_steps=8, max_skipped=3)
     state.progress.skipped_in_a_row = 4
     with torch.no_grad():
@@ -162,7 +164,7 @@ def test_patience_with_failures_is_that_of_the_present_command(text: Path, tmp_p
         fit(state)
 
 
-def test_other_gold_links_are_another_corpus(corpus: Path, tmp_path: Path) -> None:
+def test_resume_rejects_changed_gold_links(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "text"
     shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("cache"))
     command = (
@@ -179,28 +181,30 @@ def test_other_gold_links_are_another_corpus(corpus: Path, tmp_path: Path) -> No
     assert "(or its gold links)" in message
 
 
-def test_a_checkpoint_on_its_way_out_is_found(text: Path, tmp_path: Path) -> None:
-    """A process died after it had moved a checkpoint away and before another of the same step was in its place."""
+def test_replaced_checkpoint_is_found_under_its_old_name(text: Path, tmp_path: Path) -> None:
+    """A process died between moving a checkpoint away and putting another one of the same step in its place."""
     state = make_state(text, tmp_path, max_steps=2)
     fit(state)
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "step_000002").rename(checkpoints / ".step_000002.old")
     assert find_last_intact_checkpoint(tmp_path) == checkpoints / ".step_000002.old"
-    again = make_state(text, tmp_path, max_steps=2)
-    assert again.progress.step == 2
-    save_state(again)
+    resumed = make_state(text, tmp_path, max_steps=2)
+    assert resumed.progress.step == 2
+    save_state(resumed)
     assert list_checkpoints(tmp_path) >= {"step_000002"}
     fit(make_state(text, tmp_path, max_steps=4))
     assert list_checkpoints(tmp_path) == {"step_000002", "step_000004"}
 
 
 # ------------------------------------------------------------------------------------------- commits of several files
-def dies_at(gap: int, work: Callable[[], Any]) -> bool:
-    """Do it in a process that is killed just before the change number `gap` of names in a file system; whether there
-    was one."""
+def is_killed_at(number: int, work: Callable[[], Any]) -> bool:
+    """Do the work in a process that is killed just before its file operation `number`.
+
+    Return whether it was killed, or False if the work has fewer operations.
+    """
     child = os.fork()
     if not child:
-        count_changes("", gap, print)
+        count_operations("", number, print)
         try:
             work()
         except BaseException:
@@ -212,93 +216,95 @@ def dies_at(gap: int, work: Callable[[], Any]) -> bool:
     return code != 0
 
 
-def every_gap(folder: Path, work: Callable[[Path], Any]) -> Iterator[Path]:
-    """Copies of a folder, each after work on it was killed at another place; the last one after all of it was done."""
+def kill_at_every_operation(folder: Path, work: Callable[[Path], Any]) -> Iterator[Path]:
+    """Yield copies of a folder in which the work was killed before its first, second, ... and after its last file
+    operation."""
     killed = True
-    for gap in range(1, 1000):
+    for number in range(1, 1000):
         if killed:
-            copy = folder.with_name(f"{folder.name}_{gap}")
+            copy = folder.with_name(f"{folder.name}_{number}")
             shutil.copytree(folder, copy, symlinks=True)
-            killed = dies_at(gap, lambda copy=copy: work(copy))  # type: ignore[misc]
+            killed = is_killed_at(number, lambda copy=copy: work(copy))  # type: ignore[misc]
             yield copy
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_save_that_is_killed_at_any_place_leaves_one_state(again: bool, text: Path, tmp_path: Path) -> None:
-    """Readers find the best checkpoint that the last one knows, at once and when it was resumed; nothing else is left.
-    A checkpoint may be written `again`: after a signal there is one that is not validated."""
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_save_killed_at_any_point_leaves_consistent_state(overwrites: bool, text: Path, tmp_path: Path) -> None:
+    """Before and after resuming, the best checkpoint is the one named by the last checkpoint, and no others are left.
+
+    A save overwrites a checkpoint of the same step if that was saved after a signal, without validation.
+    """
     state = make_state(text, tmp_path / "run", max_steps=9, validate_every=3, monitor="loss")
     fit(state)
     after = replace(state.progress)
-    assert [one.step for one in after.best] == [9]
+    assert [checkpoint.step for checkpoint in after.best] == [9]
     before = replace(after, validated_step=6, best=[ValidatedCheckpoint(after.best[0].score + 1, 5.0, 6)])
-    if not again:
+    if not overwrites:
         before.step = 6
         shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000009")
     state.progress = before
     save_state(state)
-    expected = {before.validated_step: f"step_{before.best[0].step:06d}", 9: "step_000009"}
-    found = []
+    best_by_validated_step = {before.validated_step: f"step_{before.best[0].step:06d}", 9: "step_000009"}
+    validated_steps = []
 
-    def work(copy: Path) -> None:
+    def save_to(copy: Path) -> None:
         state.folder, state.progress = copy, after
         save_state(state)
 
-    for copy in every_gap(tmp_path / "run", work):
-        judged = read_progress(find_last_intact_checkpoint(copy) / STATE_FILE).validated_step
-        assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == expected[judged]
+    for copy in kill_at_every_operation(tmp_path / "run", save_to):
+        validated_step = read_progress(find_last_intact_checkpoint(copy) / STATE_FILE).validated_step
+        best = best_by_validated_step[validated_step]
+        assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == best
         resumed = make_state(text, copy, max_steps=9, validate_every=3, monitor="loss")
-        assert resumed.progress.validated_step == judged and find_checkpoint(str(copy))[1].name == expected[judged]
-        assert (copy / "checkpoints" / "best").read_text() == expected[judged] + "\n"
-        left = {path.name for path in (copy / "checkpoints").iterdir()}
+        assert resumed.progress.validated_step == validated_step and find_checkpoint(str(copy))[1].name == best
+        assert (copy / "checkpoints" / "best").read_text() == best + "\n"
+        names = {path.name for path in (copy / "checkpoints").iterdir()}
         last, kept = f"step_{resumed.progress.step:06d}", {"step_000003", "step_000006"}
-        assert left <= {"best", "last", last, expected[judged]} | kept and "step_000006" in left, left
-        found.append(judged)
-    assert found[0] == 6 and found[-1] == 9 and len(found) > 6
+        assert names <= {"best", "last", last, best} | kept and "step_000006" in names, names
+        validated_steps.append(validated_step)
+    assert validated_steps[0] == 6 and validated_steps[-1] == 9 and len(validated_steps) > 6
 
 
-def test_a_run_that_is_cleared_is_there_or_gone(text: Path, tmp_path: Path) -> None:
+def test_clear_run_folder_killed_at_any_point(text: Path, tmp_path: Path) -> None:
     state = make_state(text, tmp_path / "run", max_steps=4, validate_every=2)
     fit(state)
     save_config(tmp_path / "run", state.run)
-    for copy in every_gap(tmp_path / "run", clear_run_folder):
+    for copy in kill_at_every_operation(tmp_path / "run", clear_run_folder):
         if find_last_checkpoint(copy):
             load_model(str(copy))
         clear_run_folder(copy)
         assert [path.name for path in copy.iterdir()] == ["config.yaml"]
 
 
-def test_results_belong_together_wherever_evaluate_is_killed(tmp_path: Path) -> None:
+def test_results_killed_at_any_point_are_from_one_evaluation(tmp_path: Path) -> None:
     folder = tmp_path / "test"
     folder.mkdir()
-    (folder / "mine.txt").write_text("somebody's own")
+    (folder / "mine.txt").write_text("user's file")
 
-    def write(folder: Path, model: str, pictures: int) -> None:
+    def write_results(folder: Path, model: str, pictures: int) -> None:
         with replacing_files(folder, "metrics.json", "metrics.json", "translations.txt", "alignment_*.png") as new:
             for name in ("metrics.json", "translations.txt", *(f"alignment_{i}.png" for i in range(pictures))):
                 write_atomically(new / name, [model])
 
-    def contents(folder: Path) -> dict[str, str]:
+    def read_texts(folder: Path) -> dict[str, str]:
         return {path.name: path.read_text() for path in folder.iterdir()}
 
-    write(folder, "old", 2)
-    old, new, seen = contents(folder), None, []
-    for copy in every_gap(folder, lambda copy: write(copy, "new", 1)):
-        found = contents(copy)
-        if "metrics.json" in found:
-            seen.append(found["metrics.json"])
-            new = new or (found if seen[-1] == "new" else None)
-            assert found == (old if seen[-1] == "old" else new)
-        assert found["mine.txt"] == "somebody's own"
-        write(copy, "again", 0)
-        assert contents(copy) == {name: "again" for name in ("metrics.json", "translations.txt")} | {
-            "mine.txt": "somebody's own"
-        }
+    write_results(folder, "old", 2)
+    old, new, models = read_texts(folder), None, []
+    for copy in kill_at_every_operation(folder, lambda copy: write_results(copy, "new", 1)):
+        texts = read_texts(copy)
+        if "metrics.json" in texts:
+            models.append(texts["metrics.json"])
+            new = new or (texts if models[-1] == "new" else None)
+            assert texts == (old if models[-1] == "old" else new)
+        assert texts["mine.txt"] == "user's file"
+        write_results(copy, "again", 0)
+        assert read_texts(copy) == {"metrics.json": "again", "translations.txt": "again", "mine.txt": "user's file"}
         assert not list(tmp_path.glob(f".{copy.name}.*"))
-    assert seen[0] == "old" and seen[-1] == "new" and len(new or ()) == 4
+    assert models[0] == "old" and models[-1] == "new" and len(new or ()) == 4
 
 
-def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_minutes_saves_by_time(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = make_state(text, tmp_path, max_steps=7, validate_every=7, save_minutes=1)
     clock = SimpleNamespace(monotonic=lambda: 25.0 * state.progress.step, perf_counter=time.perf_counter)
     monkeypatch.setattr("nmt.training.loop.time", clock)  # each update takes 25 seconds
@@ -308,48 +314,50 @@ def test_time_makes_checkpoints_too(text: Path, tmp_path: Path, monkeypatch: pyt
     assert saved == [3, 6, 7]
 
 
-def test_changed_settings_are_refused_or_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_rejects_or_logs_changed_settings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
 
-    def said(run: TrainRun, before: TrainRun) -> list[tuple[str, str]]:
+    def get_messages(run: TrainRun, previous: TrainRun) -> list[tuple[str, str]]:
         caplog.clear()
-        check_resumed_settings(run, before)
+        check_resumed_settings(run, previous)
         return [(record.levelname, record.getMessage().partition(": ")[2]) for record in caplog.records]
 
-    longer = {"train": TrainConfig(max_epochs=30, log_every=9)}
-    plain = TrainRun()
-    assert said(TrainRun(**longer), plain) == [
+    longer = TrainConfig(max_epochs=30, log_every=9)
+    default = TrainRun()
+    assert get_messages(TrainRun(train=longer), default) == [
         ("INFO", "train.max_epochs=30 (was 20), train.log_every=9 (was 50)"),
     ]
-    for schedule in ("cosine", "plateau"):  # the share of training that is done; a validation at its end
+    # Cosine depends on the share of training done; plateau, on the validation at its end.
+    for schedule in ("cosine", "plateau"):
         optim = OptimConfig(schedule=schedule)
-        assert said(TrainRun(optim=optim, **longer), TrainRun(optim=optim)) == [
+        assert get_messages(TrainRun(optim=optim, train=longer), TrainRun(optim=optim)) == [
             ("INFO", "train.log_every=9 (was 50)"),
             ("WARNING", "train.max_epochs=30 (was 20)"),
         ]
-    assert said(TrainRun(optim=OptimConfig(lr=0.1)), plain) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
-    for key, other in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
+    assert get_messages(TrainRun(optim=OptimConfig(lr=0.1)), default) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
+    for key, changed in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
         with pytest.raises(UserError, match=f"these differ: {key}="):
-            check_resumed_settings(other, plain)
+            check_resumed_settings(changed, default)
 
 
-def test_half_precision_keeps_its_scale(text: Path, tmp_path: Path) -> None:
-    """A scale that is far too large is halved until updates succeed, and a checkpoint has it."""
+def test_fp16_loss_scale_adapts_and_is_stored(text: Path, tmp_path: Path) -> None:
+    """A loss scale that is far too large is halved until updates succeed, and checkpoints store it."""
     state = make_state(text, tmp_path, max_steps=24, validate_every=8, log_every=4)
     state.model.dtype = torch.float16
     state.progress.loss_scale = 2.0**30
     state.restore_loss_scale()
     fit(state)
-    skipped, steady = state.progress.skipped, state.progress.loss_scale_steps
-    assert 2 <= skipped <= 16 and steady == 24 - skipped
+    skipped, steps_at_scale = state.progress.skipped, state.progress.loss_scale_steps
+    assert 2 <= skipped <= 16 and steps_at_scale == 24 - skipped
     assert state.progress.loss_scale == 2.0 ** (30 - skipped)
     stored = read_progress(tmp_path / "checkpoints" / "step_000024" / STATE_FILE)
-    assert (stored.loss_scale, stored.skipped, stored.loss_scale_steps) == (state.progress.loss_scale, skipped, steady)
+    assert (stored.loss_scale, stored.skipped) == (state.progress.loss_scale, skipped)
+    assert stored.loss_scale_steps == steps_at_scale
     losses = [event["loss"] for event in read_events(tmp_path, "train")]
     assert losses[-1] < losses[-2] and all(loss is None or math.isfinite(loss) for loss in losses)
 
 
-def test_a_command_that_is_ended_leaves_no_half_file(home: Path, tmp_path: Path) -> None:
+def test_terminated_translate_leaves_no_partial_output(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nmt.translate", f"checkpoint={home / 'runs' / 'mine'}", "output=out"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=command_environment(tmp_path), stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -357,17 +365,17 @@ def test_a_command_that_is_ended_leaves_no_half_file(home: Path, tmp_path: Path)
         while process.poll() is None and not list(tmp_path.glob(".out.*.new")):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said = process.stderr.read().decode() if process.stderr else ""
-    assert process.returncode == 143 and "Traceback" not in said and not list(tmp_path.glob("*out*"))
+        message = process.stderr.read().decode() if process.stderr else ""
+    assert process.returncode == 143 and "Traceback" not in message and not list(tmp_path.glob("*out*"))
 
 
-ENDED = """
+SIGNAL_PROGRAM = """
 import signal, time
 from nmt.config import TrainRun
 from nmt.runtime.cli import main
 from nmt.errors import UserError
 
-class Late:
+class Signal:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
@@ -383,21 +391,21 @@ program()
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
-        ("Late()", 143, ""),  # where Python lets no exception out
-        ("late = Late(); raise UserError('what was wrong')", 1, "error: what was wrong\n"),
-        ("try: raise UserError('what was wrong')\n    finally: Late()", 1, "error: what was wrong\n"),
+        ("Signal()", 143, ""),  # Python ignores exceptions in __del__
+        ("late = Signal(); raise UserError('the reason')", 1, "error: the reason\n"),
+        ("try: raise UserError('the reason')\n    finally: Signal()", 1, "error: the reason\n"),
     ],
 )
-def test_a_signal_is_neither_lost_nor_hides_a_message(body: str, code: int, message: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDED.format(body=body)]
+def test_signal_during_destructor_or_error_handling(body: str, code: int, message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNAL_PROGRAM.format(body=body)]
     done = subprocess.run(
         command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True, timeout=50
     )
     assert (done.returncode, done.stderr) == (code, message)
 
 
-class Signaled(io.RawIOBase):
-    """A file where a signal comes while it is written to, when Python lets nobody else write there."""
+class FileWithSignal(io.RawIOBase):
+    """A file that gets a signal during each write, when its buffer cannot be entered again."""
 
     def writable(self) -> bool:
         return True
@@ -407,11 +415,9 @@ class Signaled(io.RawIOBase):
         return len(data)
 
 
-def test_a_signal_may_come_while_a_line_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shown = io.TextIOWrapper(io.BufferedWriter(Signaled()), line_buffering=True)
-    monkeypatch.setattr(sys, "stderr", shown)
+def test_signal_while_logging_is_deferred(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    stderr = io.TextIOWrapper(io.BufferedWriter(FileWithSignal()), line_buffering=True)
+    monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(log, "handlers", [_StderrHandler()])
     with deferred_signals() as received:
         log.warning("a line")
@@ -420,49 +426,52 @@ def test_a_signal_may_come_while_a_line_is_shown(
 
 # ---------------------------------------------------------------------------------------------------------------- disk
 @contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """No file can grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+def limit_file_size(size: int) -> Iterator[None]:
+    """Limit the size of files that this process writes, in bytes."""
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, previous[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
 
 
-@pytest.mark.parametrize("room", [500, 20_000, 100_000])
-def test_a_save_that_cannot_be_leaves_the_last_checkpoint(text: Path, tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize("limit", [500, 20_000, 100_000])
+def test_failed_save_keeps_last_checkpoint(text: Path, tmp_path: Path, limit: int) -> None:
+    def read_checkpoints() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+
     state = make_state(text, tmp_path, max_steps=2)
     fit(state)
-    before = {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    before = read_checkpoints()
     state.progress.step = 3
     with (
-        file_limit(room),
+        limit_file_size(limit),
         pytest.raises(UserError, match="cannot be written: .*large.* resume=auto continues from it"),
     ):
         save_state(state)
-    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == before
+    assert read_checkpoints() == before
     save_state(state)
     assert find_last_intact_checkpoint(tmp_path).name == "step_000003"
 
 
-def test_a_file_that_cannot_grow_is_named(text: Path, tmp_path: Path) -> None:
-    """Whatever writes it: the system says only that something is too large."""
+def test_error_names_file_that_cannot_grow(text: Path, tmp_path: Path) -> None:
+    """The error of the system itself names no file."""
     state = make_state(text, tmp_path, max_steps=1)
-    with log_to_file(tmp_path / "train.log"), file_limit(100):
-        for path, act in (
+    with log_to_file(tmp_path / "train.log"), limit_file_size(100):
+        for path, write in (
             (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
             (tmp_path / "metrics.jsonl", lambda: write_event(state, {"event": "train", "words": "a word " * 100})),
             (tmp_path / "page", lambda: write_atomically(tmp_path / "page", ["a word " * 100])),
         ):
             with pytest.raises(OSError) as caught:
-                act()
+                write()
             assert describe_os_error(caught.value) == f"{path}: File too large"
     assert not list(tmp_path.glob("*page*"))
 
 
 @pytest.mark.slow
-def test_training_goes_on_when_a_full_disk_has_room_again(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_training_resumes_after_full_disk(home: Path, corpus: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "nmt", disk], capture_output=True).returncode:
@@ -479,17 +488,14 @@ def test_training_goes_on_when_a_full_disk_has_room_again(home: Path, corpus: Pa
         assert run_ok("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n").count("\n") == 1
         (disk / "ballast").unlink()
         run_ok("train", *command, "train.max_epochs=2", folder=tmp_path)
-        one, other = (
-            load_file(find_last_intact_checkpoint(run) / "model.safetensors")
-            for run in (folder, home / "runs" / "mine")
-        )
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        resumed, whole = folder, home / "runs" / "mine"
+        torch.testing.assert_close(load_last_weights(resumed), load_last_weights(whole), rtol=0, atol=0)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.mark.slow
-def test_a_disk_that_cannot_be_written_is_named(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_read_only_disk_error_message(home: Path, corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
     folder = tmp_path / "runs" / "mine"
     if subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode:
@@ -505,8 +511,8 @@ def test_a_disk_that_cannot_be_written_is_named(home: Path, corpus: Path, tmp_pa
 
 
 @pytest.mark.parametrize("target", ["link", "checkpoints", "file", "nothing"])
-def test_links_among_the_checkpoints_end_no_save(target: str, text: Path, tmp_path: Path) -> None:
-    """What they lead to stays."""
+def test_save_tolerates_links_among_checkpoints(target: str, text: Path, tmp_path: Path) -> None:
+    """The targets of the links are kept."""
     settings = {"validate_every": 2, "monitor": "loss"}
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     fit(make_state(text, run, max_steps=4, **settings))
@@ -519,11 +525,11 @@ def test_links_among_the_checkpoints_end_no_save(target: str, text: Path, tmp_pa
         for step in checkpoints.glob("step_*"):
             step.symlink_to(step.rename(elsewhere / step.name))
     elif target == "file":
-        (checkpoints / "step_000001").write_text("no folder")
+        (checkpoints / "step_000001").write_text("not a folder")
     else:
         (checkpoints / "step_000001").symlink_to(elsewhere)
     state = make_state(text, run, max_steps=8, **settings)
-    save_state(state)  # in the place of one that is there
+    save_state(state)  # replaces the checkpoint of the same step
     fit(state)
     assert list_checkpoints(run) == {"step_000006", "step_000008"}
     if target == "link":
@@ -532,19 +538,19 @@ def test_links_among_the_checkpoints_end_no_save(target: str, text: Path, tmp_pa
     assert not checkpoints.exists() and (target != "checkpoints" or (elsewhere / "last").exists())
 
 
-REFUSED = [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS]
+UNSUPPORTED_ERRORS = [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS]
 
 
-@pytest.mark.parametrize("number", REFUSED)
-def test_a_file_system_without_fsync_and_locks_is_named_once(
+@pytest.mark.parametrize("number", UNSUPPORTED_ERRORS)
+def test_file_system_without_fsync_and_locks_warns_once(
     number: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     warn_once.cache_clear()
-    monkeypatch.setattr(os, "fsync", refuse)
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     (tmp_path / "run").mkdir()
     with lock_run_folder(tmp_path / "run"):
         assert "has no locks" in caplog.text
@@ -553,13 +559,13 @@ def test_a_file_system_without_fsync_and_locks_is_named_once(
     assert find_last_intact_checkpoint(tmp_path / "run").name == "step_000004"
     assert caplog.text.count("does not force files to the disk") == 1
     assert caplog.text.count("several processes may prepare") == 1
-    litter = tmp_path / ".out.12ab.new"
-    litter.touch()
+    leftover = tmp_path / ".out.12ab.new"
+    leftover.touch()
     write_atomically(tmp_path / "out", ["text"])
-    assert litter.exists()  # nobody can tell whose it is
+    assert leftover.exists()  # without locks, its writer may be alive
 
 
-def test_a_disk_that_fails_is_not_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_error_in_fsync_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -569,19 +575,19 @@ def test_a_disk_that_fails_is_not_tolerated(tmp_path: Path, monkeypatch: pytest.
     assert describe_os_error(caught.value) == f"{tmp_path}/out: Input/output error" and not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path) -> None:
-    """Not what a living one writes to the same file."""
+def test_temporary_file_of_killed_process_is_removed_by_next_write(tmp_path: Path) -> None:
+    """Temporary files of running processes are kept."""
     path = tmp_path / ("[long] *" + "x" * 240)
 
-    def work() -> None:
+    def write_and_die() -> None:
         with temporary_sibling(path):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with temporary_sibling(path) as alive:
-        assert dies_at(1000, work)
+    with temporary_sibling(path) as own:
+        assert is_killed_at(1000, write_and_die)
         assert len(list(tmp_path.iterdir())) == 2
         write_atomically(path, ["text"])
-        assert {*tmp_path.iterdir()} == {alive, path}
+        assert {*tmp_path.iterdir()} == {own, path}
     assert path.read_text() == "text"
 
 
@@ -604,9 +610,16 @@ def test_what_a_killed_process_was_writing_is_removed_by_the_next(tmp_path: Path
 def test_closed_and_full_streams(command: str, message: str | None, home: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
-    line = f"{sys.executable} -m nmt.{command}"
-    shell = {"shell": True, "cwd": tmp_path, "env": command_environment(tmp_path), "capture_output": True, "text": True}
-    done = subprocess.run(line, input="Hallo .\n", timeout=120, **shell)  # type: ignore[call-overload]
+    done = subprocess.run(
+        f"{sys.executable} -m nmt.{command}",
+        shell=True,
+        cwd=tmp_path,
+        env=command_environment(tmp_path),
+        input="Hallo .\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if message is None:
         assert done.returncode == 0, done.stderr
     else:
@@ -614,7 +627,7 @@ def test_closed_and_full_streams(command: str, message: str | None, home: Path, 
 
 
 # ------------------------------------------------------------------------------------------------------ crafted files
-def remade(run: Path, change: Callable[[Path, dict[str, Any]], Any]) -> None:
+def change_checkpoints(run: Path, change: Callable[[Path, dict[str, Any]], Any]) -> None:
     """Change all checkpoints of a run and their manifests."""
     for step in (run / "checkpoints").glob("step_*"):
         manifest = json.loads((step / "manifest.json").read_text())
@@ -622,33 +635,33 @@ def remade(run: Path, change: Callable[[Path, dict[str, Any]], Any]) -> None:
         (step / "manifest.json").write_text(json.dumps(manifest))
 
 
-def replaced(name: str, content: bytes) -> Change:
+def replace_file(name: str, content: bytes) -> Change:
     return lambda run: (run / name).write_bytes(content)
 
 
-def appended(content: str) -> Change:
+def append_to_config(content: str) -> Change:
     return lambda run: (run / "config.yaml").write_text((run / "config.yaml").read_text() + content)
 
 
-def exchanged(old: str, new: str) -> Change:
+def replace_in_config(old: str, new: str) -> Change:
     return lambda run: (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(old, new))
 
 
-def with_settings(**model: object) -> Change:
-    """Other settings of the model, and manifests that fit them."""
+def change_model_settings(**model: object) -> Change:
+    """Change settings of the model, and the manifests to match."""
 
     def change(run: Path) -> None:
         loaded = load_model(str(run))
         settings = asdict(loaded.config)
         settings["model"] |= model
         (run / "config.yaml").write_text(yaml.safe_dump(settings))
-        remade(run, lambda _, manifest: manifest.update(settings=select_immutable_settings(settings)))
+        change_checkpoints(run, lambda _, manifest: manifest.update(settings=select_immutable_settings(settings)))
 
     return change
 
 
-def pointed(content: bytes) -> Change:
-    """Another `best`, which is read where the state of the last checkpoint is damaged."""
+def change_best_pointer(content: bytes) -> Change:
+    """Change `best`, and delete the state of the last checkpoint, because otherwise `best` is not read."""
 
     def change(run: Path) -> None:
         (run / "checkpoints" / "best").write_bytes(content)
@@ -657,86 +670,110 @@ def pointed(content: bytes) -> Change:
     return change
 
 
-class Evil:
+class MaliciousPickle:
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("executed"),))
 
 
-def model_of(write: Callable[[Path], Any]) -> Change:
-    """Other weights, and manifests that fit them."""
+def replace_model(write: Callable[[Path], Any]) -> Change:
+    """Replace the weights, and change the manifests to match."""
 
     def change(step: Path, manifest: dict[str, Any]) -> None:
         path = step / "model.safetensors"
         write(path)
         manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
-    return lambda run: remade(run, change)
+    return lambda run: change_checkpoints(run, change)
 
 
-def tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
     def write(path: Path) -> None:
-        found = load_file(path)
-        change(found)
-        save_file(found, path)
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
 
-    return model_of(write)
+    return replace_model(write)
 
 
-def header(path: Path, shape: list[int]) -> None:
-    """A file of safetensors that promises more than it has."""
+def write_lying_header(path: Path, shape: list[int]) -> None:
+    """Write a safetensors file with a header that claims more data than there is."""
     text = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}}).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
 
 
-def listing(name: str) -> Change:
-    """A manifest with the name of a file that is elsewhere."""
+def add_to_manifest(name: str) -> Change:
+    """Add the name of a file outside the checkpoint to the manifests."""
     entry = {"bytes": 0, "sha256": hash_file(Path(os.devnull))}
-    return lambda run: remade(run, lambda _, manifest: manifest["files"].update({name: entry}))
+    return lambda run: change_checkpoints(run, lambda _, manifest: manifest["files"].update({name: entry}))
 
 
 BOMB = "bomb: &a0 [x, x]\n" + "".join(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 CRAFTED: dict[str, tuple[Change, str]] = {
-    "pickle": (model_of(lambda path: path.write_bytes(pickle.dumps(Evil()))), "cannot be read as safetensors"),
-    "torch.save": (model_of(lambda path: torch.save({"x": Evil()}, path)), "cannot be read as safetensors"),
-    "empty model": (model_of(lambda path: path.write_bytes(b"")), "cannot be read as safetensors"),
-    "a header that lies": (model_of(lambda path: header(path, [10**6, 10**6])), "cannot be read as safetensors"),
-    "a tensor too many": (tensors(lambda t: t.update(x=torch.zeros(1))), "does not fit the model's settings: x"),
-    "a tensor too few": (tensors(lambda t: t.popitem()), "does not fit the model's settings"),
-    "another shape": (tensors(lambda t: t.update({"output.bias": torch.zeros(1)})), "settings: output.bias"),
-    "whole numbers": (tensors(lambda t: t.update({"output.bias": t["output.bias"].long()})), "output.bias"),
-    "a model of terabytes": (with_settings(hidden=10**6), "does not fit the model's settings"),
-    "a model beyond memory": (with_settings(embed=10**18), "out of memory for a model"),
-    "a model beyond numbers": (with_settings(embed=10**30), "model.embed=10+ must be at least 1 and below"),
-    "layers without end": (with_settings(encoder_layers=10**9), "must be from 1 to 100"),
-    "not a number": (
-        tensors(lambda t: t["output.bias"].fill_(math.nan)),
+    "pickle": (
+        replace_model(lambda path: path.write_bytes(pickle.dumps(MaliciousPickle()))),
+        "cannot be read as safetensors",
+    ),
+    "torch.save": (
+        replace_model(lambda path: torch.save({"x": MaliciousPickle()}, path)),
+        "cannot be read as safetensors",
+    ),
+    "empty model": (replace_model(lambda path: path.write_bytes(b"")), "cannot be read as safetensors"),
+    "header with wrong sizes": (
+        replace_model(lambda path: write_lying_header(path, [10**6, 10**6])),
+        "cannot be read as safetensors",
+    ),
+    "extra tensor": (change_tensors(lambda t: t.update(x=torch.zeros(1))), "does not fit the model's settings: x"),
+    "missing tensor": (change_tensors(lambda t: t.popitem()), "does not fit the model's settings"),
+    "wrong shape": (change_tensors(lambda t: t.update({"output.bias": torch.zeros(1)})), "settings: output.bias"),
+    "integer tensor": (change_tensors(lambda t: t.update({"output.bias": t["output.bias"].long()})), "output.bias"),
+    "terabytes of weights": (change_model_settings(hidden=10**6), "does not fit the model's settings"),
+    "more weights than memory": (change_model_settings(embed=10**18), "out of memory for a model"),
+    "size above 64 bits": (change_model_settings(embed=10**30), "model.embed=10+ must be at least 1 and below"),
+    "billions of layers": (change_model_settings(encoder_layers=10**9), "must be from 1 to 100"),
+    "NaN": (
+        change_tensors(lambda t: t["output.bias"].fill_(math.nan)),
         "model.safetensors has NaN or infinity in output.bias",
     ),
-    "infinity": (tensors(lambda t: t["output.bias"][3:4].fill_(-math.inf)), "has NaN or infinity in output.bias"),
-    "other settings": (exchanged("bridge: bridge", "bridge: zero"), r"config.yaml \(model.bridge\) differs from what"),
-    "_target_": (appended("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
-    "a target deep within": (exchanged("  style:", "  _target_: os.system\n  style:"), "_target_"),
-    "interpolation": (exchanged("name: mine", "name: ${oc.env:HOME}"), "contains an interpolation"),
-    "a tag": (appended("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
-    "a bomb": (appended(BOMB), "must not have aliases"),
-    "depth": (replaced("config.yaml", b"[" * 100_000), "more than 9 levels"),
-    "a large config": (
-        replaced("config.yaml", b"#" * 2**24),
+    "infinity": (
+        change_tensors(lambda t: t["output.bias"][3:4].fill_(-math.inf)),
+        "has NaN or infinity in output.bias",
+    ),
+    "changed setting": (
+        replace_in_config("bridge: bridge", "bridge: zero"),
+        r"config.yaml \(model.bridge\) differs from what",
+    ),
+    "_target_": (append_to_config("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
+    "nested _target_": (replace_in_config("  style:", "  _target_: os.system\n  style:"), "_target_"),
+    "interpolation": (replace_in_config("name: mine", "name: ${oc.env:HOME}"), "contains an interpolation"),
+    "YAML tag": (append_to_config("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
+    "YAML bomb": (append_to_config(BOMB), "must not have aliases"),
+    "deep nesting": (replace_file("config.yaml", b"[" * 100_000), "more than 9 levels"),
+    "large config": (
+        replace_file("config.yaml", b"#" * 2**24),
         "config.yaml is damaged or from another version: it has more than",
     ),
-    "no text": (replaced("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
-    "nothing": (replaced("config.yaml", b""), r"config.yaml \(bleu_tokenizer, data.format.* differs from what"),
-    "no tokenizer": (replaced("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
-    "an empty tokenizer": (replaced("tokenizer.model", b""), "is not a tokenizer"),
-    "traversal": (listing("../../../../../dev/null"), "missing or damaged"),
-    "an absolute name": (listing("/dev/null"), "missing or damaged"),
-    "a name with a zero": (listing("a\0b"), "missing or damaged"),
-    "a pointer out": (
-        pointed(b"../../../elsewhere"),
+    "config not UTF-8": (replace_file("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
+    "empty config": (
+        replace_file("config.yaml", b""),
+        r"config.yaml \(bleu_tokenizer, data.format.* differs from what",
+    ),
+    "random tokenizer": (replace_file("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
+    "empty tokenizer": (replace_file("tokenizer.model", b""), "is not a tokenizer"),
+    "path traversal": (add_to_manifest("../../../../../dev/null"), "missing or damaged"),
+    "absolute path": (add_to_manifest("/dev/null"), "missing or damaged"),
+    "name with NUL": (add_to_manifest("a\0b"), "missing or damaged"),
+    "pointer outside": (
+        change_best_pointer(b"../../../elsewhere"),
         "state.json is missing or damaged .*best does not name a checkpoint",
     ),
-    "a pointer up": (pointed(b".."), "state.json is missing or damaged .*best does not name a checkpoint"),
-    "a pointer with a zero": (pointed(b"step\0"), "state.json is missing or damaged .*best does not name a checkpoint"),
+    "pointer to parent": (
+        change_best_pointer(b".."),
+        "state.json is missing or damaged .*best does not name a checkpoint",
+    ),
+    "pointer with NUL": (
+        change_best_pointer(b"step\0"),
+        "state.json is missing or damaged .*best does not name a checkpoint",
+    ),
 }
 
 
@@ -746,12 +783,17 @@ FILES += tuple(f"checkpoints/step_*/{name}" for name in ("model.safetensors", "s
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_waits_for_what_is_no_file(name: str, kind: str, home: Path, tmp_path: Path) -> None:
+def test_load_does_not_block_on_pipe_device_or_folder(name: str, kind: str, home: Path, tmp_path: Path) -> None:
     run = tmp_path / "mine"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
     for path in run.glob(name):
         path.unlink()
-        {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
     signal.alarm(20)
     try:
         nmt.load(str(run))
@@ -764,7 +806,7 @@ def test_nothing_waits_for_what_is_no_file(name: str, kind: str, home: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl"])
-def test_nothing_is_written_through_links_and_pipes_of_a_run(name: str, text: Path, tmp_path: Path) -> None:
+def test_log_and_metrics_reject_links_and_pipes(name: str, text: Path, tmp_path: Path) -> None:
     state = make_state(text, tmp_path / "run", max_steps=2)
     victim, path = tmp_path / "victim", tmp_path / "run" / name
     victim.write_text("precious")
@@ -776,15 +818,15 @@ def test_nothing_is_written_through_links_and_pipes_of_a_run(name: str, text: Pa
         else:
             write_event(state, {"event": "train", "step": 1})
 
-    for make, complaint in ((lambda: path.symlink_to(victim), "symbolic link"), (lambda: os.mkfifo(path), "pipe")):
+    for create, message in ((lambda: path.symlink_to(victim), "symbolic link"), (lambda: os.mkfifo(path), "pipe")):
         path.unlink(missing_ok=True)
-        make()
-        with pytest.raises(OSError, match=complaint) as caught:
+        create()
+        with pytest.raises(OSError, match=message) as caught:
             write()
         assert str(path) in describe_os_error(caught.value) and victim.read_text() == "precious"
 
 
-def test_results_are_not_written_through_links(home: Path, tmp_path: Path) -> None:
+def test_evaluate_does_not_write_through_links(home: Path, tmp_path: Path) -> None:
     run, victim = tmp_path / "mine", tmp_path / "victim"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
     victim.mkdir()
@@ -802,28 +844,31 @@ def test_results_are_not_written_through_links(home: Path, tmp_path: Path) -> No
     assert not any(path.is_symlink() for path in (run / "eval" / "test").iterdir())
 
 
-def test_control_characters_reach_no_terminal(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In errors, the log, and what evaluate shows; a file of translations has what was said."""
+def test_control_characters_are_escaped_in_output(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors, the log and printed text are escaped. Output files are not."""
     evil = "\x1b]0;title\x07 \x9b31m \r \u202e"
     log_to_stderr()
     with log_to_file(tmp_path / "train.log"):
         log.warning(f"{evil}\tä\u200d")
-    shown = "\\x1b]0;title\\x07 \\x9b31m \\x0d \\u202e\tä\u200d\n"
-    assert capsys.readouterr().err == shown and (tmp_path / "train.log").read_text(encoding="utf-8").endswith(shown)
+    escaped = "\\x1b]0;title\\x07 \\x9b31m \\x0d \\u202e\tä\u200d\n"
+    assert capsys.readouterr().err == escaped
+    assert (tmp_path / "train.log").read_text(encoding="utf-8").endswith(escaped)
     echo(f"source {evil}")
     assert capsys.readouterr().out == f"source {escape_controls(evil)}\n"
     with open_output(str(tmp_path / "out")) as file:
         write_utf8(file, evil)
     assert (tmp_path / "out").read_bytes() == evil.encode()
-    done = run_error("translate", "checkpoint=nowhere\x1b[31m", folder=tmp_path)
-    assert "\x1b" not in done and "nowhere\\x1b" in done
+    message = run_error("translate", "checkpoint=nowhere\x1b[31m", folder=tmp_path)
+    assert "\x1b" not in message and "nowhere\\x1b" in message
 
 
-def test_scores_that_are_no_numbers_are_refused(home: Path, tmp_path: Path) -> None:
-    """Of a model whose weights are finite, but so large that nothing can be computed with them."""
+def test_nan_scores_are_rejected(home: Path, tmp_path: Path) -> None:
+    """The weights of the model are finite, but so large that its outputs overflow."""
     run = tmp_path / "mine"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
-    tensors(lambda t: [tensor.fill_(3e38) for name, tensor in t.items() if name.startswith("output")])(run)
+    change_tensors(lambda t: [tensor.fill_(3e38) for name, tensor in t.items() if name.startswith("output")])(run)
     model = nmt.load(str(run), beam=1)
     with pytest.raises(UserError, match="line 1: the model's score is NaN"):
         model.score(["ein Hund ."], ["a dog ."])
@@ -831,23 +876,33 @@ def test_scores_that_are_no_numbers_are_refused(home: Path, tmp_path: Path) -> N
         model.translate(["ein Hund ."])
 
 
-def test_a_normalization_that_makes_much_of_little_is_refused(home: Path, tmp_path: Path) -> None:
+def test_crafted_tokenizer_with_expanding_normalization_is_rejected(home: Path, tmp_path: Path) -> None:
     run = tmp_path / "mine"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
     (tmp_path / "rules.tsv").write_text("61\t" + "62 " * 100_000 + "\n")
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["der Hund", "die Katze"]), model_writer=model, vocab_size=300, model_type="bpe",
-        byte_fallback=True, normalization_rule_tsv=str(tmp_path / "rules.tsv"), minloglevel=2,
-        pad_id=0, unk_id=1, bos_id=2, eos_id=3, unk_piece=SPECIALS[1], hard_vocab_limit=False,
-    )  # fmt: skip
+        sentence_iterator=iter(["der Hund", "die Katze"]),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+        minloglevel=2,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        unk_piece=SPECIALS[1],
+        hard_vocab_limit=False,
+    )
     (run / "tokenizer.model").write_bytes(model.getvalue())
     with pytest.raises(UserError, match="would replace a character by 100,000 bytes"):
         nmt.load(str(run))
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_files_are_refused(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crafted_files_are_rejected(name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change, message = CRAFTED[name]
     run = tmp_path / "runs" / "mine"
     shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
@@ -863,7 +918,7 @@ def test_crafted_files_are_refused(name: str, home: Path, tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pickle", "_target_"])
-def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_commands_reject_crafted_files_in_one_line(name: str, home: Path, corpus: Path, tmp_path: Path) -> None:
     change, _ = CRAFTED[name]
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
     change(tmp_path / "runs" / "mine")
@@ -876,13 +931,27 @@ def test_commands_refuse_them_in_one_line(name: str, home: Path, corpus: Path, t
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[("step", "1"), ("step", 10**400), ("step", -5), ("step", True), ("step", None)],
-        *[("loss_scale", math.nan), ("loss_scale", 0.0), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
-        *[("best", [[10**400, 1]]), ("best", [[1.0, math.inf]]), ("best", [[math.nan, 1.0, 1]]), ("best", {"12": 1})],
-        *[("best", [[1.0, math.nan, 1]]), ("best", [[1.0, 1.0, 0]]), ("best", [[1.0, 1.0, 1.0]])],
+        ("step", "1"),
+        ("step", 10**400),
+        ("step", -5),
+        ("step", True),
+        ("step", None),
+        ("loss_scale", math.nan),
+        ("loss_scale", 0.0),
+        ("new", 1),
+        ("best", 3),
+        ("best", [[1]]),
+        ("best", ["12"]),
+        ("best", [[10**400, 1]]),
+        ("best", [[1.0, math.inf]]),
+        ("best", [[math.nan, 1.0, 1]]),
+        ("best", {"12": 1}),
+        ("best", [[1.0, math.nan, 1]]),
+        ("best", [[1.0, 1.0, 0]]),
+        ("best", [[1.0, 1.0, 1.0]]),
     ],
 )
-def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_path: Path) -> None:
+def test_crafted_state_is_rejected(key: str, value: object, text: Path, tmp_path: Path) -> None:
     fit(make_state(text, tmp_path, max_steps=1))
     path = find_last_intact_checkpoint(tmp_path) / STATE_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
@@ -890,12 +959,12 @@ def test_a_crafted_state_is_refused(key: str, value: object, text: Path, tmp_pat
         read_progress(path)
 
 
-def test_a_crafted_optimizer_is_refused(text: Path, tmp_path: Path) -> None:
+def test_crafted_optimizer_is_rejected(text: Path, tmp_path: Path) -> None:
     state = make_state(text, tmp_path, max_steps=1)
     fit(state)
     path = find_last_intact_checkpoint(tmp_path) / OPTIMIZER_FILE
-    sound = load_file(path)
+    tensors = load_file(path)
     for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
-        save_file(sound | change, path)
+        save_file(tensors | change, path)
         with pytest.raises(UserError, match="optimizer.safetensors does not fit the optimizer"):
             resume_from(state, path.parent)
