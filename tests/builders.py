@@ -1,4 +1,4 @@
-"""Models, corpora, batches and runs for several test modules."""
+"""Models, corpora, batches and runs for tests, and functions that run commands."""
 
 import importlib
 import io
@@ -73,14 +73,19 @@ from nmt.training.state import Progress, TrainState, resume_from
 from nmt.training.step import measure_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared" / "data"  # real text beside the checkout, if present
+SHARED = ROOT.parent / "shared" / "data"  # real corpora beside the checkout, if available
 CONTEXT = multiprocessing.get_context("forkserver")
-# The first optimizer of a process imports torch._dynamo.
+# Preload torch._dynamo too, which the first optimizer of a process imports.
 CONTEXT.set_forkserver_preload(["pytest", "nmt.train", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"])
 TINY_SETTINGS = (
-    "tokenizer.vocab_size=500", "model.embed=16", "model.hidden=32", "model.dropout=0.1", "train.batch_tokens=400",
-    "train.log_every=5", "optim.lr=0.005",
-)  # fmt: skip
+    "tokenizer.vocab_size=500",
+    "model.embed=16",
+    "model.hidden=32",
+    "model.dropout=0.1",
+    "train.batch_tokens=400",
+    "train.log_every=5",
+    "optim.lr=0.005",
+)
 
 
 def command_environment(folder: Path) -> dict[str, str]:
@@ -94,8 +99,12 @@ def run_in_new_process(
     """Run `python -m nmt.<command> arguments` in `folder` in a new Python process."""
     return subprocess.run(
         [sys.executable, "-m", f"nmt.{command}", *map(str, arguments)],
-        cwd=folder, input=text, capture_output=True, timeout=300, env=command_environment(folder),
-    )  # fmt: skip
+        cwd=folder,
+        input=text,
+        capture_output=True,
+        timeout=300,
+        env=command_environment(folder),
+    )
 
 
 def run_program(command: str, *arguments: str) -> None:
@@ -104,10 +113,12 @@ def run_program(command: str, *arguments: str) -> None:
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
 
-def run_in_folder(folder: Path, seen: dict[str, str], streams: list[Path], command: str, *arguments: str) -> None:
+def run_in_folder(
+    folder: Path, environment: dict[str, str], streams: list[Path], command: str, *arguments: str
+) -> None:
     """Run a command in a folder and environment, with files as standard input, output and error."""
     os.chdir(folder)
-    os.environ |= seen
+    os.environ |= environment
     for number, path in enumerate(streams):
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
@@ -120,48 +131,52 @@ def run_nmt(
     command: str, *arguments: object, folder: Path, text: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command in a forked process with all imports done, several times faster than in a new process."""
-    given = [command, *map(str, arguments)]
-    with tempfile.TemporaryDirectory() as place:
-        streams = [Path(place, name) for name in ("in", "out", "err")]
-        streams[0].write_bytes(text or b"")
-        process = CONTEXT.Process(target=run_in_folder, args=(folder, command_environment(folder), streams, *given))
+    command_line = [command, *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as temporary:
+        stdin, stdout, stderr = (Path(temporary, name) for name in ("stdin", "stdout", "stderr"))
+        stdin.write_bytes(text or b"")
+        process = CONTEXT.Process(
+            target=run_in_folder,
+            args=(folder, command_environment(folder), [stdin, stdout, stderr], *command_line),
+        )
         process.start()
         process.join(300)
         if process.exitcode is None:
             process.kill()
-            raise subprocess.TimeoutExpired(given, 300)
-        return subprocess.CompletedProcess(given, process.exitcode, *(path.read_bytes() for path in streams[1:]))
+            raise subprocess.TimeoutExpired(command_line, 300)
+        return subprocess.CompletedProcess(command_line, process.exitcode, stdout.read_bytes(), stderr.read_bytes())
 
 
 def run_ok(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
-    done = run_nmt(command, *arguments, folder=folder, text=text)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
+    """Run a command that must succeed, and return its standard output."""
+    process = run_nmt(command, *arguments, folder=folder, text=text)
+    assert process.returncode == 0, process.stderr.decode()
+    return process.stdout.decode()
 
 
 def run_error(command: str, *arguments: object, folder: Path, text: bytes | None = None) -> str:
     """Run a command that must fail without a traceback, and return its error message."""
-    done = run_nmt(command, *arguments, folder=folder, text=text)
-    message = done.stderr.decode()
-    assert done.returncode == 1 and "Traceback" not in message, message
-    assert not done.stdout
+    process = run_nmt(command, *arguments, folder=folder, text=text)
+    message = process.stderr.decode()
+    assert process.returncode == 1 and "Traceback" not in message, message
+    assert not process.stdout
     return message.splitlines()[-1]
 
 
 def has_carriage_return_lines(text: bytes) -> bool:
-    """Whether the lines at the beginning of a file end with carriage returns only."""
-    first, *more = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
-    return not more and first.count(b"\r") > 1
+    """Return whether the lines at the beginning of a file end with carriage returns only."""
+    first, *others = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
+    return not others and first.count(b"\r") > 1
 
 
 def measure_peak_memory() -> int:
     """Return the peak memory of this process since the last call, in bytes, or 0 if the system does not count it."""
     try:
-        [found] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        [peak_kb] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, ValueError):
         return 0
-    return int(found) * 1024
+    return int(peak_kb) * 1024
 
 
 def write_corpus(folder: Path, **sizes: int) -> Path:
@@ -170,10 +185,13 @@ def write_corpus(folder: Path, **sizes: int) -> Path:
     Gold links are written beside them: sure links as 0-1, possible links as 0?1.
     """
     for split, pairs in generate(1, sizes).items():
-        links = (" ".join([f"{s}-{t}" for s, t in p.sure] + [f"{s}?{t}" for s, t in p.possible]) for p in pairs)
-        sides = {"de": (p.german for p in pairs), "en": (p.english for p in pairs), "links": links}
-        for ending, lines in sides.items():
-            (folder / f"{split}.{ending}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        links = []
+        for pair in pairs:
+            sure, possible = [f"{s}-{t}" for s, t in pair.sure], [f"{s}?{t}" for s, t in pair.possible]
+            links.append(" ".join(sure + possible))
+        columns = {"de": [pair.german for pair in pairs], "en": [pair.english for pair in pairs], "links": links}
+        for suffix, lines in columns.items():
+            (folder / f"{split}.{suffix}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return folder
 
 
@@ -187,10 +205,11 @@ STYLES = {
 
 
 def make_model(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
-    name, feeding = STYLES[style]
+    """Return a small float64 model; `changes` are fields of ModelConfig."""
+    name, input_feeding = STYLES[style]
     settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
     config = ModelConfig(
-        style=name, cell=cell, input_feeding=feeding, attention=AttentionConfig(score=score), **settings
+        style=name, cell=cell, input_feeding=input_feeding, attention=AttentionConfig(score=score), **settings
     )
     torch.manual_seed(5)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
@@ -211,7 +230,7 @@ def make_ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) 
     return source_BS, torch.tensor(lengths), target_BT
 
 
-REACH = 3  # positions for score location, fewer than in the longest sentence
+REACH = 3  # max_positions of score "location", less than the longest sentence
 ATTENTION_STYLES: dict[str, dict[str, Any]] = {
     "bahdanau": {"style": "bahdanau"},
     "input feeding": {"style": "luong", "input_feeding": True},
@@ -228,15 +247,18 @@ def randomize_(module: torch.nn.Module, scale: float) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
 
 
-def make_attention_model(style: str, number: int = 0, **kind: Any) -> Seq2Seq:
-    """Return a model of a style whose cell, depth, readout, shortcut and half width vary with `number`."""
-    draw = random.Random(number).choice
-    sizes = {} if kind["score"] == "none" else {"half_width": draw([1, 2]), "max_positions": REACH}
-    attention = AttentionConfig(**sizes, **kind)
-    changes = {"cell": draw(list(CELL_SPECS)), "decoder_layers": draw([1, 2])} | ATTENTION_STYLES[style]
-    changes["readout"] = draw(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
-    changes["shortcut"] = draw([False, True])
-    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention, **changes)
+def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2Seq:
+    """Return a model of a style whose cell, depth, readout, shortcut and half width vary with `number`.
+
+    `attention` are fields of AttentionConfig.
+    """
+    choose = random.Random(number).choice
+    sizes = {} if attention["score"] == "none" else {"half_width": choose([1, 2]), "max_positions": REACH}
+    attention_config = AttentionConfig(**sizes, **attention)
+    settings = {"cell": choose(list(CELL_SPECS)), "decoder_layers": choose([1, 2])} | ATTENTION_STYLES[style]
+    settings["readout"] = choose(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
+    settings["shortcut"] = choose([False, True])
+    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention_config, **settings)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     randomize_(model, 0.4)
@@ -247,21 +269,19 @@ def fake_capture_graph(work: Callable[[], Any], _: torch.device) -> tuple[Any, C
     """Imitate `cuda_graphs.capture_graph`: return results, and a function that recomputes them in place."""
     results = work()
 
-    def again() -> None:
-        for place, part in zip(list_tensors(results), list_tensors(work()), strict=True):
-            place.copy_(part)
+    def replay() -> None:
+        for output, value in zip(list_tensors(results), list_tensors(work()), strict=True):
+            output.copy_(value)
 
-    for place in list_tensors(results):
-        place.fill_(7)  # results are undefined until the first replay
-    return results, again
+    for output in list_tensors(results):
+        output.fill_(7)  # results are undefined until the first replay
+    return results, replay
 
 
 CPU = torch.device("cpu")
 
 
-def make_state(
-    corpus: Path, folder: Path, optim: dict[str, object] | None = None, **train: object
-) -> TrainState:  # fmt: skip
+def make_state(corpus: Path, folder: Path, optim: dict[str, object] | None = None, **train: object) -> TrainState:
     """Return the state of a tiny run, resumed if the folder has a checkpoint."""
     run = TrainRun(
         data=DataConfig(format="text", path=str(corpus), cache=str(corpus / "cache")),
@@ -295,19 +315,22 @@ def list_checkpoints(run: Path) -> set[str]:
 
 
 def write_alignments(path, records):
+    """Return the bytes of an alignment file, in the format of its suffix."""
     file = io.BytesIO()
-    with open_alignment_writer(path, file) as put:
-        for one in records:
-            put(one, one.links(LinksConfig()))
+    with open_alignment_writer(path, file) as write:
+        for record in records:
+            write(record, record.links(LinksConfig()))
     return file.getvalue()
 
 
 class PageReader(HTMLParser):
-    """Collect the elements of a page with their attributes, and the text of each kind of element."""
+    """Collect the elements of a page with the names of their attributes, and text by element ID or tag."""
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.text, self.within = [], defaultdict(str), ""
+        self.elements = []
+        self.text = defaultdict(str)
+        self.current_element = ""
         self.feed(text)
         self.close()
         self.data = json.loads(self.text["data"])
@@ -315,15 +338,15 @@ class PageReader(HTMLParser):
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.elements.append((tag, tuple(attributes)))
-        self.within = attributes.get("id") or tag
+        self.current_element = attributes.get("id") or tag
         if attributes.get("http-equiv") == "Content-Security-Policy":
             self.policy = attributes["content"]
 
     def handle_endtag(self, tag):
-        self.within = ""
+        self.current_element = ""
 
     def handle_data(self, data):
-        self.text[self.within] += data
+        self.text[self.current_element] += data
 
 
 SUBWORDS = ("bpe", "unigram", "char")
@@ -361,33 +384,32 @@ def make_training_state(
     name: str, cell: str, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.2, kernels: str = "fast"
 ) -> TrainState:
     """Return the training state of a small model on random pairs."""
-    changes = dict(MODEL_VARIANTS[name])
-    attention, r_drop = AttentionConfig(**changes.pop("attention", {})), changes.pop("r_drop", 0.0)
-    sizes = dict(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention)
+    settings = dict(MODEL_VARIANTS[name])
+    attention, r_drop = AttentionConfig(**settings.pop("attention", {})), settings.pop("r_drop", 0.0)
     run = TrainRun(
-        model=ModelConfig(**sizes | changes),
+        model=ModelConfig(cell=cell, embed=6, hidden=8, dropout=0.2, attention=attention, **settings),
         optim=OptimConfig(lr=0.02, schedule="constant", warmup=0, clip=1.0, label_smoothing=0.1),
         train=TrainConfig(batch_sentences=8, accumulate=2, r_drop=r_drop),
     )
     rng = np.random.default_rng(1)
 
-    def side() -> EncodedSide:
+    def make_side() -> EncodedSide:
         offsets = np.concatenate([[0], rng.integers(1, 9, 40).cumsum()])
         return EncodedSide(rng.integers(4, SMALL_VOCABULARY, offsets[-1], dtype=np.int32), offsets)
 
-    nothing: Any = None
-    source, target = side(), side()
+    unused: Any = None
+    source, target = make_side(), make_side()
     order, runs = sort_by_length(np.stack([source.lengths(np.arange(40)), target.lengths(np.arange(40))]))
-    pairs = EncodedPairs("random", nothing, nothing, source, target, order, runs, 99, 0.0, False)
+    pairs = EncodedPairs("random", unused, unused, source, target, order, runs, 99, 0.0, False)
     torch.manual_seed(1)
     model = build_model(replace(run.model, dropout=dropout, kernels=kernels), SMALL_VOCABULARY, SMALL_VOCABULARY).to(
         dtype
     )
     model.dtype = dtype
     for parameter in model.parameters():
-        nn.init.normal_(parameter.detach(), std=0.4)  # biases and coverage too
-    adam = torch.optim.Adam(model.to(device).parameters(), fused=True)
-    return TrainState(run, Path(), torch.device(device), model, nothing, adam, pairs, nothing, Progress("random"))
+        nn.init.normal_(parameter.detach(), std=0.4)  # include biases and coverage
+    optimizer = torch.optim.Adam(model.to(device).parameters(), fused=True)
+    return TrainState(run, Path(), torch.device(device), model, unused, optimizer, pairs, unused, Progress("random"))
 
 
 def build_padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
@@ -428,56 +450,58 @@ EXACT_SETTINGS = (
 def run_rank(
     number: int, count: int, port: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """Do the work as one rank of `count`, with output to the file `said`."""
+    """Call `work` as one rank of `count`, and append its output to the file `output`."""
     os.chdir(folder)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(number), "WORLD_SIZE": str(count)}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "XDG_CACHE_HOME": str(folder / "cache")}
     LAUNCH_ENV.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, RANK=number, LOCAL_RANK=number)
-    with open("said", "ab", buffering=0) as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+    with open("output", "ab", buffering=0) as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     work(*arguments)
 
 
 def run_ranks(count: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> tuple[int, str]:
-    """Do the work with `count` ranks, and return the first nonzero exit code, or 0, and their output.
+    """Call `work` with `count` ranks, and return the first nonzero exit code, or 0, and their output.
 
-    Like torchrun, terminate all when one fails.
+    Like torchrun, terminate all ranks when one fails.
     """
     folder.mkdir(exist_ok=True)
-    (folder / "said").write_bytes(b"")
+    (folder / "output").write_bytes(b"")
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    given = [(number, count, store.port, folder, work, arguments) for number in range(count)]
-    processes = [CONTEXT.Process(target=run_rank, args=arguments) for arguments in given]
+    processes = [
+        CONTEXT.Process(target=run_rank, args=(rank, count, store.port, folder, work, arguments))
+        for rank in range(count)
+    ]
     for process in processes:
         process.start()
-    code, last = 0, time.monotonic() + 120
+    code, deadline = 0, time.monotonic() + 120
     while alive := [process for process in processes if process.exitcode is None]:
-        if not wait([process.sentinel for process in alive], last - time.monotonic()):
+        if not wait([process.sentinel for process in alive], deadline - time.monotonic()):
             for process in alive:
                 process.kill()
-            raise TimeoutError((folder / "said").read_text())
+            raise TimeoutError((folder / "output").read_text())
         for process in processes:
             code = code or process.exitcode or 0
         if code:
             for process in alive:
                 process.terminate()
-    return code, (folder / "said").read_text()
+    return code, (folder / "output").read_text()
 
 
 def run_ranks_ok(count: int, folder: Path, name: str, *arguments: object) -> str:
     """Run a command with `count` ranks, and return its output."""
-    code, said = run_ranks(count, folder, run_program, name, *map(str, arguments))
-    assert code == 0, said
-    return said
+    code, output = run_ranks(count, folder, run_program, name, *map(str, arguments))
+    assert code == 0, output
+    return output
 
 
 def run_ranks_error(count: int, folder: Path, name: str, *arguments: object) -> str:
     """Run a command that must fail with one error message and no traceback, and return the message."""
-    code, said = run_ranks(count, folder, run_program, name, *map(str, arguments))
-    assert code == 1 and "Traceback" not in said, said
-    (message,) = re.findall("^error: (.*)", said, re.MULTILINE)
-    return message
+    code, output = run_ranks(count, folder, run_program, name, *map(str, arguments))
+    assert code == 1 and "Traceback" not in output, output
+    [message] = re.findall("^error: (.*)", output, re.MULTILINE)
+    return str(message)
 
 
 def load_last_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -492,23 +516,27 @@ SCHEDULE = {"max_steps": 9, "validate_every": 9}
 def make_random_pairs(count: int, seed: int = 0) -> list[Pair]:
     """Return random pairs that are all different."""
     rng = random.Random(seed)
-    sides = [[" ".join(rng.choices(STREAM_WORDS, k=rng.randint(1, 9))) for _ in range(count)] for _ in range(2)]
-    texts = enumerate(zip(*sides, strict=True))
+    sources, targets = (
+        [" ".join(rng.choices(STREAM_WORDS, k=rng.randint(1, 9))) for _ in range(count)] for _ in range(2)
+    )
+    texts = enumerate(zip(sources, targets, strict=True))
     return [(f"{seed} {number} {source}", f"{target} {number}") for number, (source, target) in texts]
 
 
 def write_files(folder: Path, *shards: list[Pair], split: str = "train") -> Path:
+    """Write line-aligned files; several shards have numbers in their names."""
     folder.mkdir(exist_ok=True)
     for number, pairs in enumerate(shards):
-        mark = f".{number}" if len(shards) > 1 else ""
-        for side, ending in enumerate(("de", "en")):
-            (folder / f"{split}{mark}.{ending}").write_text("".join(pair[side] + "\n" for pair in pairs))
+        shard = f".{number}" if len(shards) > 1 else ""
+        for side, suffix in enumerate(("de", "en")):
+            (folder / f"{split}{shard}.{suffix}").write_text("".join(pair[side] + "\n" for pair in pairs))
     return folder
 
 
 def make_run(path: Path, *, seed: int = 1, **data: Any) -> TrainRun:
-    given = {"format": "text", "path": str(path), "streaming": True, "cache": str(path.parent / "cache")}
-    return TrainRun(data=DataConfig(**given | data), train=TrainConfig(**SCHEDULE), seed=seed)
+    """Return the configuration of a run on streamed text."""
+    settings = {"format": "text", "path": str(path), "streaming": True, "cache": str(path.parent / "cache")}
+    return TrainRun(data=DataConfig(**settings | data), train=TrainConfig(**SCHEDULE), seed=seed)
 
 
 def list_pairs(window: Window) -> list[Pair]:
@@ -516,24 +544,25 @@ def list_pairs(window: Window) -> list[Pair]:
     return list(zip(pairs["source"], pairs["target"], strict=True))
 
 
-def take_windows(run: TrainRun, tokenizer: Tokenizer, count: int, places: Any = ()) -> list[Window]:
-    endless = stream_windows(run, tokenizer, list(places))
+def take_windows(run: TrainRun, tokenizer: Tokenizer, count: int, offsets: Any = ()) -> list[Window]:
+    """Return the first windows of a stream, or the next ones from the given offsets."""
+    windows = stream_windows(run, tokenizer, list(offsets))
     try:
-        return list(itertools.islice(endless, count))
+        return list(itertools.islice(windows, count))
     finally:
-        endless.close()  # type: ignore[attr-defined]
+        windows.close()  # type: ignore[attr-defined]
 
 
 def train_until_signal(step: int, times: int, *arguments: str) -> None:
-    """Train, with SIGTERM sent `times` times in the step after `step`."""
-    whole: Callable[..., Any] = training.train_step
+    """Train, and send SIGTERM `times` times during the update after `step`."""
+    train_step: Callable[..., Any] = training.train_step
 
-    def signaled(state: Any, *others: Any) -> Any:
+    def interrupted_step(state: Any, *args: Any) -> Any:
         for _ in range(times if state.progress.step == step else 0):
             os.kill(os.getpid(), signal.SIGTERM)
-        return whole(state, *others)
+        return train_step(state, *args)
 
-    training.train_step = signaled  # type: ignore[assignment]
+    training.train_step = interrupted_step  # type: ignore[assignment]
     run_program("train", *arguments)
 
 
@@ -542,7 +571,7 @@ def read_all_events(run: Path) -> list[dict[str, float]]:
 
 
 def sharpen(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
-    """Scale up the weights, so that probabilities are less uniform and hypotheses end at different lengths."""
+    """Scale up the weights to make probabilities less uniform and vary the lengths of hypotheses."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(factor)

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: a clean log, a small corpus and a small trained run."""
+"""Fixtures for all tests: restored logging, kernels, a small corpus and a small trained run."""
 
 import logging
 import os
@@ -13,24 +13,25 @@ from hypothesis import settings
 
 from nmt.model.kernels import KERNELS
 
-# With models as small as these, threads wait for each other longer than they work, above all beside other processes.
+# With models this small, synchronizing threads takes longer than the work, especially beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
-# This checkout comes first, also for the process that others are forked from; what the caller has named stays.
+# Put this checkout first, also for the process that others are forked from, and keep the folders set by the caller.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-settings.register_profile("nmt", deadline=None)  # other work may be done beside the tests
+settings.register_profile("nmt", deadline=None)  # timings are unreliable beside other processes
 settings.load_profile("nmt")
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """A command that runs within a test sets the log and a signal to its own liking."""
+def restore_logging_and_signals() -> Iterator[None]:
+    """Restore what commands change when they run inside a test."""
     log = logging.getLogger("nmt")
-    before = log.handlers[:], log.level, log.propagate, signal.getsignal(signal.SIGTERM)
+    handlers, level, propagate = log.handlers[:], log.level, log.propagate
+    signal_handler = signal.getsignal(signal.SIGTERM)
     yield
-    log.handlers[:], log.level, log.propagate = before[:3]
-    signal.signal(signal.SIGTERM, before[3])
+    log.handlers[:], log.level, log.propagate = handlers, level, propagate
+    signal.signal(signal.SIGTERM, signal_handler)
 
 
 @pytest.fixture(params=["fast", "reference"])
@@ -42,15 +43,15 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small line-aligned text files."""
+    """Folder of small line-aligned text files."""
     return write_corpus(tmp_path_factory.mktemp("corpus"), train=600, valid=40, test=30)
 
 
 @pytest.fixture(scope="session")
 def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which runs/mine is trained for two epochs."""
+    """Working folder with runs/mine, trained for two epochs."""
     folder = tmp_path_factory.mktemp("home")
-    given = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
-    done = run_in_new_process("train", *given, folder=folder)
-    assert done.returncode == 0, done.stderr.decode()
+    arguments = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
+    process = run_in_new_process("train", *arguments, folder=folder)
+    assert process.returncode == 0, process.stderr.decode()
     return folder
