@@ -1,4 +1,4 @@
-"""When text looks segmented, tokenized, escaped or lower-cased, and when it does not."""
+"""Tests of the warnings about text that looks segmented, tokenized, escaped or lower-cased."""
 
 import shutil
 import subprocess
@@ -24,9 +24,8 @@ from nmt.data.processed import (
     warn_of_training_text,
 )
 
-REAL = SHARED
 ENGLISH = [f"The dog sees {number} old books, doesn't it? Yes." for number in range(40)]
-NORMAL = {
+NORMAL_TEXT = {
     "French": ["Qui est là ? Personne !", "Il a dit : « Bonjour » ; puis il est parti.", "Où vas-tu, mon ami ?"],
     "German": ["Der Hund sagt: „Ja.“", "Das kostet 3,50 Euro o. ä. ...", "'tis 'real' \"text\""],
     "Chinese": ["狗今天看见3本红书，和4本旧书。", "你好 我是小明", "他说：“好！”"],
@@ -46,75 +45,74 @@ NORMAL = {
         "cannot open file '%s' for writing",
         "Press &File; to see them ## or @@ -1,2 @@",
     ],
-    "nothing": ["", " "],
+    "empty lines": ["", " "],
 }
 
 
-def text(name: str, lines: list[str]) -> TextSample:
+def make_sample(name: str, lines: list[str]) -> TextSample:
     return TextSample(name, pa.array(lines, pa.large_string()), np.arange(1, len(lines) + 1), len(lines))
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
-    """The warnings about a text and its translation."""
+def get_warnings(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
+    """Return a function that returns the warnings about a source text `a` and a target text `b`."""
 
-    def said(source: list[str], target: list[str]) -> list[str]:
+    def get_warnings(source: list[str], target: list[str]) -> list[str]:
         caplog.clear()
-        warn_of_processing((text("a", source), text("b", target)))
+        warn_of_processing((make_sample("a", source), make_sample("b", target)))
         return caplog.messages
 
-    return said
+    return get_warnings
 
 
-@pytest.mark.parametrize("language", NORMAL)
-def test_normal_text_is_left_in_peace(said: Callable[..., list[str]], language: str) -> None:
-    lines = (NORMAL[language] * 40)[:40]
-    assert said(lines, ENGLISH) == said(ENGLISH, lines) == []
+@pytest.mark.parametrize("language", NORMAL_TEXT)
+def test_normal_text_gives_no_warning(get_warnings: Callable[..., list[str]], language: str) -> None:
+    lines = (NORMAL_TEXT[language] * 40)[:40]
+    assert get_warnings(lines, ENGLISH) == get_warnings(ENGLISH, lines) == []
 
 
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba_deu"])
-@pytest.mark.skipif(not REAL.exists(), reason="the corpora are not here")
-def test_real_corpora_are_left_in_peace(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = DataConfig(format="text", path=str(REAL / name), cache=str(tmp_path))
+@pytest.mark.skipif(not SHARED.exists(), reason="the corpora are not available")
+def test_real_corpora_give_no_warning(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = DataConfig(format="text", path=str(SHARED / name), cache=str(tmp_path))
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")
     warn_of_training_text(data, pairs, [len(pairs)], valid)
     assert not caplog.records
 
 
-def cut(line: str, mark: Callable[[str, str], str]) -> str:
-    """A line with each longer word cut in two, which are marked."""
+def split_words(line: str, mark: Callable[[str, str], str]) -> str:
+    """Split each word of more than four characters in two, and mark the parts of each word."""
     return " ".join(mark(word[:3], word[3:]) if len(word) > 4 else mark(word, "") for word in line.split())
 
 
-MARKED = {
-    "bpe": lambda line: cut(line, lambda first, rest: f"{first}@@ {rest}" if rest else first),
-    "sentencepiece": lambda line: cut(line, lambda first, rest: f"▁{first} {rest}".rstrip()),
-    "wordpiece": lambda line: cut(line, lambda first, rest: f"{first} ##{rest}" if rest else first),
-    "joiner": lambda line: cut(line, lambda first, rest: f"{first} ￭{rest}" if rest else first),
-    "word end": lambda line: cut(line, lambda first, rest: f"{first} {rest}</w>" if rest else f"{first}</w>"),
-    "byte-level": lambda line: cut(line, lambda first, rest: f"Ġ{first} {rest}".rstrip()),
+PROCESSORS = {
+    "bpe": lambda line: split_words(line, lambda first, rest: f"{first}@@ {rest}" if rest else first),
+    "sentencepiece": lambda line: split_words(line, lambda first, rest: f"▁{first} {rest}".rstrip()),
+    "wordpiece": lambda line: split_words(line, lambda first, rest: f"{first} ##{rest}" if rest else first),
+    "joiner": lambda line: split_words(line, lambda first, rest: f"{first} ￭{rest}" if rest else first),
+    "word end": lambda line: split_words(line, lambda first, rest: f"{first} {rest}</w>" if rest else f"{first}</w>"),
+    "byte-level": lambda line: split_words(line, lambda first, rest: f"Ġ{first} {rest}".rstrip()),
     "entities": lambda line: line.replace("'", "&#39;").replace(",", "&#x2C;"),
     TOKENIZED: lambda line: line.replace(",", " ,").replace("n't", " n't").replace("?", " ?").replace(".", " ."),
 }
 
 
 @pytest.mark.parametrize("name", PROCESSING_KINDS)
-def test_processed_text_is_named_counted_and_undone(said: Callable[..., list[str]], name: str) -> None:
-    plain = [f"Er sagt's, und Hunderte laufen {number}." for number in range(40)]
-    marked = ["", *map(MARKED[name], plain[1:])]
-    [message] = said(marked, ENGLISH)
+def test_processed_text_warning_and_its_remedy(get_warnings: Callable[..., list[str]], name: str) -> None:
+    original = ["", *(f"Er sagt's, und Hunderte laufen {number}." for number in range(1, 40))]
+    processed_lines = ["", *map(PROCESSORS[name], original[1:])]
+    [message] = get_warnings(processed_lines, ENGLISH)
     kind = PROCESSING_KINDS[name]
-    said_of_a = f"the text looks {kind.description}: 39 of 40 lines (97.5%) of a, first: 2, {marked[1]!r}"
-    assert message.startswith(said_of_a)
+    example = repr(processed_lines[1])
+    assert message.startswith(f"the text looks {kind.description}: 39 of 40 lines (97.5%) of a, first: 2, {example}")
     assert message.endswith(f"To undo it: {kind.remedy}") and "of b" not in message
-    both = said(marked, [MARKED[name](line) for line in ENGLISH])
-    assert len(both) == 1 and "; 40 of 40 lines (100.0%) of b, first: 1" in both[0]
+    [message] = get_warnings(processed_lines, [PROCESSORS[name](line) for line in ENGLISH])
+    assert "; 40 of 40 lines (100.0%) of b, first: 1" in message
     command = kind.remedy.removesuffix(" < FILE")
     if command != kind.remedy and shutil.which(command.split()[0]):
-        done = subprocess.run(
-            command, shell=True, input="\n".join(marked) + "\n", capture_output=True, text=True, check=True
-        )
-        assert done.stdout.splitlines() == ["", *plain[1:]]
+        text = "\n".join(processed_lines) + "\n"
+        done = subprocess.run(command, shell=True, input=text, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == original
 
 
 @pytest.mark.parametrize(
@@ -133,36 +131,36 @@ def test_processed_text_is_named_counted_and_undone(said: Callable[..., list[str
         ("", False),
     ],
 )
-def test_tokenized_lines(line: str, tokenized: bool) -> None:
-    assert text("a", [line]).matches(PROCESSING_KINDS[TOKENIZED].pattern).tolist() == [tokenized]
+def test_tokenized_pattern(line: str, tokenized: bool) -> None:
+    assert make_sample("a", [line]).matches(PROCESSING_KINDS[TOKENIZED].pattern).tolist() == [tokenized]
 
 
-def test_a_few_odd_lines_say_nothing_of_a_text(said: Callable[..., list[str]]) -> None:
-    plain = [f"Das Wort {number}." for number in range(400)]
-    for name, mark in MARKED.items():
-        odd = [mark("Hunderte laufen, und's regnet?"), *plain]
-        assert said(odd, plain[:1] + ["An other one"] * 400) == [], name
+def test_single_processed_line_gives_no_warning(get_warnings: Callable[..., list[str]]) -> None:
+    normal = [f"Das Wort {number}." for number in range(400)]
+    for name, process in PROCESSORS.items():
+        lines = [process("Hunderte laufen, und's regnet?"), *normal]
+        assert get_warnings(lines, normal[:1] + ["An other one"] * 400) == [], name
 
 
-def test_sides_that_are_equal(said: Callable[..., list[str]]) -> None:
+def test_identical_source_and_target_warning(get_warnings: Callable[..., list[str]]) -> None:
     lines = [f"Der Hund sieht {number} Bücher." for number in range(40)]
-    [message] = said(lines, [line.upper() + " " for line in lines])
+    [message] = get_warnings(lines, [line.upper() + " " for line in lines])
     assert message.startswith("source and target are identical: a and b in 40 of 40 lines (100.0%), first: 1, 'Der")
-    assert "4 of 40 lines (10.0%)" not in " ".join(said(lines, lines[:4] + ENGLISH[:36]))
-    [message] = said(lines, ENGLISH[:30] + lines[30:])
+    assert "4 of 40 lines (10.0%)" not in " ".join(get_warnings(lines, lines[:4] + ENGLISH[:36]))
+    [message] = get_warnings(lines, ENGLISH[:30] + lines[30:])
     assert "10 of 40 lines (25.0%), first: 31" in message
 
 
 @pytest.mark.parametrize("sentence", ["Der Hund sieht ihn.", "Собака видит книгу.", "Ένας σκύλος βλέπει."])
-def test_lower_case_beside_capitals(said: Callable[..., list[str]], sentence: str) -> None:
+def test_lower_case_warning(get_warnings: Callable[..., list[str]], sentence: str) -> None:
     lines = [sentence] * 40
-    [message] = said([line.lower() for line in lines], ENGLISH)
+    [message] = get_warnings([line.lower() for line in lines], ENGLISH)
     assert "capitals occur in 0 of 40 sentences of a (first: 1), but in 40 of 40 sentences of b" in message
-    assert said([line.lower() for line in lines], [line.lower() for line in ENGLISH]) == []
-    assert said(lines, ENGLISH) == []
+    assert get_warnings([line.lower() for line in lines], [line.lower() for line in ENGLISH]) == []
+    assert get_warnings(lines, ENGLISH) == []
 
 
-def test_of_many_lines_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: object) -> None:
+def test_large_corpus_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: object) -> None:
     monkeypatch.setattr(processed, "SAMPLE_LINES", 50)
     for split, count in (("train", 1_000), ("valid", 20)):
         (tmp_path / f"{split}.de").write_text("".join(f"lov@@ es {number}\n" for number in range(count)))
@@ -175,24 +173,24 @@ def test_of_many_lines_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch, tm
     assert f"20 of 20 lines (100.0%) of {tmp_path}/valid.de" in message
 
 
-def test_each_corpus_of_a_mixture_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_corpus_of_mixture_is_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, count in (("one", 600), ("two", 20)):
         (tmp_path / name).mkdir()
         for split in ("train", "valid"):
             lines = [f"Der Hund sieht {number} Bücher." for number in range(count)]
             (tmp_path / name / f"{split}.de").write_text("\n".join(lines))
-            other = lines if name == "two" else [f"The dog sees {number} books." for number in range(count)]
-            (tmp_path / name / f"{split}.en").write_text("\n".join(other))
-    two = CorpusConfig(path=str(tmp_path / "two"), tag="bt")
-    data = DataConfig(format="text", path=str(tmp_path / "one"), cache=str(tmp_path / "cache"), corpora=[two])
+            targets = lines if name == "two" else [f"The dog sees {number} books." for number in range(count)]
+            (tmp_path / name / f"{split}.en").write_text("\n".join(targets))
+    second = CorpusConfig(path=str(tmp_path / "two"), tag="bt")
+    data = DataConfig(format="text", path=str(tmp_path / "one"), cache=str(tmp_path / "cache"), corpora=[second])
     pairs, shares = load_mixture(data)
     warn_of_training_text(data, pairs, [end for end, _ in shares], load_pairs(data, "valid"))
     [message] = caplog.messages
-    two_sides = f"{tmp_path}/two/train.de and {tmp_path}/two/train.en"
-    assert f"source and target are identical: {two_sides} in 20 of 20" in message
+    files = f"{tmp_path}/two/train.de and {tmp_path}/two/train.en"
+    assert f"source and target are identical: {files} in 20 of 20" in message
 
 
-def test_the_built_in_corpus_is_left_in_peace(caplog: pytest.LogCaptureFixture) -> None:
+def test_built_in_corpus_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = DataConfig()
     valid = load_pairs(data, "valid")
     warn_of_training_text(data, valid, [len(valid)], valid)
@@ -200,35 +198,35 @@ def test_the_built_in_corpus_is_left_in_peace(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
-def test_commands_warn(tmp_path: Path) -> None:
-    """Training, of a stream, too, and evaluation; the last also of what the model writes."""
+def test_commands_warn_of_processed_text(tmp_path: Path) -> None:
+    """Training warns, from files and from a stream, and so does evaluation."""
     folder = write_corpus(tmp_path, train=600, valid=30, test=30)
     for path in folder.glob("*.en"):
-        path.write_text("".join(MARKED["bpe"](line) + "\n" for line in path.read_text().splitlines()))
+        path.write_text("".join(PROCESSORS["bpe"](line) + "\n" for line in path.read_text().splitlines()))
     common = ("data=text", f"data.path={folder}", *TINY_SETTINGS, "train.max_steps=2", "data.buffer=300")
-    whole = run_nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
-    stream = "data.streaming=true", "train.validate_every=2"
-    streamed = run_nmt("train", "name=b", *common, *stream, folder=tmp_path).stderr.decode()
-    for message, count in ((whole, 600), (streamed, 300)):
+    from_files = run_nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
+    streaming = ("data.streaming=true", "train.validate_every=2")
+    from_stream = run_nmt("train", "name=b", *common, *streaming, folder=tmp_path).stderr.decode()
+    for message, count in ((from_files, 600), (from_stream, 300)):
         assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
         assert f" of {count} lines (" in message and f"of {folder}/train.en, first: " in message
         assert message.count("the text looks tokenized (spaces before punctuation): ") == 1
         assert f"{folder}/valid.en" in message
-    words = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
-    assert "segmented by subword-nmt" in words and "looks tokenized" not in words
-    measured = run_nmt("evaluate", "checkpoint=runs/a", folder=tmp_path).stderr.decode()
-    assert measured.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
-    assert f"of {folder}/test.en, first: " in measured
+    message = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
+    assert "segmented by subword-nmt" in message and "looks tokenized" not in message
+    message = run_nmt("evaluate", "checkpoint=runs/a", folder=tmp_path).stderr.decode()
+    assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
+    assert f"of {folder}/test.en, first: " in message
 
 
-def test_translations_are_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_translations_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = {"de": [f"Der Hund sieht {number} Bücher." for number in range(30)], "en": ENGLISH[:30]}
     for side, texts in lines.items():
         (tmp_path / f"test.{side}").write_text("\n".join(texts))
     data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
     warn_of_evaluation(data, load_pairs(data, "test"), ENGLISH[:30])
     assert not caplog.records
-    warn_of_evaluation(data, load_pairs(data, "test"), [MARKED["bpe"](line.lower()) for line in ENGLISH[:30]])
+    warn_of_evaluation(data, load_pairs(data, "test"), [PROCESSORS["bpe"](line.lower()) for line in ENGLISH[:30]])
     segmented, lower = caplog.messages
     assert "30 of 30 lines (100.0%) of the translations, first: 1, " in segmented
     assert "capitals occur in 0 of 30 sentences of the translations" in lower
