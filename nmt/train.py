@@ -30,7 +30,7 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_tokenizer, resolve_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runtime.cli import given_keys, main
-from nmt.runtime.device import move_model
+from nmt.runtime.device import describe_unused_gpus, move_model
 from nmt.runtime.distributed import (
     broadcast_from_rank0,
     check_same_on_all_ranks,
@@ -169,6 +169,8 @@ def train(run: TrainRun) -> float:
         if world_size() > 1:
             setup += f", {world_size()} processes"
         log.info(f"{folder}: {parameters:,} parameters, {setup}")
+        if advice := describe_unused_gpus(run.device):
+            log.info(advice)
         try:
             best = fit(state)
         finally:

@@ -112,7 +112,8 @@ def log_progress_on_stop(source: TextInput, path: str) -> Iterator[None]:
 def translate_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the translations of all lines in order, a chunk at a time.
 
-    If an exception ends the work, the leading lines that have been translated are still written.
+    If an exception ends the work, the leading lines that have been translated are still written to a pipe or standard
+    output. A regular file appears only once it is complete.
     """
     keep_weights = command.alignments is not None or command.format != "text"
     progress = not is_stdout(command.output)

@@ -44,9 +44,9 @@ class TrainConfig:
 
     max_steps: int | None = setting(None, "maximum number of updates; null: no limit")
     max_epochs: int | None = setting(20, "maximum number of epochs; null: no limit; not used with data.streaming")
-    batch_tokens: int = setting(1500, "pieces per update: sum of max(source, target), without padding")
+    batch_tokens: int = setting(1500, "pieces per update over all processes: sum of max(source, target) of its pairs")
     batch_sentences: int | None = setting(None, "sentences per update, instead of batch_tokens")
-    accumulate: int = setting(1, "number of micro-batches per update")
+    accumulate: int = setting(1, "micro-batches per update, which divide its pairs to save memory")
     validate_every: int | None = setting(None, "steps between validations; null: each epoch")
     save_every: int | None = setting(None, "steps between checkpoints; null: only at validations and by save_minutes")
     save_minutes: float | None = setting(10.0, "save a checkpoint after this many minutes; null: never")

@@ -54,7 +54,11 @@ def prepare_projection(module: nn.Module, dtype: torch.dtype) -> LinearFn:
 
 # ------------------------------------------------------------------------------------------------------------ scores
 class Score(nn.Module):
-    """Base class of scores. Compares queries with keys per head; masking and softmax happen elsewhere."""
+    """Base class of scores. Compares queries with keys per head; masking and softmax happen elsewhere.
+
+    Subclasses define `query`, `key` and `score_keys`. `Additive` overrides `forward` instead, because its coverage is
+    inside of tanh.
+    """
 
     reach: int | None = None  # number of source positions that it can score; None: unlimited
     query: nn.Module  # projection of query_ND for all heads, concatenated

@@ -12,7 +12,7 @@ from torch import Tensor
 class Loss(NamedTuple):
     """Sums over target tokens, `</s>` included. To average over batches, add them up and divide once."""
 
-    smoothed: Tensor  # the training objective
+    smoothed: Tensor  # cross-entropy with label smoothing and R-Drop
     nats: Tensor  # negative log-likelihood, without smoothing
     correct: Tensor  # number of tokens with the highest logit of the vocabulary, ties included (common in bf16)
 

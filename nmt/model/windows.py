@@ -93,12 +93,12 @@ class LocalMWindow(nn.Module):
         self.half_width = config.attention.half_width
         self.kernels = KERNELS[config.kernels]
 
-    def prepare_alignment(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Return align(query_ND, position_BQ) -> aligned_BQ, the source position around which each query attends."""
+    def prepare_focus(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+        """Return get_focus(query_ND, position_BQ) -> focus_BQ, the source position around which each query attends."""
         return lambda query_ND, position_BQ: position_BQ
 
     def compute_gain(self, distance_BQW: Tensor) -> Tensor | float:
-        """Return the factor of the weights at this distance from the aligned position."""
+        """Return the factor of the weights at this distance from the position that the query attends to."""
         return 1.0
 
     def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> ViewFn:
@@ -112,24 +112,24 @@ class LocalMWindow(nn.Module):
         device = memory.length_B.device
         width = 2 * self.half_width + 1
         length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
-        align = self.prepare_alignment(length_B1, dtype)
+        get_focus = self.prepare_focus(length_B1, dtype)
 
-        def compute_center(aligned_BQ: Tensor) -> Tensor:
-            return torch.minimum(aligned_BQ.detach().floor().long(), length_B1 - 1)
+        def compute_center(focus_BQ: Tensor) -> Tensor:
+            return torch.minimum(focus_BQ.detach().floor().long(), length_B1 - 1)
 
-        def compute_bias_and_gain(aligned_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
+        def compute_bias_and_gain(focus_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
             near_BQW = (position_BQW - center_BQ.unsqueeze(2)).abs() <= self.half_width
             seen_BQW = near_BQW & (position_BQW < visible_B11)
-            gain_BQW = seen_BQW * self.compute_gain(position_BQW - aligned_BQ.unsqueeze(2))
+            gain_BQW = seen_BQW * self.compute_gain(position_BQW - focus_BQ.unsqueeze(2))
             return ~seen_BQW * MASK_BIAS, gain_BQW
 
         if positions <= MAX_WINDOWS_TO_MASK * width:
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
 
             def get_masked_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
-                aligned_BQ = align(query_ND, position_BQ)
-                center_BQ = compute_center(aligned_BQ)
-                bias_BQS, gain_BQS = compute_bias_and_gain(aligned_BQ, center_BQ, position_1S.unsqueeze(0))
+                focus_BQ = get_focus(query_ND, position_BQ)
+                center_BQ = compute_center(focus_BQ)
+                bias_BQS, gain_BQS = compute_bias_and_gain(focus_BQ, center_BQ, position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
                 return WindowView(memory.keys_BHSA, memory.values_BHSM, position_1S, bias_RHQW, gain_RHQW)
 
@@ -141,12 +141,12 @@ class LocalMWindow(nn.Module):
         gather_values = self.kernels.rows_for_steps(memory.values_BHSM.flatten(0, 2))
 
         def get_gathered_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
-            aligned_BQ = align(query_ND, position_BQ)
-            center_BQ = compute_center(aligned_BQ)
+            focus_BQ = get_focus(query_ND, position_BQ)
+            center_BQ = compute_center(focus_BQ)
             first_BQ = (center_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
             index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
-            bias_BQW, gain_BQW = compute_bias_and_gain(aligned_BQ, center_BQ, position_BQW)
+            bias_BQW, gain_BQW = compute_bias_and_gain(focus_BQ, center_BQ, position_BQW)
             bias_RHQW = bias_BQW.flatten(0, 1)[:, None, None]
             gain_RHQW = gain_BQW.flatten(0, 1)[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
@@ -169,15 +169,15 @@ class LocalPWindow(LocalMWindow):
         self.v = nn.Parameter(torch.empty(config.hidden))
         init_uniform_(self.v.detach(), config.hidden)
 
-    def prepare_alignment(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+    def prepare_focus(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.prepare_steps(dtype)
 
-        def align(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
+        def get_focus(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
             hidden_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))
             logit_N = hidden_ND @ self.v.to(accumulation_dtype(dtype)) * self.v.numel() ** -0.5
             return length_B1 * torch.sigmoid(logit_N.view(len(length_B1), -1))
 
-        return align
+        return get_focus
 
     def compute_gain(self, distance_BQW: Tensor) -> Tensor:
         return torch.exp(distance_BQW.square() * (-2 / self.half_width**2))

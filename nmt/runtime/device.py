@@ -44,6 +44,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def describe_unused_gpus(name: str) -> str | None:
+    """Return advice if `device=name` leaves GPUs of this machine unused, else None."""
+    used, count = LAUNCH_ENV["LOCAL_WORLD_SIZE"], torch.cuda.device_count()
+    if name not in ("auto", "cuda") or count <= used:
+        return None
+    return f"{used} of {count} GPUs are used; torchrun --nproc-per-node={count} -m nmt.train ... uses all of them"
+
+
 def choose_precision(name: str, device: torch.device) -> str:
     """Return the precision for a device. `auto` is bf16 if its matrix products are faster, else fp32.
 

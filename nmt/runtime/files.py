@@ -256,7 +256,7 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
                 new = Path(stack.enter_context(tempfile.TemporaryDirectory()), "new")
             else:
                 new = stack.enter_context(temporary_sibling(path))
-            file = open(new, "wb")  # noqa: SIM115  closed below; write errors already have a file name
+            file = open(new, "wb")  # noqa: SIM115  closed below
         with file:
             if old:
                 with suppress(OSError):  # another owner

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
@@ -131,6 +131,39 @@ class TerminalOutput:
         sys.stdout.buffer.flush()
 
 
+class NamedOutput:
+    """A binary stream whose write errors name its file, also when several outputs are written at the same time."""
+
+    def __init__(self, stream: BinaryIO, path: str) -> None:
+        self.stream = stream
+        self.path = path
+
+    def write(self, data: bytes) -> int:
+        with named_write_errors(self.path):
+            return self.stream.write(data)
+
+    def flush(self) -> None:
+        with named_write_errors(self.path):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def named_write_errors(path: str) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`, and exit if the reader of a pipe has closed it."""
+    try:
+        yield
+    except BrokenPipeError:
+        exit_on_closed_pipe()
+    except OSError as error:
+        if is_stdout(path):
+            error.filename = "standard output"
+            raise
+        raise UserError(f"{error.filename or path} cannot be written: {error.strerror or error}") from error
+
+
 @contextmanager
 def open_output(path: str) -> Iterator[BinaryIO]:
     """Open a file for writing, compressed according to its suffix.
@@ -142,20 +175,15 @@ def open_output(path: str) -> Iterator[BinaryIO]:
         UserError: the file cannot be written.
     """
     compression = COMPRESSION_BY_SUFFIX.get(Path(path).suffix)  # suffix of a symbolic link itself, as in reading
-    try:
-        with (
-            open_sink(path) as file,
-            pa.CompressedOutputStream(file, compression) if compression else nullcontext(file) as stream,
-        ):
-            yield cast(BinaryIO, stream)
+    with ExitStack() as stack:
+        with named_write_errors(path):
+            stream = stack.enter_context(open_sink(path))
+            if compression:
+                stream = stack.enter_context(pa.CompressedOutputStream(stream, compression))
+        yield cast(BinaryIO, NamedOutput(stream, path))
+        with named_write_errors(path):
             stream.flush()  # standard output is not closed
-    except BrokenPipeError:
-        exit_on_closed_pipe()
-    except OSError as error:
-        if is_stdout(path):
-            error.filename = "standard output"
-            raise
-        raise UserError(f"{error.filename or path} cannot be written: {error.strerror or error}") from error
+            stack.close()
 
 
 def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
@@ -178,17 +206,11 @@ def exit_on_closed_pipe() -> NoReturn:
 
 
 def write_utf8(file: BinaryIO, text: str) -> None:
-    try:
-        file.write(text.encode("utf-8", errors="replace"))
-        file.flush()
-    except BrokenPipeError:
-        exit_on_closed_pipe()
-    except OSError as error:
-        if file is sys.stdout.buffer:
-            error.filename = "standard output"
-        raise
+    file.write(text.encode("utf-8", errors="replace"))
+    file.flush()
 
 
 def echo(text: str) -> None:
     """Print results, with control characters escaped."""
-    write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")
+    with named_write_errors("-"):
+        write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")

@@ -1,5 +1,8 @@
 """One optimizer step: `train_step` -> `forward_backward` -> `backward` -> `compute_loss` -> `Seq2Seq.loss`.
 
+`forward_backward` sums over micro-batches, which `halve_until_it_fits` makes smaller if memory is short. `backward`
+runs one of them forward and backward, on a GPU as a CUDA graph.
+
 Shapes: B sentences, T target and S source positions.
 """
 
@@ -42,7 +45,7 @@ Gradients = list[torch.Tensor | None]  # one per parameter, None where a paramet
 class LossSums(NamedTuple):
     """Sums over the tokens of an update, 0-dimensional tensors."""
 
-    smoothed: torch.Tensor  # the minimized loss without attention losses, over target tokens
+    smoothed: torch.Tensor  # cross-entropy with label smoothing and R-Drop, over target tokens
     nats: torch.Tensor  # negative log-likelihood, over target tokens
     correct: torch.Tensor  # correctly predicted target tokens
     source: torch.Tensor  # number of source tokens

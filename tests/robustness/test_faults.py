@@ -599,6 +599,10 @@ def test_temporary_file_of_killed_process_is_removed_by_next_write(tmp_path: Pat
         ("translate checkpoint=runs/mine >&-", "standard output is closed; write output=FILE"),
         ("translate checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
         ("translate checkpoint=runs/mine output=/dev/full", "/dev/full cannot be written: No space left on device"),
+        (
+            "translate checkpoint=runs/mine output=/dev/full alignments=links",
+            "/dev/full cannot be written: No space left on device",
+        ),
         ("align checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
         ("evaluate checkpoint=runs/mine pictures=0 >/dev/full", "standard output: No space left on device"),
         ("train --help >/dev/full", "standard output: No space left on device"),

@@ -13,7 +13,14 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.inference_weights import LINEAR_OPERATORS, list_packable_dtypes, prepare_linear
 from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
-from nmt.runtime.device import choose_precision, has_exact_int8_matmul, is_bf16_faster, move_model
+from nmt.runtime.device import (
+    choose_precision,
+    describe_unused_gpus,
+    has_exact_int8_matmul,
+    is_bf16_faster,
+    move_model,
+)
+from nmt.runtime.launch import LAUNCH_ENV
 
 int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the CPU has no exact int8 products (VNNI)")
 
@@ -220,3 +227,11 @@ def test_auto_precision_is_bf16_where_it_is_faster(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert is_bf16_faster() == faster
     assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")
+
+
+def test_unused_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "1 of 2 GPUs are used; torchrun --nproc-per-node=2" in str(describe_unused_gpus("auto"))
+    assert describe_unused_gpus("cuda:1") is None and describe_unused_gpus("cpu") is None
+    monkeypatch.setitem(LAUNCH_ENV, "LOCAL_WORLD_SIZE", 2)
+    assert describe_unused_gpus("auto") is None
