@@ -1,7 +1,6 @@
-"""Several processes: whatever their number, the numbers are the same; and what happens when one of them is ended.
+"""Tests of distributed jobs: results do not depend on the number of ranks, and failures of a rank are handled.
 
-Most tests start processes that have imported everything, and tell them what torchrun would; what is about torchrun
-itself starts it.
+Most tests fork ranks from a process with all imports done. Tests of torchrun itself start it.
 """
 
 import json
@@ -47,9 +46,9 @@ from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import choose_micro_batch_size, forward_backward, split_share, train_step
 
-RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # as --standalone, under the name of all jobs
+RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")  # like --standalone, with the default job id
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *RENDEZVOUS, "--nproc-per-node=2")
-LONG = (
+LONG_RUN_SETTINGS = (
     *SMALL_SETTINGS,
     "train.max_steps=100",
     "train.max_epochs=null",
@@ -60,33 +59,45 @@ LONG = (
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Settings that name a small corpus."""
+    """Return the settings for a small corpus."""
     folder = write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=13, test=2)
     return "data=text", f"data.path={folder}", f"data.cache={folder / 'cache'}"
 
 
-def launched(folder: Path, *arguments: str, restarts: int = 0) -> "subprocess.Popen[bytes]":
-    """`torchrun -m nmt.train`; what it says goes to a file."""
-    whole = (*TORCHRUN, f"--max-restarts={restarts}", "-m", "nmt.train", *arguments)
-    with open(folder / "said", "wb") as said:
-        return subprocess.Popen(whole, cwd=folder, env=command_environment(folder), stdout=said, stderr=said)
+def start_torchrun(folder: Path, *arguments: str, restarts: int = 0) -> "subprocess.Popen[bytes]":
+    """Run `torchrun -m nmt.train`, with output to the file `output`."""
+    command = (*TORCHRUN, f"--max-restarts={restarts}", "-m", "nmt.train", *arguments)
+    with open(folder / "output", "wb") as output:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=command_environment(folder),
+            stdout=output,
+            stderr=output,
+            preexec_fn=reset_sigint,
+        )
 
 
-def assert_same_run(one: Path, other: Path, rtol: float) -> None:
-    """Every number of two runs but their speeds."""
+def reset_sigint() -> None:
+    """Restore the default action of SIGINT, which is ignored where the tests run in the background of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def assert_runs_close(actual_run: Path, expected_run: Path, rtol: float) -> None:
+    """Compare all numbers of two runs except speeds."""
     for kind in ("train", "validate"):
-        pairs = list(zip(read_events(one, kind), read_events(other, kind), strict=True))
+        pairs = list(zip(read_events(actual_run, kind), read_events(expected_run, kind), strict=True))
         assert pairs
-        for first, second in pairs:
-            numbers = [key for key in first if key != "event" and not key.endswith("per_second")]
-            assert [second[key] is None for key in numbers] == [first[key] is None for key in numbers]
-            numbers = [key for key in numbers if first[key] is not None]
-            wanted = [first[key] for key in numbers]
-            assert [second[key] for key in numbers] == pytest.approx(wanted, rel=rtol, abs=rtol), numbers
-    torch.testing.assert_close(load_last_weights(one), load_last_weights(other), rtol=rtol, atol=rtol)
+        for actual, expected in pairs:
+            keys = [key for key in expected if key != "event" and not key.endswith("per_second")]
+            assert [actual[key] is None for key in keys] == [expected[key] is None for key in keys]
+            keys = [key for key in keys if expected[key] is not None]
+            values = [expected[key] for key in keys]
+            assert [actual[key] for key in keys] == pytest.approx(values, rel=rtol, abs=rtol), keys
+    torch.testing.assert_close(load_last_weights(actual_run), load_last_weights(expected_run), rtol=rtol, atol=rtol)
 
 
-def meet_thrice(late: int) -> None:
+def join_three_groups(late: int) -> None:
     for _ in range(3):
         time.sleep(0.5 * (LAUNCH_ENV["RANK"] == late))
         with process_group("cpu"):
@@ -94,18 +105,18 @@ def meet_thrice(late: int) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_processes_meet_again(late: int, tmp_path: Path) -> None:
-    """As for each run of a sweep, whichever of them comes later."""
-    code, said = run_ranks(2, tmp_path, meet_thrice, late)
-    assert code == 0, said
+def test_process_group_can_be_joined_repeatedly(late: int, tmp_path: Path) -> None:
+    """Each run of a sweep joins a group, and either rank may be late."""
+    code, output = run_ranks(2, tmp_path, join_three_groups, late)
+    assert code == 0, output
 
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "as it is": ((), (2, 3)),
+    "default": ((), (2, 3)),
     "micro-batches": (("train.accumulate=2",), (2,)),
     "guided": (("data.alignments=links", "train.guided_alignment=0.5", "optim.schedule=cosine"), (2,)),
-    "subwords are drawn": (("tokenizer.sampling=0.3",), (2,)),
-    "fewer pairs than processes": (("train.batch_sentences=1",), (3,)),
+    "subword sampling": (("tokenizer.sampling=0.3",), (2,)),
+    "fewer pairs than ranks": (("train.batch_sentences=1",), (3,)),
     "coverage, luong, sgd": (
         ("model=luong", "optim.name=sgd", "model.attention.coverage=true", "train.coverage_loss=0.5"),
         (2,),
@@ -114,32 +125,32 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_do_not_depend_on_the_number_of_processes(case: str, text: tuple[str, ...], tmp_path: Path) -> None:
+def test_training_does_not_depend_on_number_of_ranks(case: str, text: tuple[str, ...], tmp_path: Path) -> None:
     settings, counts = CASES[case]
     for count in (1, *counts):
         run_ranks_ok(count, tmp_path, "train", f"name={count}", *text, *EXACT_SETTINGS, *settings)
     for count in counts:
         run = tmp_path / "runs" / str(count)
-        assert_same_run(tmp_path / "runs" / "1", run, 1e-9)
+        assert_runs_close(run, tmp_path / "runs" / "1", 1e-9)
         assert [event["step"] for event in read_events(run, "train")] == [*range(1, 21)]  # nothing is written twice
         log = (run / "train.log").read_text()
         assert log.count("finished at step 20") == 1 and f"{count} processes" in log
 
 
-def test_a_run_goes_on_with_another_number_of_processes(text: tuple[str, ...], tmp_path: Path) -> None:
+def test_resume_with_different_number_of_ranks(text: tuple[str, ...], tmp_path: Path) -> None:
     run_ranks_ok(1, tmp_path, "train", "name=whole", *text, *EXACT_SETTINGS)
     for count, steps in ((2, 7), (1, 13), (3, 20)):
         settings = (f"train.max_steps={steps}", "resume=auto", "name=parts")
-        said = run_ranks_ok(count, tmp_path, "train", *text, *EXACT_SETTINGS, *settings)
-        assert "changes its numbers" not in said
+        output = run_ranks_ok(count, tmp_path, "train", *text, *EXACT_SETTINGS, *settings)
+        assert "changes its numbers" not in output
     whole, parts = (tmp_path / "runs" / name for name in ("whole", "parts"))
     torch.testing.assert_close(load_last_weights(parts), load_last_weights(whole), rtol=1e-9, atol=1e-9)
     losses = [[event["loss"] for event in read_events(run, "train")] for run in (parts, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-def opened(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainState, Indices]:
-    """A run that begins, in fp64, and the pairs of its first update."""
+def make_state(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainState, Indices]:
+    """Return the state of a new run in fp64, and the pairs of its first update."""
     path, cache = (setting.partition("=")[2] for setting in text[1:])
     run = TrainRun(
         precision="fp64",
@@ -159,48 +170,52 @@ def opened(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[TrainStat
     return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
 
 
-def update(text: tuple[str, ...], folder: Path, accumulate: int, short: bool) -> None:
-    """One of the processes makes an update, the second one perhaps with too little memory, and keeps the weights."""
+def update_and_save_weights(text: tuple[str, ...], folder: Path, accumulate: int, out_of_memory: bool) -> None:
+    """Make an update as one of the ranks, and save the weights.
+
+    With `out_of_memory`, rank 1 runs out of memory on its last micro-batch.
+    """
     with process_group("cpu"):
-        state, indices = opened(text, folder, accumulate=accumulate)
+        state, indices = make_state(text, folder, accumulate=accumulate)
         backward, calls = training_step.backward, []
 
-        def stumbling(run: TrainRun, model: Seq2Seq, batch: Batch, *others: Any) -> Any:
+        def failing_backward(run: TrainRun, model: Seq2Seq, batch: Batch, *others: Any) -> Any:
             calls.append(len(batch.source_BS))
-            if short and rank() == 1 and len(calls) == accumulate:  # the last part, when others have been made
+            if out_of_memory and rank() == 1 and len(calls) == accumulate:
                 raise MemoryError
             return backward(run, model, batch, *others)
 
-        training_step.backward = stumbling
+        training_step.backward = failing_backward
         outcome = train_step(state, indices, 10)
         assert not outcome.failed and sum(calls[-accumulate:]) <= len(indices)
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
 
 
-def keep_what_came(text: tuple[str, ...], folder: Path) -> None:
+def check_storage_of_sums(text: tuple[str, ...], folder: Path) -> None:
     with process_group("cpu"):
-        state, indices = opened(text, folder)
+        state, indices = make_state(text, folder)
         sums = train_step(state, indices, 10).sums
         assert all(part.untyped_storage().nbytes() <= 8 * len(sums) for part in sums)
 
 
-def test_what_is_kept_of_an_update_keeps_no_gradient(text: tuple[str, ...], tmp_path: Path) -> None:
-    """Which came to all processes in one buffer with it."""
-    code, said = run_ranks(2, tmp_path, keep_what_came, text, tmp_path)
-    assert code == 0, said
+def test_sums_of_update_do_not_keep_gradient_buffer_alive(text: tuple[str, ...], tmp_path: Path) -> None:
+    """The sums are reduced in one buffer with the gradient, and must not be views of it."""
+    code, output = run_ranks(2, tmp_path, check_storage_of_sums, text, tmp_path)
+    assert code == 0, output
 
 
-def test_processes_with_different_text_are_refused(text: tuple[str, ...], tmp_path: Path) -> None:
+def test_train_rejects_different_text_on_ranks(text: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(2):
         shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
     path = tmp_path / "1" / "text" / "train.en"
     path.write_text(path.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
-    code, said = run_ranks(2, tmp_path, run_apart, tmp_path, "train", "data=text", "data.path=text", *EXACT_SETTINGS)
-    assert code == 1 and said.count("error: the processes of this job have different text, or trained different") == 1
+    arguments = ("train", "data=text", "data.path=text", *EXACT_SETTINGS)
+    code, output = run_ranks(2, tmp_path, run_in_rank_folder, tmp_path, *arguments)
+    assert code == 1 and output.count("error: the processes of this job have different text, or trained different") == 1
 
 
-def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
-    """The weights after a step down the gradient of the mean loss over the tokens of all shares."""
+def reference_update(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]:
+    """Return the weights after a step of SGD on the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for rows in shares:
         batch = collate(state.train, rows)
@@ -214,21 +229,23 @@ def by_hand(state: TrainState, shares: list[Indices]) -> dict[str, torch.Tensor]
     return dict(state.model.state_dict())
 
 
-@pytest.mark.parametrize(("count", "accumulate", "short"), [(2, 1, False), (3, 2, False), (2, 1, True), (2, 2, True)])
-def test_an_update_is_the_mean_over_the_tokens_of_all(
-    count: int, accumulate: int, short: bool, text: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize(
+    ("count", "accumulate", "out_of_memory"), [(2, 1, False), (3, 2, False), (2, 1, True), (2, 2, True)]
+)
+def test_update_averages_over_tokens_of_all_ranks(
+    count: int, accumulate: int, out_of_memory: bool, text: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Also where one of them has too little memory."""
-    code, said = run_ranks(count, tmp_path, update, text, tmp_path, accumulate, short)
-    assert code == 0 and said.count("out of memory") == short, said
-    state, indices = opened(text, tmp_path)
-    wanted = by_hand(state, [part for n in range(count) for part in np.array_split(indices[n::count], accumulate)])
+    code, output = run_ranks(count, tmp_path, update_and_save_weights, text, tmp_path, accumulate, out_of_memory)
+    assert code == 0 and output.count("out of memory") == out_of_memory, output
+    state, indices = make_state(text, tmp_path)
+    shares = [part for number in range(count) for part in np.array_split(indices[number::count], accumulate)]
+    expected = reference_update(state, shares)
     for number in range(count):
-        torch.testing.assert_close(load_file(tmp_path / f"weights.{number}"), wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(load_file(tmp_path / f"weights.{number}"), expected, rtol=1e-9, atol=1e-12)
 
 
-class Mean(nn.Module):
-    """What torch's own parallel training needs: a module whose call is a loss."""
+class MeanLoss(nn.Module):
+    """A module that returns the loss, as DistributedDataParallel needs."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
@@ -241,33 +258,32 @@ class Mean(nn.Module):
 
 def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
     with process_group("cpu"):
-        state, indices = opened(text, folder)
+        state, indices = make_state(text, folder)
         tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: world_size()]
-        gradients = all_reduce_sum(
-            forward_backward(state, split_share(state, own, choose_micro_batch_size(state, own)), tokens, 10)[0]
-        )
-        twin = DistributedDataParallel(Mean(state.model))
-        (world_size() * twin(collate(state.train, own), tokens)).backward()  # torch takes the mean over processes
+        micro_batches = split_share(state, own, choose_micro_batch_size(state, own))
+        gradients = all_reduce_sum(forward_backward(state, micro_batches, tokens, 10)[0])
+        reference = DistributedDataParallel(MeanLoss(state.model))
+        (world_size() * reference(collate(state.train, own), tokens)).backward()  # torch averages over ranks
         for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
             assert parameter.grad is not None
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
             assert gradient.any()
-        # Its reducer must not be the last to hold the group: torch would end the group's thread while it holds the
-        # GIL, for which that thread may wait.
-        del twin
+        # Its reducer must not hold the last reference to the group: torch would join the group's thread while holding
+        # the GIL, for which that thread may wait.
+        del reference
 
 
-def test_the_gradient_is_that_of_distributed_data_parallel(text: tuple[str, ...], tmp_path: Path) -> None:
-    code, said = run_ranks(2, tmp_path, compare_with_torch, text, tmp_path)
-    assert code == 0, said
+def test_gradient_matches_distributed_data_parallel(text: tuple[str, ...], tmp_path: Path) -> None:
+    code, output = run_ranks(2, tmp_path, compare_with_torch, text, tmp_path)
+    assert code == 0, output
 
 
-def test_translations_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
     run = home / "runs" / "mine"
     lines = [*(corpus / "test.de").read_text().splitlines(), "", "Ein Hund . " * 20, "\x00 ?", ""]
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     model = (f"checkpoint={run}", "input=in")
-    ways: dict[str, tuple[str, ...]] = {
+    cases: dict[str, tuple[str, ...]] = {
         "text": (),
         "jsonl": ("format=jsonl", "search.n_best=3"),
         "pharaoh": ("alignments=links.pharaoh", "search.max_source=12"),
@@ -275,41 +291,43 @@ def test_translations_do_not_depend_on_the_number_of_processes(home: Path, corpu
         "samples": ("search.sample=true", "search.n_best=3"),
         "score": ("mode=score", "target=in"),
     }
-    for way, arguments in ways.items():
-        made = []
+    for case, arguments in cases.items():
+        alignments = [argument.partition("=")[2] for argument in arguments if argument.startswith("alignments=")]
+        outputs = []
         for count in (1, 2):
             folder = tmp_path / str(count)
             folder.mkdir(exist_ok=True)
             shutil.copy(tmp_path / "in", folder / "in")
-            run_ranks_ok(count, folder, "translate", *model, f"output={way}", *arguments)
-            made.append({path.name: path.read_bytes() for path in folder.glob("*") if path.name not in ("said", "in")})
-        assert made[0] == made[1] and len(made[0][way].splitlines()) >= len(lines), way
+            run_ranks_ok(count, folder, "translate", *model, f"output={case}", *arguments)
+            outputs.append({name: (folder / name).read_bytes() for name in (case, *alignments)})
+        assert outputs[0] == outputs[1] and len(outputs[0][case].splitlines()) >= len(lines), case
 
 
-def test_measures_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
-    measured, written = [], []
+def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
+    metrics, files = [], []
     for count in (1, 2):
         folder = tmp_path / str(count)
         shutil.copytree(home / "runs" / "mine", folder / "mine", ignore=shutil.ignore_patterns("eval"))
-        said = run_ranks_ok(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
-        assert said.count("sentences_per_second") == 1
+        output = run_ranks_ok(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
+        assert output.count("sentences_per_second") == 1
         results = folder / "mine" / "eval" / "test"
-        written.append([(results / name).read_bytes() for name in ("translations.txt", "alignments.jsonl")])
-        measured.append(json.loads((results / "metrics.json").read_text()))
-        measured[-1].pop("sentences_per_second")
-    sums = [[each.pop(name) for name in ("loss", "ppl", "entropy")] for each in measured]  # in another order
-    assert measured[0] == measured[1] and measured[0]["aer"] is not None
-    assert written[0] == written[1]
+        files.append([(results / name).read_bytes() for name in ("translations.txt", "alignments.jsonl")])
+        metrics.append(json.loads((results / "metrics.json").read_text()))
+        metrics[-1].pop("sentences_per_second")
+    # Sums in another order are not equal to the bit.
+    sums = [[result.pop(name) for name in ("loss", "ppl", "entropy")] for result in metrics]
+    assert metrics[0] == metrics[1] and metrics[0]["aer"] is not None
+    assert files[0] == files[1]
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
-def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_align_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
     files = (f"checkpoint={home / 'runs' / 'mine'}", f"source={corpus / 'valid.de'}", f"target={corpus / 'valid.en'}")
     for name, gold in (("links.pharaoh", (f"gold={corpus / 'valid.links'}",)), ("weights.jsonl", ())):
-        said = [run_ranks_ok(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
+        outputs = [run_ranks_ok(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
         assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
-        tables = [re.findall("^(?:aer|oracle|prec|rec).*", each, re.MULTILINE) for each in said]
-        assert tables[0] == tables[1] and bool(tables[0]) == bool(gold)
+        scores = [re.findall("^(?:aer|oracle|prec|rec).*", output, re.MULTILINE) for output in outputs]
+        assert scores[0] == scores[1] and bool(scores[0]) == bool(gold)
 
 
 @pytest.mark.parametrize(
@@ -321,20 +339,20 @@ def test_alignments_do_not_depend_on_the_number_of_processes(home: Path, corpus:
         ("input=in prefix=more", "prefix=more and the input have different numbers of lines: only one"),
     ],
 )
-def test_translate_says_once_what_is_wrong(argument: str, message: str, home: Path, tmp_path: Path) -> None:
+def test_translate_reports_error_once(argument: str, message: str, home: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("Ein Hund schläft .\n")
     (tmp_path / "more").write_text("A dog\n\n")
     model = f"checkpoint={home / 'runs' / 'mine'}"
     assert run_ranks_error(2, tmp_path, "translate", model, *argument.split()).startswith(message)
 
 
-def run_apart(folder: Path, name: str, *arguments: str) -> None:
-    """As on machines that have each a disk of its own."""
+def run_in_rank_folder(folder: Path, name: str, *arguments: str) -> None:
+    """Run a command in a separate folder for each rank, as on machines without a shared disk."""
     os.chdir(folder / str(LAUNCH_ENV["RANK"]))
     run_program(name, *arguments)
 
 
-APART = {
+RANK_FOLDER_COMMANDS = {
     "translate": ("input=test.de", "output=out"),
     "score": ("input=test.de", "target=test.en", "mode=score", "output=out"),
     "evaluate": ("data.path=.", "pictures=0"),
@@ -343,134 +361,140 @@ APART = {
 
 
 @pytest.mark.parametrize("differs", ["model", "text", "nothing"])
-@pytest.mark.parametrize("way", APART)
-def test_processes_with_other_models_or_text_are_refused(
-    way: str, differs: str, home: Path, corpus: Path, tmp_path: Path
+@pytest.mark.parametrize("case", RANK_FOLDER_COMMANDS)
+def test_commands_reject_different_model_or_text_on_ranks(
+    case: str, differs: str, home: Path, corpus: Path, tmp_path: Path
 ) -> None:
     for number in range(2):
         shutil.copytree(corpus, tmp_path / str(number), ignore=lambda *_: ["cache"])
         shutil.copytree(home / "runs" / "mine", tmp_path / str(number) / "mine", ignore=lambda *_: ["eval"])
-    other = tmp_path / "1" / "test.de"
     if differs == "text":
-        more = "zu viel\n" * (way == "translate")
-        other.write_text("Noch " + other.read_text(encoding="utf-8") + more, encoding="utf-8")
+        source = tmp_path / "1" / "test.de"
+        extra_line = "zu viel\n" if case == "translate" else ""
+        source.write_text("Noch " + source.read_text(encoding="utf-8") + extra_line, encoding="utf-8")
     elif differs == "model":
         (tmp_path / "1" / "mine" / "checkpoints" / "last").write_text("step_000060\n")
         assert find_checkpoint(str(tmp_path / "1" / "mine"))[1] != find_checkpoint(str(tmp_path / "0" / "mine"))[1]
-    name = way if way != "score" else "translate"
-    code, said = run_ranks(2, tmp_path, run_apart, tmp_path, name, "checkpoint=mine", "device=cpu", *APART[way])
-    assert code == (differs != "nothing"), said
-    assert said.count(f"error: the processes of this job have different {differs}") == code, said
+    command = case if case != "score" else "translate"
+    arguments = (command, "checkpoint=mine", "device=cpu", *RANK_FOLDER_COMMANDS[case])
+    code, output = run_ranks(2, tmp_path, run_in_rank_folder, tmp_path, *arguments)
+    assert code == (differs != "nothing"), output
+    assert output.count(f"error: the processes of this job have different {differs}") == code, output
 
 
-MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "a key": (("train.max_stepz=1",), "there is no key 'train.max_stepz'"),
-    "a value": (("train.max_steps=0",), "train.max_steps=0"),
-    "a device": (("device=cpu:1",), "device=cpu:1 is not one of"),
-    "a device for one": (("device=cuda:0",), "device=cuda:0 "),
-    "a folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
-    "a tokenizer": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
-    "astray": (("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"), "training diverged: 3 updates in a row"),
+BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown key": (("train.max_stepz=1",), "there is no key 'train.max_stepz'"),
+    "invalid value": (("train.max_steps=0",), "train.max_steps=0"),
+    "unknown device": (("device=cpu:1",), "device=cpu:1 is not one of"),
+    "single device": (("device=cuda:0",), "device=cuda:0 "),
+    "missing folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
+    "vocabulary too large": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
+    "divergence": (
+        ("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"),
+        "training diverged: 3 updates in a row",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_once(name: str, text: tuple[str, ...], tmp_path: Path) -> None:
-    arguments, message = MISTAKES[name]
-    assert run_ranks_error(
-        2, tmp_path, "train", "name=x", *text, *EXACT_SETTINGS, "precision=fp32", *arguments
-    ).startswith(message)
-    assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "astray")
+@pytest.mark.parametrize("name", BAD_SETTINGS)
+def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Path) -> None:
+    bad_settings, message = BAD_SETTINGS[name]
+    settings = ("name=x", *text, *EXACT_SETTINGS, "precision=fp32", *bad_settings)
+    assert run_ranks_error(2, tmp_path, "train", *settings).startswith(message)
+    assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "divergence")
 
 
-def test_a_damaged_line_is_told_once(text: tuple[str, ...], tmp_path: Path) -> None:
+def test_train_reports_damaged_line_once(text: tuple[str, ...], tmp_path: Path) -> None:
     path = write_corpus(tmp_path, train=40, valid=4, test=2) / "train.de"
     path.write_bytes(path.read_bytes().replace(b"\n", b" \xff\n", 1))
     message = run_ranks_error(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *EXACT_SETTINGS)
     assert "train.de:1: not UTF-8" in message
 
 
-def await_step(run: Path, step: int, launcher: "subprocess.Popen[bytes]") -> None:
+def wait_for_checkpoint(run: Path, step: int, launcher: "subprocess.Popen[bytes]") -> None:
     """Wait for the checkpoint of a step."""
-    last = time.monotonic() + 120
+    deadline = time.monotonic() + 120
     while not (run / "checkpoints" / f"step_{step:06}").is_dir():
-        assert launcher.poll() is None and time.monotonic() < last, (run.parent.parent / "said").read_text()
+        assert launcher.poll() is None and time.monotonic() < deadline, (run.parent.parent / "output").read_text()
         time.sleep(0.02)
 
 
-def worker(launcher: "subprocess.Popen[bytes]", number: int) -> int:
-    """The process of this rank."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    (found,) = (
-        p for p in children if f"RANK={number}".encode() in Path(f"/proc/{p}/environ").read_bytes().split(b"\0")
-    )
-    return int(found)
+def find_worker(launcher: "subprocess.Popen[bytes]", number: int) -> int:
+    """Return the process id of a rank."""
+
+    def has_rank(process: str) -> bool:
+        return f"RANK={number}".encode() in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+
+    [process] = filter(has_rank, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split())
+    return int(process)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes come to that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    run_ranks_ok(2, folder, "train", "name=x", *text, *LONG)
+def uninterrupted(text: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that two ranks have trained without interruption."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run_ranks_ok(2, folder, "train", "name=x", *text, *LONG_RUN_SETTINGS)
     return folder / "runs" / "x"
 
 
-def assert_equal(run: Path, undisturbed: Path) -> None:
-    torch.testing.assert_close(load_last_weights(run), load_last_weights(undisturbed), rtol=0, atol=0)
-    assert read_events(run, "validate") == read_events(undisturbed, "validate")
+def assert_runs_equal(run: Path, uninterrupted: Path) -> None:
+    torch.testing.assert_close(load_last_weights(run), load_last_weights(uninterrupted), rtol=0, atol=0)
+    assert read_events(run, "validate") == read_events(uninterrupted, "validate")
     assert [event["step"] for event in read_events(run, "train")] == [50, 100]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_death_of_one_ends_all(number: int, undisturbed: Path, text: tuple[str, ...], tmp_path: Path) -> None:
+def test_killed_rank_ends_job_and_resume_is_exact(
+    number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path
+) -> None:
     run = tmp_path / "runs" / "x"
-    launcher = launched(tmp_path, "name=x", *text, *LONG)
-    await_step(run, 20, launcher)
-    os.kill(worker(launcher, number), signal.SIGKILL)
-    began = time.monotonic()
-    code, said = launcher.wait(60), (tmp_path / "said").read_text()
-    assert code != 0 and time.monotonic() - began < 30
-    assert "another process of this job has ended" in said and not re.search('File ".*nmt/(?!.*site-packages)', said), (
-        said
-    )
-    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
-    assert_equal(run, undisturbed)
+    launcher = start_torchrun(tmp_path, "name=x", *text, *LONG_RUN_SETTINGS)
+    wait_for_checkpoint(run, 20, launcher)
+    os.kill(find_worker(launcher, number), signal.SIGKILL)
+    start = time.monotonic()
+    code, output = launcher.wait(60), (tmp_path / "output").read_text()
+    assert code != 0 and time.monotonic() - start < 30
+    assert "another process of this job has ended" in output, output
+    assert not re.search('File ".*nmt/(?!.*site-packages)', output), output
+    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG_RUN_SETTINGS, "resume=auto")
+    assert_runs_equal(run, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 @pytest.mark.parametrize("number", [0, 1])
-def test_torchrun_starts_them_again(number: int, undisturbed: Path, text: tuple[str, ...], tmp_path: Path) -> None:
+def test_torchrun_restart_is_exact(number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "x"
-    launcher = launched(tmp_path, "name=x", *text, *LONG, "overwrite=true", restarts=2)
-    await_step(run, 40, launcher)
-    os.kill(worker(launcher, number), signal.SIGKILL)
+    launcher = start_torchrun(tmp_path, "name=x", *text, *LONG_RUN_SETTINGS, "overwrite=true", restarts=2)
+    wait_for_checkpoint(run, 40, launcher)
+    os.kill(find_worker(launcher, number), signal.SIGKILL)
     code = launcher.wait(120)
-    assert code == 0, (tmp_path / "said").read_text()
-    assert_equal(run, undisturbed)
+    assert code == 0, (tmp_path / "output").read_text()
+    assert_runs_equal(run, uninterrupted)
 
 
 @pytest.mark.slow
-def test_what_was_refused_is_not_resumed_when_torchrun_starts_again(text: tuple[str, ...], tmp_path: Path) -> None:
-    """Nor does another job of that name count, which had begun there."""
+def test_torchrun_restart_does_not_resume_rejected_run(text: tuple[str, ...], tmp_path: Path) -> None:
+    """The second job finds the run of another job in its folder, and fails again when torchrun restarts it."""
     for steps, restarts in ((2, 0), (3, 1)):
-        launcher = launched(tmp_path, "name=x", *text, *SMALL_SETTINGS, f"train.max_steps={steps}", restarts=restarts)
-        assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "said").read_text()
-    assert "already contains a trained model" in (tmp_path / "said").read_text()
+        settings = ("name=x", *text, *SMALL_SETTINGS, f"train.max_steps={steps}")
+        launcher = start_torchrun(tmp_path, *settings, restarts=restarts)
+        assert bool(launcher.wait(120)) == (steps == 3), (tmp_path / "output").read_text()
+    assert "already contains a trained model" in (tmp_path / "output").read_text()
     assert find_last_intact_checkpoint(tmp_path / "runs" / "x").name == "step_000002"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_to_torchrun_saves(
-    number: signal.Signals, undisturbed: Path, text: tuple[str, ...], tmp_path: Path
+def test_signal_to_torchrun_saves_checkpoint(
+    number: signal.Signals, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "x"
-    launcher = launched(tmp_path, "name=x", *text, *LONG)
-    await_step(run, 20, launcher)
+    launcher = start_torchrun(tmp_path, "name=x", *text, *LONG_RUN_SETTINGS)
+    wait_for_checkpoint(run, 20, launcher)
     launcher.send_signal(number)
-    code, said = launcher.wait(60), (tmp_path / "said").read_text()
-    (step,) = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto continues", said))
+    code, output = launcher.wait(60), (tmp_path / "output").read_text()
+    [step] = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto continues", output))
     assert code != 0 and step >= 20 and find_last_intact_checkpoint(run).name == f"step_{step:06}"
-    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG, "resume=auto")
-    assert_equal(run, undisturbed)
+    run_ranks_ok(2, tmp_path, "train", "name=x", *text, *LONG_RUN_SETTINGS, "resume=auto")
+    assert_runs_equal(run, uninterrupted)
