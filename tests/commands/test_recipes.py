@@ -1,4 +1,4 @@
-"""Each recipe (`configs/experiment`) trains, on a small folder laid out like its dataset on the hub."""
+"""Tests that each recipe (`configs/experiment`) trains, and of the table of results over seeds."""
 
 import json
 import shutil
@@ -16,21 +16,32 @@ from builders import ROOT, command_environment, read_all_events, run_ok
 from nmt.data.toy.corpus import generate
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
-HUB = {"train": "train", "valid": "validation", "test": "test"}  # what the hub calls them
-SMALL = ("tokenizer.vocab_size=500", "model.embed=8", "model.hidden=16", "train.batch_tokens=300",
-         "train.max_steps=2", "train.validate_every=2", "device=cpu")  # fmt: skip
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+SMALL_SETTINGS = (
+    "tokenizer.vocab_size=500",
+    "model.embed=8",
+    "model.hidden=16",
+    "train.batch_tokens=300",
+    "train.max_steps=2",
+    "train.validate_every=2",
+    "device=cpu",
+)
 
 
-def settings(recipe: str) -> dict[str, Any]:
-    """The recipe's file, on top of the one that it is made from."""
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """Read the settings of a recipe, merged into those of the recipe it is based on."""
     own: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "experiment" / f"{recipe}.yaml").read_text())
-    base = next((item for item in own.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
-    return settings(base) | own | {"data": settings(base)["data"] | own["data"]} if base else own
+    bases = [item for item in own.get("defaults", []) if isinstance(item, str) and item != "_self_"]
+    if not bases:
+        return own
+    base = read_recipe(bases[0])
+    return base | own | {"data": base["data"] | own["data"]}
 
 
-def nested(name: str, text: str) -> dict[str, Any]:
-    head, _, rest = name.partition(".")
-    return {head: nested(rest, text) if rest else text}
+def make_nested(name: str, text: str) -> dict[str, Any]:
+    """Return {"a": {"b": text}} for the name a.b."""
+    first, _, rest = name.partition(".")
+    return {first: make_nested(rest, text) if rest else text}
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -41,9 +52,11 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def lay_out(folder: Path, data: dict[str, Any]) -> None:
-    """Write a corpus in the layout that the recipe's dataset has: text; rows of JSON; or Parquet with nested columns,
-    in shards that a card names, below a folder of its configuration, or as the hub itself makes it of other formats."""
+def write_dataset(folder: Path, data: dict[str, Any]) -> None:
+    """Write a corpus in the layout of a recipe's dataset.
+
+    The layout is text files, JSON lines, Parquet shards named by a dataset card, or Parquet as converted by the hub.
+    """
     folder.mkdir()
     subset = data.get("subset")
     for split, pairs in generate(1, {"train": 60, "valid": 8, "test": 2}).items():
@@ -53,49 +66,49 @@ def lay_out(folder: Path, data: dict[str, Any]) -> None:
             continue
         rows = []
         for pair in pairs:
-            row = nested(data["source"], pair.german)
-            for key, value in nested(data["target"], pair.english).items():
+            row = make_nested(data["source"], pair.german)
+            for key, value in make_nested(data["target"], pair.english).items():
                 row[key] = row[key] | value if isinstance(value, dict) else value
             rows.append(row)
         if subset:
             for shard in (0, 1):
-                write_rows(folder / subset / f"{HUB[split]}-0000{shard}-of-00002.parquet", rows[shard::2])
+                write_rows(folder / subset / f"{HUB_SPLITS[split]}-0000{shard}-of-00002.parquet", rows[shard::2])
         elif data.get("revision") == "refs/convert/parquet":
-            write_rows(folder / "default" / HUB[split] / "0000.parquet", rows)
+            write_rows(folder / "default" / HUB_SPLITS[split] / "0000.parquet", rows)
         else:
-            write_rows(folder / f"{HUB[split]}.jsonl", rows)
+            write_rows(folder / f"{HUB_SPLITS[split]}.jsonl", rows)
     if subset:
-        files = [{"split": name, "path": f"{subset}/{name}-*"} for name in HUB.values()]
+        files = [{"split": name, "path": f"{subset}/{name}-*"} for name in HUB_SPLITS.values()]
         card = yaml.safe_dump({"configs": [{"config_name": subset, "data_files": files}]})
         (folder / "README.md").write_text(f"---\n{card}---\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
-    data = {"source": "de", "target": "en"} | settings(recipe)["data"]
-    lay_out(tmp_path / "corpus", data)
-    run_ok("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL, folder=tmp_path)
+def test_recipe_trains(recipe: str, tmp_path: Path) -> None:
+    data = {"source": "de", "target": "en"} | read_recipe(recipe)["data"]
+    write_dataset(tmp_path / "corpus", data)
+    run_ok("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL_SETTINGS, folder=tmp_path)
     run = tmp_path / "runs" / recipe
-    found = yaml.safe_load((run / "config.yaml").read_text())
-    assert {key: found["data"][key] for key in data if key != "path"} == {k: v for k, v in data.items() if k != "path"}
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    data.pop("path", None)
+    assert {key: config["data"][key] for key in data} == data
     assert "finished at step 2" in (run / "train.log").read_text()
 
 
-def test_small_takes_another_format_and_a_deeper_model(tmp_path: Path) -> None:
-    """With the columns of that format, and below 60,000 pairs with all layers of that model."""
+def test_small_recipe_with_other_format_and_model(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for split, pairs in generate(1, {"train": 60, "valid": 8}).items():
         rows = (f"{pair.german}\t{pair.english}\n" for pair in pairs)
         (tmp_path / "corpus" / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
-    given = ("experiment=small", "data=tsv", "model=gnmt", "data.path=corpus")
-    run_ok("train", *given, *SMALL, folder=tmp_path)
-    found = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())
-    assert (found["data"]["source"], found["data"]["target"]) == ("1", "2")
-    assert (found["model"]["decoder_layers"], found["model"]["dropout"], found["train"]["r_drop"]) == (4, 0.3, 4.0)
+    settings = ("experiment=small", "data=tsv", "model=gnmt", "data.path=corpus")
+    run_ok("train", *settings, *SMALL_SETTINGS, folder=tmp_path)
+    config = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())
+    assert (config["data"]["source"], config["data"]["target"]) == ("1", "2")
+    assert (config["model"]["decoder_layers"], config["model"]["dropout"], config["train"]["r_drop"]) == (4, 0.3, 4.0)
 
 
-def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
-    """Of runs that differ in nothing here, so that all deviations are 0; written twice, the table stands there once."""
+def test_results_script_writes_table(home: Path, tmp_path: Path) -> None:
+    """All runs are copies of one, so deviations are 0. A second call replaces the table."""
     run_ok("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)
     runs = tmp_path / "runs" / "cells"
     for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
@@ -104,17 +117,18 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     page = tmp_path / "docs" / "results.md"
     page.write_text("# Results\n")
 
-    def results() -> str:
+    def run_script() -> str:
+        """Return the messages of results.py."""
         command = [sys.executable, str(ROOT / "scripts" / "results.py"), "runs/cells"]
         done = subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
         assert done.returncode == (bool(done.stderr) and not done.stderr.startswith("skipping"))
         return done.stderr
 
-    told = (home / "runs" / "mine" / "train.log").read_text().splitlines()
-    [end] = [line for line in told if " finished at step " in line]
-    with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # as `resume=auto` does
+    lines = (home / "runs" / "mine" / "train.log").read_text().splitlines()
+    [end] = [line for line in lines if " finished at step " in line]
+    with open(runs / "experiment=x,seed=2" / "train.log", "a", encoding="utf-8") as log:  # like `resume=auto`
         log.write(f"2026-01-01 00:00:00,000 resuming\n{end}\n")
-    assert not results() and not results()
+    assert not run_script() and not run_script()
     best = max(event["bleu"] for event in read_all_events(home / "runs" / "mine") if event["event"] == "validate")
     assert page.read_text().count("All with `experiment=x`. Trained on: ") == 1
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
@@ -125,20 +139,19 @@ def test_results_of_seeds_become_a_table(home: Path, tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "pictures" / "results_runs_cells.png").stat().st_size > 1000
     log = runs / "experiment=x,model.cell=gru,seed=2" / "train.log"
     log.write_text("2026-01-01 00:00:00,000 resuming\n" + log.read_text())
-    assert not results() and page.read_text().count("|  |\n") == 1  # its time is not known
+    assert not run_script() and page.read_text().count("|  |\n") == 1  # the training time is unknown
     metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
     metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
-    assert results() == "the runs of runs/cells were evaluated on different text or with different settings\n"
+    assert run_script() == "the runs of runs/cells were evaluated on different text or with different settings\n"
     log.write_text(f"{log.read_text()}2026-01-01 00:00:00,000 finished at step 99: best bleu 1.00 at step 99\n")
-    assert results().startswith(
-        "runs/cells/experiment=x,model.cell=gru,seed=2 was trained further after it had finished"
-    )
+    message = "runs/cells/experiment=x,model.cell=gru,seed=2 was trained further after it had finished"
+    assert run_script().startswith(message)
     shutil.rmtree(log.parent)
     metrics.write_text(metrics.read_text().replace('"checkpoint": "', '"checkpoint": "not_'))
-    assert results().endswith("not for the best checkpoint; evaluate runs/cells/experiment=x,seed=2 again\n")
+    assert run_script().endswith("not for the best checkpoint; evaluate runs/cells/experiment=x,seed=2 again\n")
     (runs / "experiment=x,seed=2" / "train.log").write_text("")
-    assert results() == "runs/cells/experiment=x,seed=2 is not finished\n"
+    assert run_script() == "runs/cells/experiment=x,seed=2 is not finished\n"
     shutil.move(runs / "experiment=x,seed=2", runs / "plain")
-    assert results() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
+    assert run_script() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
     page.unlink()
-    assert results().startswith("docs/results.md does not exist in ")
+    assert run_script().startswith("docs/results.md does not exist in ")

@@ -1,4 +1,4 @@
-"""Sweeps (`-m`): jobs in this process and in others, searches. What needs a plug-in is skipped where there is none."""
+"""Tests of sweeps (`-m`) and searches. Those that need a plug-in are skipped if it is not installed."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from nmt.runtime.command_line import CONFIG_DIR, KEYS_NOT_IN_RUN_NAMES
 from nmt.runtime.sweep_names import MAX_RUN_NAME_BYTES, build_run_name, exclude_constant_keys
 from nmt.train import check_sweep_direction
 
-# Best where optim.lr is 0.01, as far as anybody can tell.
+# A job without training, whose score is best at optim.lr=0.01.
 PROGRAM = """
 import math, os, time
 from pathlib import Path
@@ -36,9 +36,9 @@ from nmt.runtime.cli import main
 def train(run: TrainRun) -> float:
     Path(f"job_{run.seed}_{run.optim.lr}").write_text(str(os.getpid()))
     if run.seed == 2:
-        raise UserError("seed=2 brings bad luck")
+        raise UserError("seed=2 is rejected")
     if run.seed == 3:
-        raise ValueError("ours")
+        raise ValueError("a bug")
     if run.seed == 5:
         time.sleep(60)
     return -abs(math.log(run.optim.lr / 0.01))
@@ -46,48 +46,61 @@ def train(run: TrainRun) -> float:
 train()
 """
 
-MANY = {  # settings of a sweep, more than a name has room for
-    "model.embed": 128, "model.hidden": 256, "model.encoder_layers": 2, "model.decoder_layers": 2, "model.dropout": 0.3,
-    "model.attention.heads": 4, "model.attention.window": "local_p", "model.attention.half_width": 5,
-    "model.cell": "gru", "optim.warmup": 200, "optim.schedule": "cosine", "optim.label_smoothing": 0.1,
-    "optim.clip": 5.0, "train.keep": 3,
-    "train.batch_tokens": 3000, "tokenizer.vocab_size": 8000, "train.max_steps": 7, "train.monitor": "loss",
-}  # fmt: skip
+SWEPT_SETTINGS = {  # more than fit into a job name
+    "model.embed": 128,
+    "model.hidden": 256,
+    "model.encoder_layers": 2,
+    "model.decoder_layers": 2,
+    "model.dropout": 0.3,
+    "model.attention.heads": 4,
+    "model.attention.window": "local_p",
+    "model.attention.half_width": 5,
+    "model.cell": "gru",
+    "optim.warmup": 200,
+    "optim.schedule": "cosine",
+    "optim.label_smoothing": 0.1,
+    "optim.clip": 5.0,
+    "train.keep": 3,
+    "train.batch_tokens": 3000,
+    "tokenizer.vocab_size": 8000,
+    "train.max_steps": 7,
+    "train.monitor": "loss",
+}
 
 
-def plugin(name: str) -> None:
+def require_plugin(name: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install '.[sweep]'")
 
 
-def start(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
-    """Sweep over jobs of no work."""
+def start_sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
+    """Start a sweep over jobs without training."""
     (folder / "program.py").write_text(PROGRAM)
-    settings = command_environment(folder) | {"PYTHONPATH": path}
+    environment = command_environment(folder) | {"PYTHONPATH": path}
     command = [sys.executable, "program.py", "-m", *arguments]
-    return subprocess.Popen(command, cwd=folder, env=settings, text=True, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
 
 
-def sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> tuple[int, str]:
-    """The same to the end: the exit code, and what is on standard error."""
-    process = start(folder, *arguments, path=path)
+def run_sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> tuple[int, str]:
+    """Run a sweep over jobs without training, and return its exit code and standard error."""
+    process = start_sweep(folder, *arguments, path=path)
     message = process.communicate(timeout=120)[1]
     return process.returncode, message
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.slow)])
-def test_a_failed_job_is_reported_alone_and_a_bug_keeps_its_traceback(tmp_path: Path, launcher: str) -> None:
+def test_failed_jobs_report_user_errors_and_tracebacks(tmp_path: Path, launcher: str) -> None:
     if launcher != "basic":
-        plugin("submitit_launcher")
-    code, message = sweep(tmp_path, f"hydra/launcher={launcher}", "seed=2,3")
-    reported, _, bug = message.partition("Error executing job with overrides: ['seed=3']\n")
-    assert code == 1 and reported == "error: seed=2 brings bad luck\n"
-    assert 'program.py", line 14, in train' in bug and "ValueError: ours" in bug
+        require_plugin("submitit_launcher")
+    code, message = run_sweep(tmp_path, f"hydra/launcher={launcher}", "seed=2,3")
+    user_error, _, traceback = message.partition("Error executing job with overrides: ['seed=3']\n")
+    assert code == 1 and user_error == "error: seed=2 is rejected\n"
+    assert 'program.py", line 14, in train' in traceback and "ValueError: a bug" in traceback
     assert not (tmp_path / "runs" / "run" / "seed=2").exists() and (tmp_path / "runs" / "run" / "seed=3").exists()
 
 
-def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> None:
-    plugin("joblib_launcher")
-    process = start(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=5", "optim.lr=0.01,0.02")
+def test_terminated_sweep_ends_its_processes(tmp_path: Path) -> None:
+    require_plugin("joblib_launcher")
+    process = start_sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=5", "optim.lr=0.01,0.02")
     deadline = time.monotonic() + 60
     while len(pids := [path.read_text() for path in tmp_path.glob("job_*")]) < 2 or not all(pids):
         assert time.monotonic() < deadline and process.poll() is None
@@ -100,7 +113,7 @@ def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
+    ("arguments", "error"),
     [
         (["seed=range(6,9)", "optim.lr=choice(0.01,0.02)"], ""),
         (["optim.lr=interval(0.01,0.02)"], "interval() needs hydra/sweeper=optuna"),
@@ -111,38 +124,38 @@ def test_a_sweep_in_several_processes_ends_with_its_command(tmp_path: Path) -> N
         (["hydra/launcher=submitit"], "hydra/launcher=submitit is not one of basic"),
     ],
 )
-def test_what_sweeps_are_written_with(
+def test_sweep_syntax(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    answer: str,
+    error: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # main() sets it; monkeypatch restores it afterwards
     monkeypatch.setattr(sys, "argv", ["train", "-m", *arguments])
-    with pytest.raises(SystemExit) if answer else contextlib.nullcontext():
+    with pytest.raises(SystemExit) if error else contextlib.nullcontext():
         main("train")(lambda run: None)()
     message = capsys.readouterr().err
-    assert answer in message and message.count("\n") == bool(answer)
+    assert error in message and message.count("\n") == bool(error)
 
 
-def test_a_job_is_named_by_what_varies(tmp_path: Path) -> None:
-    many = [f"{key}={value}" for key, value in MANY.items()]
-    lists = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
+def test_job_names_contain_varying_keys(tmp_path: Path) -> None:
+    constant = [f"{key}={value}" for key, value in SWEPT_SETTINGS.items()]
+    varying = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
     (tmp_path / "program.py").write_text(PROGRAM.replace("Path(f", "0 and Path(f"))
-    command = [sys.executable, "program.py", "-m", *many, *lists, "hydra.sweep.dir=out"]
+    command = [sys.executable, "program.py", "-m", *constant, *varying, "hydra.sweep.dir=out"]
     done = subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
     assert done.stderr.count("error: tokenizer.type=bpe/../x is not one of") == 6 and done.returncode == 1
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     start = "model.attention.score=dot,optim.lr=0.0001,tokenizer.type="
-    assert len(names) == 3 + 3 and names[0] == f"{start}char"  # those that are refused leave no folder
+    assert len(names) == 3 + 3 and names[0] == f"{start}char"  # rejected jobs leave no folder
     assert not [path for path in (tmp_path / "out").glob("*/*") if path.is_dir()]
 
 
-@pytest.mark.parametrize("count", [1, 5, len(MANY)])
-def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
-    keys = list(MANY)[:count]
+@pytest.mark.parametrize("count", [1, 5, len(SWEPT_SETTINGS)])
+def test_job_names_are_short_unique_and_safe(count: int) -> None:
+    keys = list(SWEPT_SETTINGS)[:count]
     values = [
         "1",
         "a/b",
@@ -158,19 +171,20 @@ def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
         "{a:1}",
         '"a\nb"',
     ]
-    jobs = [
-        [f"{key}={value if key == keys[-1] else own}" for key, own in MANY.items() if key in keys] for value in values
-    ]
+    jobs = []
+    for value in values:
+        settings = {key: SWEPT_SETTINGS[key] for key in keys} | {keys[-1]: value}
+        jobs.append([f"{key}={setting}" for key, setting in settings.items()])
     names = [build_run_name(job, ["name"]) for job in jobs]
     assert len(set(names)) == len(values) and max(map(len, names)) <= MAX_RUN_NAME_BYTES
     assert all(re.fullmatch(r"[\w.+=,-]+", name, re.ASCII) for name in names)
-    assert names == [build_run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # whatever the order
+    assert names == [build_run_name([*job[::-1], "name=x"], ["name"]) for job in jobs]  # in any order
     assert count > 1 or names[0] == f"{keys[0]}=1"
     assert all(f"{keys[-1].rpartition('.')[2]}=" in name for name in names) or count > 5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "left_out"),
+    ("arguments", "excluded"),
     [
         (["-m", "seed=1,2", "optim.lr=0.1"], "optim.lr"),
         (["seed=1,2", "~by_pairs", "-m"], "by_pairs"),
@@ -179,37 +193,40 @@ def test_names_of_jobs_are_short_unique_and_safe(count: int) -> None:
         (["seed=1", "optim.lr=0.1"], None),
     ],
 )
-def test_what_is_the_same_in_all_jobs_is_left_out_of_their_names(arguments: list[str], left_out: str | None) -> None:
+def test_constant_keys_are_excluded_from_job_names(arguments: list[str], excluded: str | None) -> None:
     added = [argument for argument in exclude_constant_keys(arguments) if argument not in arguments]
-    wanted = [f"hydra.job.config.override_dirname.exclude_keys=[{','.join([*KEYS_NOT_IN_RUN_NAMES, str(left_out)])}]"]
-    assert added == (wanted if left_out else [])
+    if excluded is None:
+        assert added == []
+    else:
+        keys = ",".join([*KEYS_NOT_IN_RUN_NAMES, excluded])
+        assert added == [f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
 
 
-def test_keys_without_a_name_are_those_of_the_configuration() -> None:
+def test_keys_not_in_run_names_match_configuration() -> None:
     hydra = yaml.safe_load((CONFIG_DIR / "train.yaml").read_text())["hydra"]
     assert hydra["job"]["config"]["override_dirname"]["exclude_keys"] == [*KEYS_NOT_IN_RUN_NAMES]
 
 
-def test_a_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_plugin_error_names_remedy(tmp_path: Path) -> None:
     (tmp_path / "hydra_plugins").mkdir()
-    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # in the place of those that are installed
-    told = "error: hydra/launcher=joblib needs a missing plug-in; run pip install '.[sweep]' in the checkout\n"
-    assert sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, told)
+    (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides installed plug-ins
+    error = "error: hydra/launcher=joblib needs a missing plug-in; run pip install '.[sweep]' in the checkout\n"
+    assert run_sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, error)
 
 
-def test_a_sweep_on_a_cluster_composes() -> None:
-    plugin("submitit_launcher")
+def test_slurm_launcher_configuration() -> None:
+    require_plugin("submitit_launcher")
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
-    chosen = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]
+    overrides = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1"]
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        launcher = compose("train", overrides=chosen, return_hydra_config=True).hydra.launcher
+        launcher = compose("train", overrides=overrides, return_hydra_config=True).hydra.launcher
     assert launcher.partition == "gpu" and launcher.gpus_per_node == 1
 
 
-def test_a_search_goes_on_past_jobs_that_fail(tmp_path: Path) -> None:
-    plugin("optuna_sweeper")
-    search = ("sweep=toy", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1")
-    code, message = sweep(tmp_path, *search, "hydra.sweeper.direction=maximize", "seed=1,2")
+def test_search_continues_after_failed_jobs(tmp_path: Path) -> None:
+    require_plugin("optuna_sweeper")
+    sweeper = ("sweep=toy", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1")
+    code, message = run_sweep(tmp_path, *sweeper, "hydra.sweeper.direction=maximize", "seed=1,2")
     rates: dict[str, list[float]] = {"1": [], "2": []}
     for path in tmp_path.glob("job_*"):
         _, seed, rate = path.name.split("_")
@@ -222,11 +239,11 @@ def test_a_search_goes_on_past_jobs_that_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("monitor", MONITOR_METRICS)
-def test_a_search_for_the_worst_model_is_refused(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_in_wrong_direction_is_rejected(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = ("maximize", "minimize") if MONITOR_METRICS[monitor] else ("minimize", "maximize")
     for direction in (right, wrong):
-        composed = OmegaConf.create({"sweeper": {"direction": direction}})
-        monkeypatch.setattr(HydraConfig, "get", lambda composed=composed: composed)
+        config = OmegaConf.create({"sweeper": {"direction": direction}})
+        monkeypatch.setattr(HydraConfig, "get", lambda config=config: config)
         if direction == right:
             check_sweep_direction(monitor)
         else:
@@ -235,13 +252,12 @@ def test_a_search_for_the_worst_model_is_refused(monitor: str, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_training_in_two_processes(tmp_path: Path) -> None:
-    plugin("joblib_launcher")
-    sizes = ("model.hidden=31,32", "data.limit=300", "train.max_steps=5")
+def test_sweep_trains_in_two_processes(tmp_path: Path) -> None:
+    require_plugin("joblib_launcher")
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     settings = [setting for setting in TINY_SETTINGS if not setting.startswith("model.hidden")]
-    done = run_in_new_process(
-        "train", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *settings, *sizes, folder=tmp_path
-    )
+    settings += ["model.hidden=31,32", "data.limit=300", "train.max_steps=5"]
+    done = run_in_new_process("train", "-m", *launcher, *settings, folder=tmp_path)
     message = done.stderr.decode()
     assert done.returncode == 1 and message.count("error: model.hidden=31 must be even") == 1, message
     [metrics] = (tmp_path / "runs" / "run").glob("*/metrics.jsonl")
