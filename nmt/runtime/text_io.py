@@ -15,7 +15,14 @@ import pyarrow as pa
 from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
-from nmt.runtime.streams import find_own_descriptor, is_regular_file, is_stdout, open_descriptor, resolve_descriptor
+from nmt.runtime.streams import (
+    STDOUT_PATH,
+    find_own_descriptor,
+    is_regular_file,
+    is_stdout,
+    open_descriptor,
+    resolve_descriptor,
+)
 
 T = TypeVar("T", bound=Sequence[Sized])
 MAX_CHUNK_LINES = 4096  # lines in memory at a time
@@ -180,9 +187,15 @@ def open_output(path: str) -> Iterator[BinaryIO]:
             stream = stack.enter_context(open_sink(path))
             if compression:
                 stream = stack.enter_context(pa.CompressedOutputStream(stream, compression))
-        yield cast(BinaryIO, NamedOutput(stream, path))
+        output = NamedOutput(stream, path)
+        try:
+            yield cast(BinaryIO, output)
+            output.flush()  # standard output is not closed
+        except BaseException:
+            with suppress(OSError):  # closing writes what a failed write has left, and fails again
+                stack.__exit__(*sys.exc_info())
+            raise
         with named_write_errors(path):
-            stream.flush()  # standard output is not closed
             stack.close()
 
 
@@ -212,5 +225,5 @@ def write_utf8(file: BinaryIO, text: str) -> None:
 
 def echo(text: str) -> None:
     """Print results, with control characters escaped."""
-    with named_write_errors("-"):
+    with named_write_errors(STDOUT_PATH):
         write_utf8(sys.stdout.buffer, escape_controls(text) + "\n")

@@ -62,11 +62,11 @@ def fake_torch_layer(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"style": "bahdanau"}, 45),
-        ({"style": "bahdanau", "cell": "gru"}, 46),
-        ({"style": "bahdanau", "decoder_layers": 4}, 114),
-        ({"style": "luong"}, 50),
-        ({"style": "luong", "decoder_layers": 4}, 119),
+        ({"style": "bahdanau"}, 47),
+        ({"style": "bahdanau", "cell": "gru"}, 48),
+        ({"style": "bahdanau", "decoder_layers": 4}, 116),
+        ({"style": "luong"}, 52),
+        ({"style": "luong", "decoder_layers": 4}, 121),
         ({"style": "luong", "input_feeding": False}, 0),
         ({"style": "gnmt", "decoder_layers": 4}, 0),
     ],
