@@ -185,6 +185,6 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
             raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8") from None
     if len(lines_of_sides[0]) != len(lines_of_sides[-1]):
         raise UserError(
-            f"got {len(lines_of_sides[0]):,} and {len(lines_of_sides[-1]):,} lines; their numbers must be equal"
+            f"got {len(lines_of_sides[0]):,} and {len(lines_of_sides[-1]):,} lines; both sides need the same number"
         )
     return [[LINE_END.sub("", line) for line in lines] for lines in lines_of_sides]

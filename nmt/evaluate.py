@@ -118,8 +118,8 @@ def check_comparable(command: EvaluateRun) -> str:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
             raise UserError(
-                f"compare=: {path} belongs to a run that was already named, and eval/ of a run holds one evaluation; "
-                "name each run once"
+                f"compare=: {path} belongs to a run that is already listed, and eval/ of a run holds one evaluation "
+                "per split; list each run once"
             )
         run = load_config(folder)
         data = command.data.apply_to(run.data)

@@ -179,7 +179,7 @@ def train(run: TrainRun) -> float:
             if state.tensorboard is not None:
                 state.tensorboard.close()
         device_memory = peak_device_memory(device)
-        gpu = "" if device_memory is None else f", of the GPU {device_memory / 1e9:.2f} GB"
+        gpu = "" if device_memory is None else f", GPU memory {device_memory / 1e9:.2f} GB"
         log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")
         log.info(f"evaluate with: python -m nmt.evaluate {quote_setting('checkpoint', str(folder))}")
     return best

@@ -47,7 +47,7 @@ def cache_folder(data: DataConfig) -> Path:
     try:
         folder = Path(data.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nmt"))
     except RuntimeError:
-        raise UserError("the cache needs a home folder, and you have none; write data.cache=FOLDER") from None
+        raise UserError("there is no home folder for the default cache; write data.cache=FOLDER") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,7 +120,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=LOCK_NOTICE_DELAY)
         except Timeout:
-            log.info(f"waiting for another process that prepares {folder}")
+            log.info(f"waiting for another process that is preparing {folder}")
             lock.acquire()
     except (OSError, NotImplementedError) as error:  # if the cache is not writable, `build_folder` reports it
         if getattr(error, "errno", errno.ENOSYS) in UNSUPPORTED_ERRNOS:

@@ -523,7 +523,7 @@ def warn_if_out_of_reach(model: SearchModel, lengths: Sequence[int] | np.ndarray
     if count:
         log.warning(
             f"{count:,} of {len(lengths):,} {what} have more than model.attention.max_positions={model.reach} source "
-            "pieces; the pieces beyond get no attention"
+            "pieces; later pieces get no attention"
         )
 
 

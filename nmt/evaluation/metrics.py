@@ -80,11 +80,11 @@ def resolve_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     chosen = choose_tokenizer(tokenizer, references)
     reason = f"bleu_tokenizer={tokenizer}"
     if tokenizer == "auto":
-        reason = "by the script of the references"
+        reason = "chosen by the writing system of the references"
         usual = TOKENIZER_BY_SCRIPT[detect_script(references)]
         if chosen != usual:
             reason += f"; {usual}, the usual choice for it, {find_tokenizer_problem(usual)}"
-    log.info(f"BLEU by sacreBLEU's tokenizer {chosen} ({reason})")
+    log.info(f"BLEU uses sacreBLEU's tokenizer {chosen} ({reason})")
     return chosen
 
 

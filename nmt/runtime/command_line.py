@@ -132,7 +132,7 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
         if argument.startswith("-"):
             if name in HYDRA_FLAGS:
                 if any(is_setting[:index]) and any(is_setting[index + 1 :]):  # Hydra needs all settings in one row
-                    raise UserError(f"{argument} is between settings; move it to the front")
+                    raise UserError(f"{argument} cannot come between settings; move it to the front")
                 continue
             if key in known_names:
                 setting = quote_for_shell(f"{key}={value or 'VALUE'}")
@@ -148,10 +148,11 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
         if key not in known_names:
             raise UserError(f"there is no key '{key}'{suggest_key(key, known_names)}; --help lists all keys")
         if argument.startswith("+"):
-            raise UserError(f"{argument}: all keys exist, so no + is needed: {quote_for_shell(f'{key}={value}')}")
+            raise UserError(f"{argument}: + is not needed, since every key exists: {quote_for_shell(f'{key}={value}')}")
         if {"-m", "--multirun"} & set(arguments) and key in KEYS_NOT_IN_RUN_NAMES and is_swept(argument):
             raise UserError(
-                f"{argument}: {key} is not part of run names; use one command per value, each with its own name="
+                f"{argument}: {key} cannot be swept, since run names leave it out; use one command per value, each "
+                "with its own name="
             )
         if key in groups and "null" in value.split(","):
             raise UserError(f"{argument}: write {key}=CHOICE or leave {key} out; --help lists the choices")

@@ -113,7 +113,7 @@ def move_model(model: nn.Module, precision: str, device: torch.device, training:
     for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(variable, "512" if training else "256")
     if precision == "int8" and not has_exact_int8_matmul():
-        raise UserError("precision=int8 needs a CPU with 8-bit products (VNNI); write precision=fp32")
+        raise UserError("precision=int8 needs a CPU with VNNI (8-bit matrix products); write precision=fp32")
     if device.type == "cuda":  # PyTorch's defaults for cuBLAS and cuDNN differ
         # Not by `fp32_precision`: setting it makes `allow_tf32` raise an error for other code that reads it.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -137,9 +137,9 @@ def describe_contention(device: torch.device, speed: float, best: float) -> str 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load <= cores + 0.5 and speed >= best / 2:
         return None
-    speeds = f"{speed:,.0f} tokens/s" + (f" after {best:,.0f}" if speed < best / 2 else "")
+    speeds = f"{speed:,.0f} tokens/s" + (f", down from {best:,.0f}" if speed < best / 2 else "")
     return (
-        f"{speeds}, with a load of {load:.1f} on {cores} cores: other processes seem to use some of them, so that "
-        f"{threads} threads wait for each other; OMP_NUM_THREADS={threads - 1} before the command may be faster (the "
-        "number of threads affects rounding)"
+        f"{speeds}, with a load of {load:.1f} on {cores} cores: other processes seem to be using some of them, so "
+        f"the {threads} threads of this run wait for each other; OMP_NUM_THREADS={threads - 1} before the command may "
+        "be faster (the number of threads affects rounding)"
     )

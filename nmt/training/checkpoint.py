@@ -7,8 +7,8 @@
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
 
 A manifest has the sizes and hashes of the files beside it, the settings of the model, and the hash of its tokenizer.
-Loading executes no code: tensors are safetensors, everything else is plain JSON and YAML. Loading takes no more memory
-than the files are large: shapes are compared before tensors are allocated.
+Loading executes no code: tensors are safetensors, everything else is plain JSON and YAML. Loading needs no more memory
+than the size of the files: shapes are compared before tensors are allocated.
 """
 
 import json
@@ -315,7 +315,7 @@ def load_config(folder: Path) -> TrainRun:
         values = escape_interpolations(from_yaml(read_small(path)) or {})
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainRun), values))  # type: ignore[return-value]
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist, so {folder} is not a run; give a run, as runs/NAME") from None
+        raise UserError(f"{path} does not exist, so {folder} is not a run; give a run, such as runs/NAME") from None
     except UserError as error:
         raise UserError(f"{path}: {str(error)[: 2 * MAX_QUOTED_CHARS]}") from None
     except Exception as error:  # the errors of YAML and OmegaConf have no common base class

@@ -117,9 +117,9 @@ def fit(state: TrainState) -> float:
 def log_plan(state: TrainState, batches: Batches, total_steps: int) -> None:
     """Log the length of training, and warn of settings that will not have the expected effect."""
     config, progress = state.run.train, state.progress
-    unit = "an epoch" if state.stream is None else f"a window of {len(state.train):,} pairs"
+    unit = "epoch" if state.stream is None else f"window of {len(state.train):,} pairs"
     log.info(
-        f"{len(batches)} updates in {unit}, {total_steps} in all; padding {padding_waste(state.train, batches):.1%}"
+        f"{len(batches)} updates per {unit}, {total_steps} in total; {padding_waste(state.train, batches):.1%} padding"
     )
     if config.max_steps is not None and total_steps < config.max_steps:
         log.warning(
@@ -139,7 +139,7 @@ def log_outcome(state: TrainState, total_steps: int) -> None:
     if progress.step >= total_steps:
         is_step_limit = total_steps == config.max_steps
         limit = f"max_steps={total_steps}" if is_step_limit else f"max_epochs={config.max_epochs}"
-        log.info(f"train.{limit} is reached")
+        log.info(f"reached train.{limit}")
     best = progress.best[0]
     log.info(f"finished at step {progress.step}: best {config.monitor} {best.score:.4g} at step {best.step}")
 

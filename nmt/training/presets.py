@@ -46,7 +46,7 @@ def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
     pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
     config = build_config(TrainRun, dataclasses.asdict(run))
     tables = {key: table for key, table in tables.items() if min(table, default=pairs + 1) <= pairs}
-    log.info(f"{pairs:,} training pairs, for which by_pairs has{'' if tables else ' nothing'}")
+    log.info(f"{pairs:,} training pairs, for which by_pairs sets{':' if tables else ' nothing'}")
     for key, table in tables.items():
         lower = max(bound for bound in table if bound <= pairs)
         upper = min((bound for bound in table if bound > pairs), default=None)

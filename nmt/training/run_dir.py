@@ -105,7 +105,7 @@ def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
         raise UserError(
             f"data.{side}={language}: {direction} with separate vocabularies, so {language} would get the {side} "
             f"vocabulary, which is that of {parent_language}; start from a run with {language} as its {side} or with "
-            "tokenizer.joint=true, or write no init_from"
+            "tokenizer.joint=true, or leave out init_from"
         )
     log.warning(
         f"data.{side}={language}: {direction}; the vocabulary is joint, but the {side} side was trained on "
@@ -119,7 +119,7 @@ def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
     model = dataclasses.replace(parent.model, dropout=run.model.dropout)
     inherited = dataclasses.replace(run, tokenizer=tokenizer, model=model)
     if changes := [f"{key}={new} (not {old})" for key, new, old in list_differences(inherited, run)]:
-        log.info(f"as in init_from={run.init_from}: {', '.join(changes)}")
+        log.info(f"taken from init_from={run.init_from}: {', '.join(changes)}")
     return inherited
 
 
@@ -168,7 +168,7 @@ def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextM
     folder, run = state.folder, start.run
     lock = lock_run_folder(folder)
     if (check_run_folder(folder, run), find_last_checkpoint(folder)) != (start.is_resuming, start.last):
-        raise UserError(f"another process has trained in {folder} meanwhile; repeat the command")
+        raise UserError(f"another process trained in {folder} in the meantime; run the command again")
     if start.is_resuming:
         assert start.checkpoint is not None
         resume_from(state, start.checkpoint)
@@ -245,7 +245,7 @@ def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
     if harmless := [text for key, text in changed.items() if key in non_numeric]:
         log.info(f"changed since this run last trained: {', '.join(harmless)}")
     if numeric := [text for key, text in changed.items() if key not in non_numeric]:
-        log.warning(f"changed since this run last trained, which changes its numbers: {', '.join(numeric)}")
+        log.warning(f"changed since this run last trained, which changes its results: {', '.join(numeric)}")
 
 
 def list_non_numeric_keys(run: TrainRun) -> set[str]:

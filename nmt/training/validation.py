@@ -96,7 +96,7 @@ def iter_forced_batches(
         count = pluralize(len(too_long), "pair")
         log.warning(
             f"{count} of more than {MAX_VALIDATION_PIECES:,} pieces ({format_first_lines(too_long)}): "
-            "left out of loss, accuracy, entropy and AER, but not of BLEU"
+            "not counted in loss, accuracy, entropy and AER, but counted in BLEU"
         )
         order = order[len(too_long) :]
     # Half the default batch size, because the decoder takes the target side as well.

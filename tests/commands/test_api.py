@@ -267,7 +267,7 @@ def test_arguments_must_be_lists_of_equal_length(model: nmt.Model) -> None:
         lambda: model.translate([b"a"]),
         lambda: model.score(["a"], [None]),
     ):
-        message = "give a list of lines|numbers must be equal|is not a string but of type"
+        message = "give a list of lines|both sides need the same number|is not a string but of type"
         with pytest.raises(nmt.UserError, match=message):
             call()
     assert model.translate(["Die Frau schläft ."], prefixes=["The"])[0].text.startswith("The")

@@ -493,7 +493,7 @@ def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
         assert sum(sentences for _, sentences, _ in ranges) == metrics["sentences"]
         assert f"comparison_by_{name}.png" in printed
     for arguments, message in {
-        "compare=[runs/mine,runs/mine/]": "runs/mine/ belongs to a run that was already named",
+        "compare=[runs/mine,runs/mine/]": "runs/mine/ belongs to a run that is already listed",
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
         "compare=[runs/a=1,runs/b=2]": """quote items with special characters: 'compare=["ITEM","ITEM"]'""",
         "compare=runs/mine,runs/other": "compare=[A,B] for a list",

@@ -119,7 +119,10 @@ def test_terminated_sweep_ends_its_processes(tmp_path: Path) -> None:
         (["optim.lr=interval(0.01,0.02)"], "interval() needs hydra/sweeper=optuna"),
         (["optim.lr=tag(log,interval(0.01,0.02))"], "interval() needs hydra/sweeper=optuna"),
         (["optim.lt=interval(0.01,0.02)"], "there is no key 'optim.lt'; did you mean 'optim.lr'?"),
-        (["data.path=a,b"], "data.path=a,b: data.path is not part of run names; use one command per value"),
+        (
+            ["data.path=a,b"],
+            "data.path=a,b: data.path cannot be swept, since run names leave it out; use one command per value",
+        ),
         (["device=cpu,"], "device=cpu, cannot be read"),
         (["hydra/launcher=submitit"], "hydra/launcher=submitit is not one of basic"),
     ],

@@ -290,7 +290,9 @@ def test_commands_with_unspaced_and_other_scripts(language: str, tokenizer: str,
     run_ok("train", "name=run", *data, *SETTINGS, folder=tmp_path)
     run = tmp_path / "runs/run"
     assert f"bleu_tokenizer: {tokenizer}\n" in (run / "config.yaml").read_text().replace("'", "")
-    assert f"BLEU by sacreBLEU's tokenizer {tokenizer} (by the script" in (run / "train.log").read_text()
+    assert (
+        f"BLEU uses sacreBLEU's tokenizer {tokenizer} (chosen by the writing system" in (run / "train.log").read_text()
+    )
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validations = {event["step"]: event for event in events if event["event"] == "validate"}
     best = int((run / "checkpoints/best").read_text().strip().removeprefix("step_"))

@@ -525,7 +525,7 @@ def test_warning_counts_sources_longer_than_max_positions(caplog: pytest.LogCapt
     warn_if_out_of_reach(make_attention_model("luong", score="dot"), [9], "lines")
     warn_if_out_of_reach(make_attention_model("luong", score="none"), [9], "lines")
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces; the pieces beyond get no "
+        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces; later pieces get no "
         "attention"
     ]
 

@@ -94,8 +94,8 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("data.path={a:b}", "expected one value, not keys with values"),
         ("datta=text", "there is no key 'datta'; did you mean 'data'?"),
         ("data@valid=text", "there is no key 'data@valid'"),
-        ("+model.hidden=5", "no + is needed: model.hidden=5"),
-        ("++model.hidden=5", "no + is needed: model.hidden=5"),
+        ("+model.hidden=5", "+ is not needed, since every key exists: model.hidden=5"),
+        ("++model.hidden=5", "+ is not needed, since every key exists: model.hidden=5"),
         ("+model.hiden=5", "there is no key 'model.hiden'"),
         ("~model.hidden", "~model.hidden: ModelConfig (DictConfig) does not support deletion"),
         ("--name=x", "--name=x: settings are written without dashes: name=x"),
@@ -183,7 +183,7 @@ def test_flag_between_settings_gives_error(train: Callable[..., Result]) -> None
     assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
     assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
     code, message = train("model.hidden=32", "-m", "seed=1,2")
-    assert (code, message) == (1, "error: -m is between settings; move it to the front\n")
+    assert (code, message) == (1, "error: -m cannot come between settings; move it to the front\n")
 
 
 def test_sweep_continues_after_failed_job(train: Callable[..., Result]) -> None:

@@ -355,7 +355,7 @@ def test_concurrent_processes_build_cache_once(tmp_path: Path) -> None:
     assert (tmp_path / "times").read_text() == "once\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cached", "times"]
     assert {output for output in outputs if output} <= {
-        f"waiting for another process that prepares {tmp_path}/cached\n"
+        f"waiting for another process that is preparing {tmp_path}/cached\n"
     }
 
 

@@ -305,7 +305,7 @@ def test_log_names_limit_that_ends_training(
         f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null removes"
     )
     assert any(early_end in message for message in caplog.messages) == (limit is None)
-    assert f"train.{limit or 'max_epochs=1'} is reached" in caplog.messages
+    assert f"reached train.{limit or 'max_epochs=1'}" in caplog.messages
 
 
 def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_non_finite_update_is_skipped_and_counted(
     [
         (2, 0.1, False, None),
         (2, 9e3, False, r"[\d,]+ tokens/s, with a load of 9000.0 on .* OMP_NUM_THREADS=1 before"),
-        (3, 0.1, True, r"[\d,]+ tokens/s after [\d,]+, with a load of 0.1 on .* OMP_NUM_THREADS=2 before"),
+        (3, 0.1, True, r"[\d,]+ tokens/s, down from [\d,]+, with a load of 0.1 on .* OMP_NUM_THREADS=2 before"),
         (1, 9e3, True, None),
     ],
 )
@@ -491,7 +491,7 @@ def test_run_folder_changed_by_another_process_is_rejected(
         save_state(state)
     start = find_starting_point(state.run, tmp_path, CPU, ())
     save_state(replace(state, progress=Progress(state.progress.corpus, step=4)))
-    with pytest.raises(UserError, match="another process has trained in .* meanwhile; repeat the command"):
+    with pytest.raises(UserError, match="another process trained in .* in the meantime; run the command again"):
         open_run_folder(state, start)
     assert (
         find_last_checkpoint(tmp_path)
