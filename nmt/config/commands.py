@@ -112,13 +112,13 @@ class TrainRun:
     resume: str = setting("false", "if the run exists: false (refuse) | true (continue) | auto (continue or start)")
     overwrite: bool = setting(False, "delete an existing run and start over, even with resume=auto")
     init_from: str | None = setting(None, "start from the weights and tokenizer of another run")
-    bleu_tokenizer: str = setting("auto", "sacreBLEU tokenizer: auto (by script) | 13a | intl | zh | ja-mecab | ...")
+    bleu_tokenizer: str = setting("auto", "BLEU tokenizer: auto (by writing system) | 13a | intl | zh | ja-mecab | ...")
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    by_pairs: dict[str, dict[int, Any] | None] = setting(dict, "KEY: null | {N: value from N pairs on}")
+    by_pairs: dict[str, dict[int, Any] | None] = setting(dict, "KEY: {N: value from N training pairs on} | null (off)")
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
@@ -130,7 +130,8 @@ class TrainRun:
         check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
         if "${" in self.name:
             raise UserError(
-                f"name={self.name!r} contains an interpolation (${{...}}), which run names cannot; write name=NAME"
+                f"name={self.name!r} contains an interpolation (${{...}}), which is not allowed in run names; "
+                "write name=NAME"
             )
         if not self.name.strip("./ "):
             raise UserError(f"name={self.name!r} is not a valid folder name; write name=NAME for the folder runs/NAME")
@@ -176,7 +177,7 @@ class EvaluateRun:
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     pictures: int = setting(4, "number of attention heat maps, for the first sentences")
-    bleu_tokenizer: str | None = setting(None, "sacreBLEU tokenizer; auto: by script; null: same as the run")
+    bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -248,7 +249,7 @@ class AlignRun:
     source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
     output: str = setting("-", "output file: all weights (.jsonl or .npz), else links; -: standard output")
-    gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: of the corpus")
+    gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
     max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")
     batch_tokens: int | None = setting(None, "pieces of the longer side per batch; null: 8,000, on GPU 64,000")

@@ -48,7 +48,7 @@ class DataConfig:
     subset: str | None = setting(None, "format=hub: dataset configuration, such as de-en")
     revision: str | None = setting(None, "format=hub: branch, tag or commit; null: latest")
     source: str = setting("de", "file extension, column name or number, or nested column (translation.de)")
-    target: str = setting("en", "likewise")
+    target: str = setting("en", "same as source, for the target side")
     split: str = setting("test", "split that evaluate and align read")
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
     invalid: str = setting("refuse", "invalid UTF-8 or JSON, missing columns: refuse | drop (and count)")

@@ -24,7 +24,7 @@ class AttentionConfig:
 
     score: str = setting("additive", "additive (= concat) | dot | scaled_dot | general | location | none")
     window: str = setting("global", "global | local_m (same position) | local_p (predicted position)")
-    half_width: int = setting(10, "local windows: half width D; the window covers 2 D + 1 source pieces")
+    half_width: int = setting(10, "local windows: half width w; the window covers 2 w + 1 source pieces")
     normalizer: str = setting("softmax", "softmax | sparsemax | entmax15 (the last two give exact zeros)")
     heads: int = setting(1, "number of attention heads")
     coverage: bool = setting(False, "let the score see the attention that each source piece has received")
@@ -52,11 +52,11 @@ class AttentionConfig:
 class ModelConfig:
     """A recurrent encoder and a recurrent decoder with attention."""
 
-    style: str = setting("bahdanau", "attention before the cell: bahdanau | after it: luong | bottom layer: gnmt")
+    style: str = setting("bahdanau", "bahdanau (attend before the step) | luong (after it) | gnmt (bottom layer)")
     cell: str = setting("lstm", "lstm | gru")
     embed: int = setting(256, "embedding size")
     hidden: int = setting(512, "decoder state size")
-    encoder_hidden: int | None = setting(None, "per direction; null: hidden, or hidden / 2 if bidirectional")
+    encoder_hidden: int | None = setting(None, "encoder size per direction; null: hidden (/ 2 if bidirectional)")
     bidirectional: bool = setting(True, "bidirectional encoder")
     encoder_layers: int = setting(1, "number of encoder layers")
     decoder_layers: int = setting(1, "number of decoder layers; gnmt needs at least 2")

@@ -13,19 +13,19 @@ class SearchConfig:
 
     beam: int = setting(5, "number of hypotheses kept at each step; 1: greedy search")
     n_best: int = setting(1, "number of translations per line, all different as text")
-    penalty: str = setting("gnmt", "length n divides the score: gnmt (by ((5 + n) / 6)^alpha) | mean (by n^alpha)")
+    penalty: str = setting("gnmt", "for n pieces, divide the score by: gnmt ((5 + n) / 6)^alpha | mean n^alpha")
     length_penalty: float = setting(1.0, "alpha, exponent of the length penalty; 0: none")
     coverage_penalty: float = setting(0.0, "beta, the coverage penalty of Wu et al. 2016; 0: none")
     min_length: int = setting(0, "minimum target pieces, with </s>")
     min_ratio: float = setting(0.0, "minimum target pieces per source piece")
     max_length: int = setting(2000, "maximum target pieces of a line, or of one part of a long line, with </s>")
-    max_ratio: float = setting(2.0, "maximum target pieces per source piece, plus 20")
+    max_ratio: float = setting(2.0, "maximum target pieces: max_ratio x source pieces + 20")
     max_source: int | None = setting(None, "pieces, with </s>; longer lines are split; null: as in training")
     no_repeat_ngram: int = setting(0, "n: no n-gram of pieces may occur twice in a translation; 0: off")
     replace_unknown: bool = setting(False, "tokenizer.type=word: replace <unk> by its source word")
     dictionary: str | None = setting(None, "replace_unknown: file of source word, tab, target word")
     groups: int = setting(1, "number of groups in diverse beam search; each avoids the pieces of earlier groups")
-    diversity: float = setting(0.5, "groups: penalty of a piece for each hypothesis of earlier groups that took it")
+    diversity: float = setting(0.5, "groups: penalty per hypothesis of an earlier group that chose the same piece")
     sample: bool = setting(False, "sample n_best translations instead of beam search")
     temperature: float = setting(1.0, "sample: below 1 favors likely pieces, above 1 gives more variety")
     top_k: int = setting(0, "sample: only from the k most likely pieces; 0: all")
@@ -82,7 +82,9 @@ class LinksConfig:
     """Extraction of links from attention weights."""
 
     unit: str = setting("words", "words | pieces")
-    threshold: float | None = setting(None, "minimum weight; null: best of each target word (</s>: no link)")
+    threshold: float | None = setting(
+        None, "minimum weight of a link; null: link each word to its best source word (</s>: no link)"
+    )
 
     def __post_init__(self) -> None:
         check_choice("links.unit", self.unit, ("words", "pieces"))

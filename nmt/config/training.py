@@ -54,7 +54,7 @@ class TrainConfig:
     monitor: str = setting("bleu", "metric for the best checkpoint and early stopping: bleu | loss | ppl | accuracy")
     coverage_loss: float = setting(0.0, "weight of the coverage loss (See et al. 2017), for attention.coverage")
     r_drop: float = setting(0.0, "weight of the R-Drop loss between two dropout passes (Liang et al. 2021); 0: off")
-    guided_alignment: float = setting(0.0, "final weight of the loss against gold links (data.alignments)")
+    guided_alignment: float = setting(0.0, "weight, at the end, of the loss against gold links (data.alignments)")
     patience: int | None = setting(None, "validations without improvement before training stops; null: never")
     keep: int = setting(1, "number of best checkpoints to keep, besides the last two")
     max_skipped: int = setting(20, "consecutive updates with a non-finite loss or gradient before training stops")
