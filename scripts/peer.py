@@ -13,7 +13,7 @@ SCRIPTS_DIR = Path(__file__).resolve().parent
 
 
 def run_command(*command: str | Path, log: Path) -> float:
-    """Run a command with its output in a log file, and return its seconds."""
+    """Run a command with its output in a log file, and return its run time in seconds."""
     started = time.perf_counter()
     with open(log, "w", encoding="utf-8") as file:
         done = subprocess.run([str(part) for part in command], stdout=file, stderr=subprocess.STDOUT)

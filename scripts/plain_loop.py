@@ -2,7 +2,7 @@
 
 It runs nn.LSTMCell and attention one step at a time, or nn.LSTM over whole sentences.
 
-Shapes: B sentences, S source and T target positions, A size in which queries and keys meet, M memory size.
+Shapes: B sentences, S source and T target positions, A size in which queries and keys are compared, M memory size.
 """
 
 import torch

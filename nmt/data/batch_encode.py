@@ -46,7 +46,10 @@ def encode_texts(
 
 
 def needs_line_encoding(texts: pa.Array, max_characters: int) -> npt.NDArray[np.bool_]:
-    """Return which texts are not words separated by single spaces, are too long, or are only white space."""
+    """Return which texts `encode_by_word` cannot handle.
+
+    Such texts are not words separated by single spaces, are too long, or are only white space.
+    """
     conditions = [
         pc.starts_with(texts, " "),
         pc.ends_with(texts, " "),

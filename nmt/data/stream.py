@@ -231,7 +231,7 @@ def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Tab
 
 
 def sample_stream(run: TrainRun) -> Dataset:
-    """Return the first pairs to train the tokenizer on: of each corpus its share of a million, or all it has."""
+    """Return the first pairs of each corpus for tokenizer training: its share of a million, or all it has."""
     tables = []
     counts = pairs_per_corpus(run.data, TOKENIZER_SAMPLE)
     for number, (part, count) in enumerate(zip(list_corpora(run.data), counts, strict=True)):

@@ -354,7 +354,7 @@ def compute_start_distributions(
 
 
 def sample_segmentation(word: str, distributions: list[tuple[list[int], list[float]]], rng: random.Random) -> list[str]:
-    """Sample a segmentation backwards from the end of a word, given `compute_start_distributions`."""
+    """Sample a segmentation backward from the end of a word, given `compute_start_distributions`."""
     pieces = []
     end = len(word)
     while end:
@@ -566,7 +566,9 @@ def read_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def has_expected_ids(side: LanguageTokenizer) -> bool:
-    """Return whether specials and bytes have their ids, and their names are encoded like any other text.
+    """Return whether special and byte pieces have the expected ids.
+
+    Text that spells their names must be encoded as plain text, too.
 
     Raises:
         ValueError: if a piece is not UTF-8.

@@ -115,7 +115,7 @@ def join_sentences(texts: Iterable[str]) -> str:
 
 
 def split_words(parts: Sequence[str]) -> list[list[str]]:
-    """Split each of a line's parts between spaces into words; joined without spaces, these are the part again.
+    """Split each space-separated part of a line into words. Joined without spaces, they give the part again.
 
     A part stays whole if it has no character of a script without spaces. So do all parts of a Korean line, whose
     Chinese characters are in words between spaces, and of a line that has spaces between its words already.

@@ -20,7 +20,7 @@ MemberPartT = TypeVar("MemberPartT", Memory, DecoderState)
 
 
 class EnsembleState(tuple[MemberPartT, ...]):
-    """The memories or the decoder states of all members, with the methods of one of them."""
+    """A tuple of the members' memories or decoder states, with the same methods as a single one."""
 
     def select(self, rows: Tensor) -> "EnsembleState[MemberPartT]":
         return EnsembleState(part.select(rows) for part in self)
@@ -33,7 +33,7 @@ class EnsembleState(tuple[MemberPartT, ...]):
 
 
 class Ensemble:
-    """The interface of a model that search uses, for several models with the same vocabularies."""
+    """Several models with the same vocabularies, behind the interface that search expects of a single model."""
 
     def __init__(self, members: Sequence[Seq2Seq]) -> None:
         self.members = members

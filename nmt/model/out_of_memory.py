@@ -1,4 +1,4 @@
-"""Recovery from lack of memory: free CUDA graphs first, then process fewer sentences at a time."""
+"""Recovery from out-of-memory errors: free CUDA graphs first, then process fewer sentences at a time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ ResultT = TypeVar("ResultT")
 
 
 def try_or_oom(function: Callable[[], ResultT]) -> ResultT | None:
-    """Return the result of `function`, or None if memory is too small.
+    """Return the result of `function`, or None if it runs out of memory.
 
     If there are CUDA graphs, they are freed and the call is repeated once.
     """

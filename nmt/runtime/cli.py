@@ -151,7 +151,7 @@ def remove_empty_folders(folder: Path) -> None:
 def exit_on_sigterm(exit_signals: list[int]) -> Iterator[None]:
     """Turn SIGTERM into SystemExit, so that unfinished files are removed, and note the signal in `exit_signals`.
 
-    Afterwards SIGTERM is ignored: nothing is left to clean up.
+    After that, SIGTERM is ignored: nothing is left to clean up.
     """
 
     def handle_sigterm(number: int, _: object) -> None:

@@ -1,7 +1,7 @@
 """Process group of a torchrun job and collective operations.
 
-`torchrun` starts the processes of a job and numbers them by rank. All run the same code; rank 0 does what only one may
-do, such as writing files.
+`torchrun` starts the processes of a job and numbers them by rank. All run the same code; rank 0 does what only one
+process may do, such as writing files.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The state of a run, and its saving and resuming.
+"""The state of a run, and how it is saved and restored.
 
 Randomness is stateless: torch's generator is reseeded at each micro-batch from (seed, step, micro-batch), and the order
 of the data is a function of (seed, epoch). So a checkpoint only stores positions, and resuming is exact.
@@ -160,8 +160,8 @@ def read_progress(path: Path) -> Progress:
 def resume_from(state: TrainState, folder: Path) -> None:
     """Restore weights, optimizer and progress from a checkpoint of the run.
 
-    metrics.jsonl is truncated to the checkpoint's step, and whatever a process that died left undone or half written
-    among the checkpoints is cleaned up.
+    Truncates metrics.jsonl to the checkpoint's step, and cleans up what a process that died left incomplete among the
+    checkpoints.
 
     Raises:
         UserError: the checkpoint does not fit the model, or the training text is a different one.

@@ -249,7 +249,7 @@ def relative(rng: random.Random) -> tuple[Phrase, str]:
 
 
 def make_pair(phrase: Phrase, mark: str) -> Pair:
-    """Convert a phrase to text and links: capitalize it, add the final mark, drop commas before other marks."""
+    """Convert a phrase to text and links: capitalize, add final punctuation, drop commas before other punctuation."""
     phrase += unit(mark, mark)
     following = [token.text for token in phrase.german[1:]] + [""]
     german = [t for t, after in zip(phrase.german, following, strict=True) if t.unit or after not in (",", ".", "?")]

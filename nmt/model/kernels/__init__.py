@@ -1,4 +1,4 @@
-"""What is only there for speed. `nmt/model/reference.py` has a readable version of each part.
+"""Optimized implementations of parts of the model. `nmt/model/reference.py` has a readable version of each.
 
 `model.kernels` chooses one of `KERNELS`.
 """

@@ -1,4 +1,4 @@
-"""Gathers of rows whose backward passes add no more than they must, and in a fixed order.
+"""Row gathers whose backward passes avoid unnecessary additions and sum in a fixed order.
 
 Shapes: B sentences, S source positions, R = B x S positions of a batch, E embedding size; P rows of a table, A their
 size.
