@@ -79,7 +79,7 @@ def test_fault_injection_trials(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
 
     with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=3", "term=3", "fileops=4", "bitflips=150", "noise=600", "badlines=2000")):
+        for done in pool.map(run, ("kill=2", "term=2", "fileops=3", "bitflips=80", "noise=300", "badlines=1000")):
             assert done.returncode == 0, done.stdout + done.stderr
 
 
