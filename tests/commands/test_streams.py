@@ -545,7 +545,7 @@ def test_align_reads_and_writes_standard_streams(home: Path, corpus: Path) -> No
 
 def test_translate_output_appends_after_shell_redirect(home: Path) -> None:
     (home / "all.txt").write_bytes(b"before\n")
-    command = f"{sys.executable} -m nmt.translate {' '.join(FAST)}"
+    command = f"'{sys.executable}' -m nmt.translate {' '.join(FAST)}"
     script = f"cd '{home}' && echo 'Der Hund .' | {command} output=/dev/stdout >> all.txt"
     assert os.spawnve(os.P_WAIT, "/bin/sh", ["sh", "-c", script], command_environment(home)) == 0
     content = (home / "all.txt").read_bytes()

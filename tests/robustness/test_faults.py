@@ -615,7 +615,7 @@ def test_closed_and_full_streams(command: str, message: str | None, home: Path, 
     (tmp_path / "runs").mkdir()
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
     done = subprocess.run(
-        f"{sys.executable} -m nmt.{command}",
+        f"'{sys.executable}' -m nmt.{command}",
         shell=True,
         cwd=tmp_path,
         env=command_environment(tmp_path),
