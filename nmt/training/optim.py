@@ -46,7 +46,7 @@ def build_optimizer(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> 
     for slots in optimizer.state.values():
         if "step" in slots:
             slots["step"].zero_()
-    group["weight_decay"] = config.weight_decay  # `train_step` sets the learning rate of each update
+    group["lr"], group["weight_decay"] = config.lr, config.weight_decay  # `train_step` sets the rate of each update
     return optimizer
 
 
