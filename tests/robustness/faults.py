@@ -147,7 +147,7 @@ def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKIL
     rng = random.Random(1)
     settings = (
         "data=text",
-        write_corpus(folder, train=400, valid=20, test=2),
+        write_corpus(folder, train=400, valid=6, test=2),
         *SMALL_SETTINGS,
         f"train.max_steps={6 * times + 60}",
         "train.max_epochs=null",
@@ -245,7 +245,7 @@ def check_file_operations(times: int, folder: Path) -> None:
     """
     settings = (
         "data=text",
-        write_corpus(folder, train=300, valid=20, test=20),
+        write_corpus(folder, train=300, valid=6, test=6),
         *SMALL_SETTINGS,
         "train.max_steps=12",
         "train.max_epochs=null",
@@ -268,7 +268,10 @@ def check_file_operations(times: int, folder: Path) -> None:
         places[check_best(run)] += 1
         check_equal(run_and_read_files(folder, "train", "name=killed", *settings), expected)
     results = folder / "runs" / "whole" / "eval"
-    old, new = (("evaluate", "checkpoint=runs/whole", "device=cpu", f"search.beam={beam}") for beam in (1, 3))
+    old, new = (
+        ("evaluate", "checkpoint=runs/whole", "device=cpu", "search.max_length=20", "pictures=1", f"search.beam={beam}")
+        for beam in (1, 3)
+    )
     old_results = run_and_read_files(folder, *old, results=True)
     new_results = run_and_read_files(folder, *new, results=True, operations=("eval/", None))
     count = int((folder / "operations").read_text())
