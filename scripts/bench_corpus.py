@@ -152,9 +152,10 @@ def measure_preparation(name: str, run: TrainRun, pairs: int, updates: int) -> N
 
 def measure_training(name: str, folder: Path, vocabulary: int, steps: int) -> None:
     """Measure the training command."""
-    command = [sys.executable, "-m", "nmt.train", "data=text", f"data.path={folder / 'text'}", "name=bench",
-               f"data.cache={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}", "overwrite=true",
-               f"tokenizer.vocab_size={vocabulary}", f"train.max_steps={steps}", "train.log_every=1"]  # fmt: skip
+    settings = [f"data.path={folder / 'text'}", f"data.cache={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}"]
+    settings += ["data=text", "name=bench", "overwrite=true", "train.log_every=1"]
+    settings += [f"tokenizer.vocab_size={vocabulary}", f"train.max_steps={steps}"]
+    command = [sys.executable, "-m", "nmt.train", *settings]
     started, first = time.perf_counter(), 0.0
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     watch, before = MemoryWatch(process.pid), 0

@@ -28,9 +28,15 @@ SOURCE_LENGTHS = (50, 100, 200, 500, 1000)
 WINDOWS = ("global", "local_m", "local_p")
 SMALL = ModelConfig(style="luong", embed=256, hidden=512, attention=AttentionConfig(score="additive"))
 GNMT = ModelConfig(
-    style="gnmt", embed=1024, hidden=1024, encoder_layers=4, decoder_layers=4, residual=True, bridge="last",
+    style="gnmt",
+    embed=1024,
+    hidden=1024,
+    encoder_layers=4,
+    decoder_layers=4,
+    residual=True,
+    bridge="last",
     attention=AttentionConfig(score="additive"),
-)  # fmt: skip
+)
 SIZES = {"small": (SMALL, 8000, 64), "gnmt": (GNMT, 32000, 512)}  # model, vocabulary size, sentences per batch
 
 

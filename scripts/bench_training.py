@@ -261,12 +261,21 @@ def measure_systems(
 
 
 def format_table(
-    speeds: dict[System, list[float]], peaks: dict[System, int], rates: dict[str, float], eole: list[float],
-    size: Size, encoded: EncodedPairs,
-) -> list[str]:  # fmt: skip
+    speeds: dict[System, list[float]],
+    peaks: dict[System, int],
+    rates: dict[str, float],
+    eole: list[float],
+    size: Size,
+    encoded: EncodedPairs,
+) -> list[str]:
     several = len(size.sentences) > 1
-    columns = ["", "Precision", *["Sentences"] * several, "Tokens/s", "from - to", "Both sides", "Plain loop",
-               *["Eole"] * bool(eole), "Peak memory", "Share of product rate"]  # fmt: skip
+    columns = ["", "Precision"]
+    if several:
+        columns.append("Sentences")
+    columns += ["Tokens/s", "from - to", "Both sides", "Plain loop"]
+    if eole:
+        columns.append("Eole")
+    columns += ["Peak memory", "Share of product rate"]
     found = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     source, target = encoded.lengths(encoded.order).sum(axis=1)
     both = 1 + source / target
@@ -312,8 +321,11 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
     fed = replace(size.model, style="luong", input_feeding=True)
     whole = replace(fed, input_feeding=False)
     first = System("nmt, input feeding", fed, precision, size.sentences[0])
-    trio = [first, System("nmt, no input feeding", whole, precision, size.sentences[0]),
-            replace(first, name="plain loop", plain=True)]  # fmt: skip
+    trio = [
+        first,
+        System("nmt, no input feeding", whole, precision, size.sentences[0]),
+        replace(first, name="plain loop", plain=True),
+    ]
     length = round(size.length)
 
     def sized(system: System, hidden: int) -> System:
@@ -360,9 +372,16 @@ def draw_curves(size: Size, device: torch.device, path: Path) -> None:
 
 def main() -> None:
     settings = parse_settings(
-        data="", source="de", target="en", peers="0", size="small", device="auto", windows="7", updates="15",
+        data="",
+        source="de",
+        target="en",
+        peers="0",
+        size="small",
+        device="auto",
+        windows="7",
+        updates="15",
         folder="runs/bench_training",
-    )  # fmt: skip
+    )
     if settings["size"] not in SIZES or settings["peers"] not in ("0", "1"):
         sys.exit(__doc__)
     if settings["peers"] == "1" and not (settings["data"] and settings["size"] == "small"):

@@ -85,8 +85,10 @@ def main() -> None:
             speed = len(text) / took, pieces / took
             first = first or speed
             bleu = sacrebleu.corpus_bleu(found, [references]).score
-            print(f"{kind:<10}{system:<12}{took:>9.2f}{speed[0]:>13.1f}{speed[0] / first[0]:>7.2f}x{pieces:>9,}"
-                  f"{speed[1]:>10,.0f}{speed[1] / first[1]:>7.2f}x{bleu:>7.2f}")  # fmt: skip
+            print(
+                f"{kind:<10}{system:<12}{took:>9.2f}{speed[0]:>13.1f}{speed[0] / first[0]:>7.2f}x{pieces:>9,}"
+                f"{speed[1]:>10,.0f}{speed[1] / first[1]:>7.2f}x{bleu:>7.2f}"
+            )
 
 
 if __name__ == "__main__":

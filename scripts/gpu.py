@@ -160,17 +160,27 @@ def list_fact_checks(setting: Setting) -> list[Check]:
 
 def report_versions(setting: Setting) -> Iterator[Values]:
     triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
-    yield {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda,
-           "cuDNN": torch.backends.cudnn.version(), "triton": triton, "processor": get_processor_name(),
-           "cores": os.cpu_count()}  # fmt: skip
+    yield {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "cuDNN": torch.backends.cudnn.version(),
+        "triton": triton,
+        "processor": get_processor_name(),
+        "cores": os.cpu_count(),
+    }
 
 
 def report_card(setting: Setting) -> Iterator[Values]:
     setting.require_gpu()
     found = torch.cuda.get_device_properties(setting.device)
     capability = f"{found.major}.{found.minor}"
-    yield {"card": found.name, "GB": found.total_memory / 1e9, "capability": capability,
-           "multiprocessors": found.multi_processor_count}  # fmt: skip
+    yield {
+        "card": found.name,
+        "GB": found.total_memory / 1e9,
+        "capability": capability,
+        "multiprocessors": found.multi_processor_count,
+    }
 
 
 def report_driver(setting: Setting) -> Iterator[Values]:
@@ -231,9 +241,15 @@ def make_sentences(setting: Setting, count: int, longest: int) -> tuple[EncodedP
 
 
 def make_state(
-    config: ModelConfig, vocabulary: int, encoded: EncodedPairs, device: torch.device, precision: str,
-    train: TrainConfig | None = None, dropout: float | None = None, loss_scale: float = 2.0**16,
-) -> TrainState:  # fmt: skip
+    config: ModelConfig,
+    vocabulary: int,
+    encoded: EncodedPairs,
+    device: torch.device,
+    precision: str,
+    train: TrainConfig | None = None,
+    dropout: float | None = None,
+    loss_scale: float = 2.0**16,
+) -> TrainState:
     """Return the training state of a new model, initialized on its device."""
     run = TrainRun(model=config, optim=OPTIM, train=train or TrainConfig(max_steps=10**6), precision=precision)
     torch.manual_seed(1)
@@ -284,8 +300,9 @@ def find_largest_difference(found: dict[str, Tensor], wanted: dict[str, Tensor])
     The norm of the reference counts as at least a thousandth of the norm of all tensors together.
     """
     least = 1e-3 * math.sqrt(sum(float(value.square().sum()) for value in wanted.values())) + 1e-300
-    norms = {name: float((found[name] - value).norm()) / max(float(value.norm()), least)
-             for name, value in wanted.items()}  # fmt: skip
+    norms = {
+        name: float((found[name] - value).norm()) / max(float(value.norm()), least) for name, value in wanted.items()
+    }
     worst = max(norms, key=lambda name: math.inf if math.isnan(norms[name]) else norms[name])
     return norms[worst], worst
 
@@ -393,9 +410,15 @@ def check_whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
             text = " ".join(str(warning.message) for warning in warned)
             kernels = [event["name"] for event in trace_events(setting, work) if event.get("cat") == "kernel"]
             library = "PyTorch" if any(map(PYTORCH_CELL_KERNEL.search, kernels)) else "cuDNN" if kernels else None
-            yield {"ok": norm <= MAX_RELATIVE_NORMS[precision] and "contiguous" not in text, "precision": precision,
-                   "hidden": hidden, "relative norm": norm, "worst": worst, "library": library,
-                   "warnings": text}  # fmt: skip
+            yield {
+                "ok": norm <= MAX_RELATIVE_NORMS[precision] and "contiguous" not in text,
+                "precision": precision,
+                "hidden": hidden,
+                "relative norm": norm,
+                "worst": worst,
+                "library": library,
+                "warnings": text,
+            }
 
 
 def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
@@ -430,8 +453,13 @@ def check_loss_scale(setting: Setting) -> Iterator[Values]:
     failed = [bool(outcome.failed) for outcome in outcomes]
     losses = [float(outcome.sums.nats / outcome.sums.target) for outcome in outcomes]
     right = failed[0] and not any(failed[-20:]) and losses[-1] < losses[0]
-    yield {"ok": right, "skipped": sum(failed), "scale": state.loss_scale.factor.item(), "first loss": losses[0],
-           "last loss": losses[-1]}  # fmt: skip
+    yield {
+        "ok": right,
+        "skipped": sum(failed),
+        "scale": state.loss_scale.factor.item(),
+        "first loss": losses[0],
+        "last loss": losses[-1],
+    }
 
 
 def check_second_model(setting: Setting) -> Iterator[Values]:
@@ -484,8 +512,12 @@ def check_out_of_memory(setting: Setting) -> Iterator[Values]:
     finally:
         limit_memory(setting, None)
     off = abs(loss / wanted - 1)
-    yield {"ok": state.max_positions < math.inf and not failed and off < 1e-2, "needed, GB": most / 1e9,
-           "positions at once": state.max_positions, "loss off by": off}  # fmt: skip
+    yield {
+        "ok": state.max_positions < math.inf and not failed and off < 1e-2,
+        "needed, GB": most / 1e9,
+        "positions at once": state.max_positions,
+        "loss off by": off,
+    }
 
 
 def limit_memory_in_capture(setting: Setting, state: TrainState, rest: int, most: int) -> None:
@@ -554,8 +586,9 @@ def check_resuming(setting: Setting) -> Iterator[Values]:
         wait_for_exit(straight, setting)
     runs = [setting.scratch / "runs" / name for name in words]
     one, other = (load_file(run / "checkpoints" / f"step_{whole:06}" / "model.safetensors") for run in runs)
-    far, _ = find_largest_difference({name: value.double() for name, value in other.items()},
-                   {name: value.double() for name, value in one.items()})  # fmt: skip
+    far, _ = find_largest_difference(
+        {name: value.double() for name, value in other.items()}, {name: value.double() for name, value in one.items()}
+    )
     wanted, found = map(read_events, runs)
     differ = sum(a != b for a, b in zip(wanted, found, strict=True))
     yield {"ok": not differ and far == 0, "events": len(wanted), "other events": differ, "weights off by": far}
@@ -582,11 +615,18 @@ def list_speed_checks(setting: Setting) -> list[Check]:
     else:
         first, rest = ("gnmt", "luong, feeding", *BARE_VARIANTS), ("bahdanau", "luong")
         order = [
-            ("gnmt", "bf16", 128, first), ("gnmt", "bf16", 384, first), ("search", "bf16", 0, ()),
-            ("gnmt", "bf16", 128, rest), ("gnmt", "bf16", 384, rest), ("small", "bf16", 128, (*STYLES, *BARE_VARIANTS)),
-            ("gnmt", "fp16", 128, (*STYLES,)), ("gnmt", "fp16", 384, (*STYLES,)), ("small", "bf16", 384, (*STYLES,)),
-            ("small", "fp16", 128, (*STYLES,)), ("small", "fp16", 384, (*STYLES,)),
-        ]  # fmt: skip
+            ("gnmt", "bf16", 128, first),
+            ("gnmt", "bf16", 384, first),
+            ("search", "bf16", 0, ()),
+            ("gnmt", "bf16", 128, rest),
+            ("gnmt", "bf16", 384, rest),
+            ("small", "bf16", 128, (*STYLES, *BARE_VARIANTS)),
+            ("gnmt", "fp16", 128, (*STYLES,)),
+            ("gnmt", "fp16", 384, (*STYLES,)),
+            ("small", "bf16", 384, (*STYLES,)),
+            ("small", "fp16", 128, (*STYLES,)),
+            ("small", "fp16", 384, (*STYLES,)),
+        ]
     checks: list[Check] = []
     for size, precision, count, names in order:
         for name in names:
@@ -691,10 +731,16 @@ def profile_update(setting: Setting, work: Callable[[], Any]) -> Iterator[Values
     inside = sum(event["args"].get("correlation") in launches for event in kernels)
     busy = sum(event["dur"] for event in kernels)
     span = max(event["ts"] + event["dur"] for event in kernels) - min(event["ts"] for event in kernels)
-    yield {"kernels": len(kernels), "in graphs": inside, "launched alone": len(kernels) - inside,
-           "graph launches": len(launches), "copies and fills": len(copies), "ms busy": busy / 1e3,
-           "ms in all": span / 1e3,
-           "own cells": any(PYTORCH_CELL_KERNEL.search(event["name"]) for event in kernels)}  # fmt: skip
+    yield {
+        "kernels": len(kernels),
+        "in graphs": inside,
+        "launched alone": len(kernels) - inside,
+        "graph launches": len(launches),
+        "copies and fills": len(copies),
+        "ms busy": busy / 1e3,
+        "ms in all": span / 1e3,
+        "own cells": any(PYTORCH_CELL_KERNEL.search(event["name"]) for event in kernels),
+    }
     times: dict[str, list[float]] = {}
     for event in kernels:
         times.setdefault(event["name"], []).append(event["dur"])
@@ -768,9 +814,13 @@ SECTIONS: dict[str, tuple[float, Callable[[Setting], list[Check]]]] = {
 
 def main() -> None:
     given = parse_settings(
-        sections=",".join(SECTIONS), folder=os.environ.get("OUT", "runs/gpu"), device="auto", size="auto", text="",
+        sections=",".join(SECTIONS),
+        folder=os.environ.get("OUT", "runs/gpu"),
+        device="auto",
+        size="auto",
+        text="",
         minutes="9",
-    )  # fmt: skip
+    )
     chosen = given["sections"].split(",")
     if not set(chosen) <= SECTIONS.keys() or given["size"] not in ("auto", "tiny"):
         sys.exit(__doc__)
