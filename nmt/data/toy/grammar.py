@@ -81,12 +81,12 @@ def choose_article(rng: random.Random, noun: Noun, case: str, plural: bool, defi
     if noun.kind == "kin":
         return rng.choice(("mein", "dein", "unser"))
     weights = {"der": 10, "dies": 2}
-    if noun.kind not in lexicon.NO_POSSESSIVE_KINDS:
+    if noun.kind not in lexicon.NO_POSSESSIVE:
         weights |= {"mein": 1, "dein": 1, "unser": 1}
     if not definite and plural:
-        weights |= {"viel": 2, "zwei": 2, "drei": 2, "": 3 * (case != "nom" and noun.kind in lexicon.BARE_PLURAL_KINDS)}
+        weights |= {"viel": 2, "zwei": 2, "drei": 2, "": 3 * (case != "nom" and noun.kind in lexicon.BARE_PLURALS)}
     elif not definite:
-        weights |= {"": 12} if noun.kind in lexicon.MASS_NOUN_KINDS else {"ein": 8, "jed": 2 * (case == "nom")}
+        weights |= {"": 12} if noun.kind in lexicon.MASS_NOUNS else {"ein": 8, "jed": 2 * (case == "nom")}
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
@@ -110,7 +110,7 @@ def noun_phrase(
         english = "these"
     elif english == "a":
         vowel = phrase.english[0].text[0] in "aeiou"
-        english = "any" if plural or noun.kind in lexicon.MASS_NOUN_KINDS else "an" if vowel else "a"
+        english = "any" if plural or noun.kind in lexicon.MASS_NOUNS else "an" if vowel else "a"
     article = unit(german, english, english_head=-1 if negated else 0)
     article = article.tagged("case", german != lexicon.article(name, "nom", slot))
     negator = (Token("not", article.german[0].unit),) if negated else ()
@@ -335,8 +335,8 @@ def make_clause(
             complement = prepositional(german, english, 0, other)
     if len(objects) == 1 and not (negated or verb.prefix or where.german or complement.german) and rng.random() < 0.2:
         case, noun = next(iter(objects.items()))
-        if noun.article == "der" and noun.kind in lexicon.LOCATIONS_BY_KIND:
-            located = noun.phrase + place(rng, lexicon.LOCATIONS_BY_KIND[noun.kind].split(), "at")
+        if noun.article == "der" and noun.kind in lexicon.LOCATIONS:
+            located = noun.phrase + place(rng, lexicon.LOCATIONS[noun.kind], "at")
             objects[case] = replace(noun, phrase=located, article="name")
     time, frequency = NOTHING, NOTHING
     if tense == "habit" and timed and rng.random() < 0.5:
