@@ -156,7 +156,7 @@ def train(run: TrainRun) -> float:
             state.stream = stream_windows(run, encoded.tokenizer, state.progress.stream_offsets)
             load_next_window(state)
             ends = np.cumsum(pairs_per_corpus(run.data, run.data.buffer)).tolist()
-            warn_of_training_text(run.data, state.train.pairs, ends, valid, needs_word_tokens(run))
+            warn_of_training_text(run.data, state.train_pairs.pairs, ends, valid, needs_word_tokens(run))
         log.removeHandler(early_log)
         if not rank():
             early_log.setTarget(resources.enter_context(log_to_file(folder / "train.log")))

@@ -287,7 +287,7 @@ def make_small_state(
 def compute_gradient(state: TrainState) -> dict[str, Tensor]:
     """Return the loss of a batch and its gradient, copied to fp64 on the CPU because replays overwrite gradients."""
     rows = np.arange(24)
-    tokens = int(state.train.lengths(rows)[1].sum())
+    tokens = int(state.train_pairs.lengths(rows)[1].sum())
     found, sums = forward_backward(state, [rows], tokens, 100)
     named = dict(zip(dict(state.model.named_parameters()), found, strict=True)) | {"loss": sums.smoothed / tokens}
     factor = {name: 1.0 if name == "loss" else state.loss_scale.factor.item() for name in named}
@@ -428,7 +428,7 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         state = make_small_state(setting, name, cell, device, "fp64", 0.0)
         model = state.model.eval()
         move_model(model, "fp64", device)
-        quick, batch = replay.maybe_graph(model, device), collate(state.train, np.arange(24)).to(device)
+        quick, batch = replay.maybe_graph(model, device), collate(state.train_pairs, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
         for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(max_length=20, **options)

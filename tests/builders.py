@@ -415,7 +415,7 @@ def make_training_state(
 def build_padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
     """Return the batch of some pairs, padded as on a GPU, with two more padding pairs."""
     count, source, target = pick_shape(measure_batch(state, pairs), NO_SHAPES)
-    return collate(state.train, pairs).pad_to(count + 2, source, target)
+    return collate(state.train_pairs, pairs).pad_to(count + 2, source, target)
 
 
 def make_pairs(source: list[int], target: list[int]) -> EncodedPairs:

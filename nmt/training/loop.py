@@ -117,17 +117,16 @@ def fit(state: TrainState) -> float:
 def log_plan(state: TrainState, batches: Batches, total_steps: int) -> None:
     """Log the length of training, and warn of settings that will not have the expected effect."""
     config, progress = state.run.train, state.progress
-    unit = "epoch" if state.stream is None else f"window of {len(state.train):,} pairs"
-    log.info(
-        f"{len(batches)} updates per {unit}, {total_steps} in total; {padding_waste(state.train, batches):.1%} padding"
-    )
+    unit = "epoch" if state.stream is None else f"window of {len(state.train_pairs):,} pairs"
+    padding = padding_waste(state.train_pairs, batches)
+    log.info(f"{len(batches)} updates per {unit}, {total_steps} in total; {padding:.1%} padding")
     if config.max_steps is not None and total_steps < config.max_steps:
         log.warning(
             f"train.max_epochs={config.max_epochs} ends training at step {total_steps}, before "
             f"train.max_steps={config.max_steps}; train.max_epochs=null removes the limit on epochs"
         )
     if state.model.reach is not None:
-        warn_if_out_of_reach(state.model, state.train.source_lengths, "training pairs")
+        warn_if_out_of_reach(state.model, state.train_pairs.source_lengths, "training pairs")
     if is_complete(state, total_steps):
         limit = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
         log.info(f"{state.folder} is already finished; increase {limit} to continue training")
@@ -151,8 +150,8 @@ def prepare_epoch(state: TrainState) -> Batches:
     number = progress.window
     if state.stream is None:
         number = progress.epoch
-        state.train = sample_epoch_subwords(state, number)
-    batches = epoch_batches(state.train, state.run.train, state.run.seed, number)
+        state.train_pairs = sample_epoch_subwords(state, number)
+    batches = epoch_batches(state.train_pairs, state.run.train, state.run.seed, number)
     if state.device.type == "cuda" and not len(state.shapes_K3):
         state.shapes_K3 = choose_epoch_shapes(state, batches)
     return batches
@@ -177,7 +176,7 @@ def start_next_epoch(state: TrainState) -> None:
 def load_next_window(state: TrainState) -> None:
     """Make the next window of a stream the training text."""
     assert state.stream is not None
-    state.train, state.progress.stream_offsets = next(state.stream)
+    state.train_pairs, state.progress.stream_offsets = next(state.stream)
     state.progress.epoch = state.progress.stream_offsets[0][0]
 
 
@@ -376,7 +375,7 @@ def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
     """Write the pairs of a failed update to a file, and return the error to raise."""
     path = state.folder / "skipped.jsonl"
     if not rank():
-        write_atomically(path, pairs_to_json(state.train, result.indices))
+        write_atomically(path, pairs_to_json(state.train_pairs, result.indices))
     return UserError(
         f"training diverged: {state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped "
         f"because loss or gradient was not finite, the last at step {result.step}: try a smaller optim.lr, a longer "

@@ -78,19 +78,19 @@ class TrainState:
     model: Seq2Seq
     tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
-    train: EncodedPairs
+    train_pairs: EncodedPairs
     valid: Dataset
     progress: Progress
     tensorboard: Any = None  # SummaryWriter, if TensorBoard is installed
-    stream: Iterator[Window] | None = None  # streaming: the windows to come; `train` is the current one
+    stream: Iterator[Window] | None = None  # streaming: the windows to come; `train_pairs` are of the current one
     graphed_backward: Any = None  # step.GraphedBackward, on a GPU from the first update on
     max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
     shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
-    unsampled: EncodedPairs = field(init=False)  # `train` before subword sampling
+    unsampled: EncodedPairs = field(init=False)  # `train_pairs` before subword sampling
     loss_scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unsampled = self.train
+        self.unsampled = self.train_pairs
         self.restore_loss_scale()
 
     def restore_loss_scale(self) -> None:

@@ -72,7 +72,7 @@ def train_step(state: TrainState, indices: Indices, total_steps: int) -> UpdateR
     """
     optim, progress = state.run.optim, state.progress
     share = indices[rank() :: world_size()]
-    target_tokens = int(state.train.lengths(indices)[1].sum())
+    target_tokens = int(state.train_pairs.lengths(indices)[1].sum())
     size = choose_micro_batch_size(state, share)
 
     def attempt(size: int) -> tuple[list[Any], LossSums]:
@@ -113,7 +113,7 @@ def forward_backward(
     compute = state.graphed_backward or partial(backward, run, model)
 
     batches = [build_batch(state, rows) for rows in micro_batches]
-    lengths = (state.train.lengths(rows).sum(axis=1) for rows in micro_batches)
+    lengths = (state.train_pairs.lengths(rows).sum(axis=1) for rows in micro_batches)
     source, target = sum(lengths, np.zeros(2, np.int64)).tolist()
     numbers_4 = torch.tensor(
         [target_tokens, (step + 1) / total_steps, source, target], dtype=accumulation_dtype(model.dtype)
@@ -236,7 +236,7 @@ def backward_into(
 # ------------------------------------------------------------------------------------------------------ micro-batches
 def build_batch(state: TrainState, rows: Indices) -> Batch:
     """Collate pairs into a batch, which on a GPU is padded to one of few shapes."""
-    batch = collate(state.train, rows)
+    batch = collate(state.train_pairs, rows)
     if state.device.type == "cuda":
         return batch.pad_to(*pick_shape(measure_batch(state, rows), state.shapes_K3))
     return batch
@@ -244,7 +244,7 @@ def build_batch(state: TrainState, rows: Indices) -> Batch:
 
 def measure_batch(state: TrainState, rows: Indices) -> tuple[int, int, int]:
     """Return the number of pairs, and the largest source and target lengths in pieces, `</s>` included."""
-    source, target = state.train.lengths(rows).max(axis=1)
+    source, target = state.train_pairs.lengths(rows).max(axis=1)
     return len(rows), int(source), int(target)
 
 
@@ -257,7 +257,7 @@ def choose_epoch_shapes(state: TrainState, batches: Batches) -> Indices:
     if not micro_batches:  # there are more ranks than pairs in an update
         return NO_SHAPES
     sizes_N3 = np.array([measure_batch(state, rows) for rows in micro_batches])
-    pieces = sum(int(state.train.lengths(rows).sum()) for rows in micro_batches)
+    pieces = sum(int(state.train_pairs.lengths(rows).sum()) for rows in micro_batches)
     shapes_K3 = choose_shapes(sizes_N3, pieces, MAX_GRAPHS)
     padded = sum(int(count_positions(np.array(pick_shape(size_3, shapes_K3)))) for size_3 in sizes_N3.tolist())
     log.info(f"batches are padded to {pluralize(len(shapes_K3), 'shape')}: padding {1 - pieces / padded:.1%}")

@@ -218,7 +218,7 @@ def reference_update(state: TrainState, shares: list[Indices]) -> dict[str, torc
     """Return the weights after a step of SGD on the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for rows in shares:
-        batch = collate(state.train, rows)
+        batch = collate(state.train_pairs, rows)
         smoothing = state.run.optim.label_smoothing
         total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
         tokens += int(batch.target_length_B.sum())
@@ -259,11 +259,11 @@ class MeanLoss(nn.Module):
 def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
     with process_group("cpu"):
         state, indices = make_state(text, folder)
-        tokens, own = int(state.train.lengths(indices)[1].sum()), indices[rank() :: world_size()]
+        tokens, own = int(state.train_pairs.lengths(indices)[1].sum()), indices[rank() :: world_size()]
         micro_batches = split_share(state, own, choose_micro_batch_size(state, own))
         gradients = all_reduce_sum(forward_backward(state, micro_batches, tokens, 10)[0])
         reference = DistributedDataParallel(MeanLoss(state.model))
-        (world_size() * reference(collate(state.train, own), tokens)).backward()  # torch averages over ranks
+        (world_size() * reference(collate(state.train_pairs, own), tokens)).backward()  # torch averages over ranks
         for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
             assert parameter.grad is not None
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)

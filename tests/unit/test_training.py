@@ -317,7 +317,7 @@ def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path
         state.progress.epoch = epoch
         batches = prepare_epoch(state)
         assert len(batches) > len(epoch_batches(state.unsampled, state.run.train, state.run.seed, epoch))
-        results.append((count_total_steps(state, prepare_epoch(state)), state.train.source.ids.tolist()))
+        results.append((count_total_steps(state, prepare_epoch(state)), state.train_pairs.source.ids.tolist()))
     (steps_0, ids_0), (steps_2, ids_2) = results
     assert steps_0 == steps_2 and ids_0 != ids_2
 
@@ -330,7 +330,7 @@ def test_repeated_non_finite_updates_stop_training_and_save_pairs(corpus: Path, 
     with pytest.raises(UserError, match="3 updates in a row .* at step 3: .* smaller optim.lr"):
         fit(state)
     assert torch.equal(state.model.target_embedding.weight, before)
-    indices = epoch_batches(state.train, state.run.train, state.run.seed, 0)[2]
+    indices = epoch_batches(state.train_pairs, state.run.train, state.run.seed, 0)[2]
     pairs = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [pair["pair"] - 1 for pair in pairs] == indices.tolist()
     lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
@@ -610,9 +610,9 @@ def test_train_event_covers_all_target_tokens_since_last_event(
     optim = {"name": "sgd", "lr": 1e-12}
     state = disable_dropout(make_state(corpus, tmp_path, optim, max_steps=5, log_every=3, accumulate=2))
     with torch.no_grad():
-        counts = np.bincount(state.train.target.ids, minlength=state.tokenizer.target.vocab_size)
+        counts = np.bincount(state.train_pairs.target.ids, minlength=state.tokenizer.target.vocab_size)
         state.model.output.bias += torch.from_numpy(counts).log1p()
-        batches = [collate(state.train, rows) for rows in prepare_epoch(state)[:3]]
+        batches = [collate(state.train_pairs, rows) for rows in prepare_epoch(state)[:3]]
         logits, targets = zip(*(forced_logits(state.model, batch) for batch in batches), strict=True)
     logits_RV, target_R = torch.cat(logits), torch.cat(targets)
     loss = F.cross_entropy(logits_RV, target_R).item()
