@@ -172,7 +172,6 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
     for side in sides:
         if isinstance(side, str):
             raise UserError("got a single string; give a list of lines")
-    for side in sides:
         if not isinstance(side, Iterable):
             raise UserError(f"{side!r:.80} is not a list of lines")
     lines_of_sides = [list(side) for side in sides]

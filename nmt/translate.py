@@ -159,11 +159,6 @@ def score_pairs(command: TranslateRun, translator: Translator, source: TextInput
                 source.done += len(scored)
 
 
-def hash_inputs(paths: dict[str, str | None]) -> tuple[str, ...]:
-    """Return the digests of the input files that are set."""
-    return tuple(hash_file(Path(path)) for path in paths.values() if path is not None)
-
-
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
@@ -180,8 +175,8 @@ def translate(command: TranslateRun) -> None:
         )
         check_same_on_all_ranks(lambda: (translator.key, tuple(translator.dictionary.items())), MODEL_MISMATCH)
         if world_size() > 1:
-            digests = local_rank0_first(lambda: hash_inputs(inputs))
-            check_same_on_all_ranks(lambda: digests, TEXT_MISMATCH)
+            digests = local_rank0_first(lambda: [hash_file(Path(path)) for path in inputs.values() if path is not None])
+            check_same_on_all_ranks(lambda: tuple(digests), TEXT_MISMATCH)
         if (command.alignments or command.format == "links") and not translator.model.attends:
             setting = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
             raise UserError(f"{setting} needs a model with attention; leave it out")

@@ -376,14 +376,20 @@ def select_text_columns(table: Dataset, where: str, data: DataConfig) -> Dataset
             pass
         return pairs
 
+    parts = (TEXT_CACHE_VERSION, *names, [digest_file(Path(file["filename"])) for file in pairs.cache_files])
+    return cache_tables(cast_batches(), repr(parts), data)
+
+
+def cache_tables(tables: Iterable[pa.Table], key: str, data: DataConfig) -> Dataset:
+    """Return the pairs of these tables, memory-mapped from a file of the cache that is found by the key."""
+
     def fill(part: Path) -> None:
         with open(part / PAIRS_FILE, "wb") as file, pa.ipc.new_stream(file, TEXT_SCHEMA) as writer:
-            for batch in cast_batches():
-                writer.write_table(batch)
+            for table in tables:
+                writer.write_table(table)
 
-    parts = (TEXT_CACHE_VERSION, *names, [digest_file(Path(file["filename"])) for file in pairs.cache_files])
-    key = xxh3_128(repr(parts).encode()).hexdigest()
-    return Dataset.from_file(str(get_or_build(cache_folder(data) / "text" / key, fill) / PAIRS_FILE))
+    folder = cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest()
+    return Dataset.from_file(str(get_or_build(folder, fill) / PAIRS_FILE))
 
 
 def check_columns(names: list[str], where: str, data: DataConfig) -> None:

@@ -5,18 +5,15 @@ import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
-from xxhash import xxh3_128
 
 from nmt.config import UNK, DataConfig
-from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import PAIRS_FILE, READ_BATCH_SIZE, load_pairs
+from nmt.data.corpus import READ_BATCH_SIZE, cache_tables, load_pairs
 from nmt.data.encoding import SIDES, text_key
 from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.tokenizer import SPACE_SYMBOL, Tokenizer
@@ -91,15 +88,9 @@ def prepare_corpus(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset
     pairs = pairs.select_columns(SIDES)
     if tag is None and pairs.data.schema.types == TEXT_SCHEMA.types:
         return pairs
-
-    def fill(part: Path) -> None:
-        with open(part / PAIRS_FILE, "wb") as file, pa.ipc.new_stream(file, TEXT_SCHEMA) as writer:
-            for table in pairs.with_format("arrow").iter(READ_BATCH_SIZE):
-                writer.write_table(prepend_tag(table.cast(TEXT_SCHEMA), tag))
-
-    key = xxh3_128(f"{text_key(pairs)} {tag}".encode()).hexdigest()
-    folder = get_or_build(cache_folder(data) / "text" / key, fill)
-    return Dataset.from_file(str(folder / PAIRS_FILE))
+    batches = pairs.with_format("arrow").iter(READ_BATCH_SIZE)
+    tables = (prepend_tag(table.cast(TEXT_SCHEMA), tag) for table in batches)
+    return cache_tables(tables, f"{text_key(pairs)} {tag}", data)
 
 
 def prepend_tag(table: pa.Table, tag: str | None) -> pa.Table:

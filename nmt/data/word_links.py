@@ -4,7 +4,7 @@ A link is a pair (source word, target word) of indices from 0.
 """
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,17 +133,7 @@ def alignment_targets(
 
 
 # ---------------------------------------------------------------------------------------------------- symmetrization
-def intersection(forward: Set[Link], backward: Set[Link]) -> set[Link]:
-    """Return the links of both directions."""
-    return set(forward & backward)
-
-
-def union(forward: Set[Link], backward: Set[Link]) -> set[Link]:
-    """Return the links of either direction."""
-    return set(forward | backward)
-
-
-def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
+def grow_diag_final_and(forward: set[Link], backward: set[Link]) -> set[Link]:
     """Symmetrize by grow-diag-final-and, as in Moses, whose default is grow-diag-final (Koehn et al. 2005).
 
     Start from the intersection. Grow-diag: add links of the union that are adjacent to a link of the result, also
@@ -151,7 +141,7 @@ def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
     two words without links. Links are processed by target word, then source word; `forward` comes first.
     """
     candidates = sorted(forward | backward, key=lambda link: (link[1], link[0]))
-    links = intersection(forward, backward)
+    links = forward & backward
     sources = {source for source, _ in links}
     targets = {target for _, target in links}
 
@@ -177,4 +167,8 @@ def grow_diag_final_and(forward: Set[Link], backward: Set[Link]) -> set[Link]:
     return links
 
 
-SYMMETRIZATIONS = {"intersection": intersection, "union": union, "grow_diag_final_and": grow_diag_final_and}
+SYMMETRIZATIONS: dict[str, Callable[[set[Link], set[Link]], set[Link]]] = {
+    "intersection": set.intersection,
+    "union": set.union,
+    "grow_diag_final_and": grow_diag_final_and,
+}

@@ -16,21 +16,9 @@ import regex
 
 HAN = r"\p{Han}\p{Bopomofo}"
 KANA = r"\p{Hiragana}\p{Katakana}\u30FC\uFF70"  # the last two lengthen a vowel of either
-OTHER_SCRIPTS = "".join(
-    rf"\p{{{script}}}"
-    for script in (
-        "Thai",
-        "Lao",
-        "Khmer",
-        "Myanmar",
-        "Tibetan",
-        "Tai_Le",
-        "New_Tai_Lue",
-        "Tai_Tham",
-        "Tai_Viet",
-        "Javanese",
-        "Balinese",
-    )
+OTHER_SCRIPTS = (
+    r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Le}\p{New_Tai_Lue}\p{Tai_Tham}\p{Tai_Viet}\p{Javanese}"
+    r"\p{Balinese}"
 )
 # A character of a script without spaces. Its digits are excluded: they form numbers, as in any script.
 UNSPACED_CHARACTER = rf"(?!\p{{Nd}})[{HAN}{KANA}{OTHER_SCRIPTS}]"

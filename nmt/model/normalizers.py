@@ -4,15 +4,11 @@ The sparse ones are alpha-entmax with alpha = 2 (sparsemax) and 1.5, and give ma
 is found exactly, by sorting. Their gradients are written out, since they depend only on the nonzero weights.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Return exp(z_s) / sum_s exp(z_s) over the last dimension."""
-    return torch.softmax(scores, dim=-1)
 
 
 def sort_descending(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,4 +68,8 @@ class _Entmax15(torch.autograd.Function):
         return simplex_backward(ctx.saved_tensors[0], gradients[0])
 
 
-NORMALIZER_FNS = {"softmax": softmax, "sparsemax": _Sparsemax.apply, "entmax15": _Entmax15.apply}
+NORMALIZER_FNS = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sparsemax": _Sparsemax.apply,
+    "entmax15": _Entmax15.apply,
+}

@@ -20,23 +20,8 @@ PACKAGE_DIR = Path(__file__).resolve().parent.parent
 CONFIG_DIR = PACKAGE_DIR / "configs"  # in a wheel
 if not CONFIG_DIR.is_dir():
     CONFIG_DIR = PACKAGE_DIR.parent / "configs"  # in a checkout
-HYDRA_FLAGS = (
-    "-h",
-    "--help",
-    "--hydra-help",
-    "--version",
-    "-m",
-    "--multirun",
-    "-c",
-    "--cfg",
-    "-p",
-    "--package",
-    "-i",
-    "--info",
-    "-cd",
-    "--config-dir",
-    "-sc",
-    "--shell-completion",
+HYDRA_FLAG = re.compile(
+    "-(h|m|c|p|i|cd|sc)|--(help|hydra-help|version|multirun|cfg|package|info|config-dir|shell-completion)"
 )
 # Keys that are left out of the run names of a sweep.
 KEYS_NOT_IN_RUN_NAMES = ("name", "resume", "overwrite", "device", "data.path", "data.cache", "sweep")
@@ -130,7 +115,7 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
         name, equals, value = argument.partition("=")
         key = name.lstrip("-+~")
         if argument.startswith("-"):
-            if name in HYDRA_FLAGS:
+            if HYDRA_FLAG.fullmatch(name):
                 if any(is_setting[:index]) and any(is_setting[index + 1 :]):  # Hydra needs all settings in one row
                     raise UserError(f"{argument} cannot come between settings; move it to the front")
                 continue
