@@ -127,11 +127,7 @@ def forward_backward(
     totals: list[Any] = [None for _ in model.parameters()]
     for number, batch in enumerate(batches):
         torch.manual_seed(derive_seed(run.seed, step, rank() + world_size() * number))
-        try:
-            loss, gradients = compute(batch.to(state.device), update_2, state.loss_scale.factor)
-        except (RuntimeError, MemoryError):
-            model.zero_grad(set_to_none=True)  # a failed backward pass may leave some gradients
-            raise
+        loss, gradients = compute(batch.to(state.device), update_2, state.loss_scale.factor)
         if number:
             sums = [total + new for total, new in zip(sums, loss, strict=True)]
             totals = [new if total is None else total.add_(new) for total, new in zip(totals, gradients, strict=True)]

@@ -37,7 +37,7 @@ class ForcedBatch(NamedTuple):
     batch: Batch
     loss: Loss
     weights_BTS: torch.Tensor | None  # attention weights, None without attention
-    entropy: float | None  # of the weights, summed over target tokens, in nats
+    entropy: float  # of the weights, summed over target tokens, in nats; 0 without attention
 
 
 @torch.inference_mode()
@@ -60,11 +60,9 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
     source_lines, target_lines = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     sources, targets = tokenizer.source.encode(source_lines), tokenizer.target.encode(target_lines)
     gold_links, link_counts = get_gold_links(pairs), LinkCounts()
-    totals = np.zeros(5)  # nats, correct, tokens, entropy, batches with attention
+    totals = np.zeros(4)  # nats, correct, tokens, entropy
     for rows, (batch, loss, weights_BTS, batch_entropy) in iter_forced_batches(model, sources, targets, device):
-        batch_tokens = int(batch.target_length_B.sum())
-        has_entropy = batch_entropy is not None
-        totals += [loss.nats.item(), loss.correct.item(), batch_tokens, batch_entropy or 0.0, has_entropy]
+        totals += [loss.nats.item(), loss.correct.item(), int(batch.target_length_B.sum()), batch_entropy]
         if gold_links is None or weights_BTS is None:
             continue
         for row, weights_TS in zip(rows, weights_BTS.cpu().numpy(), strict=True):
@@ -73,7 +71,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
             links = extract_links(weights_TS[: len(target), : len(source)], source, target)
             link_counts.add(links, gold_links[row])
     parts = all_gather((totals, link_counts))
-    nats, correct, tokens, entropy, batches_with_attention = np.sum([part for part, _ in parts], axis=0).tolist()
+    nats, correct, tokens, entropy = np.sum([part for part, _ in parts], axis=0).tolist()
     loss_per_token = accuracy = math.nan
     if tokens:
         loss_per_token, accuracy = nats / tokens, correct / tokens
@@ -82,7 +80,7 @@ def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: 
         "ppl": math.exp(min(loss_per_token, 700)),
         "accuracy": accuracy,
         "aer": sum((counts for _, counts in parts), LinkCounts()).scores()["aer"],
-        "entropy": entropy / tokens if batches_with_attention else None,
+        "entropy": entropy / tokens if tokens and model.attends else None,
     }
 
 
@@ -112,7 +110,7 @@ def iter_forced_batches(
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
         if weights is None:
-            return ForcedBatch(batch, loss, None, None)
+            return ForcedBatch(batch, loss, None, 0.0)
         weights_BTS = weights.dense(batch.source_BS.shape[1])
         entropy = compute_entropy(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
         return ForcedBatch(batch, loss, weights_BTS, entropy)
