@@ -95,11 +95,7 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
 
 
 def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
-    """Check that the second model translates in the opposite direction of the first.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise a `UserError` unless the second model translates in the opposite direction of the first."""
     if is_opposite_direction(forward.data, backward.data) is False:
         source, target = forward.data.source, forward.data.target
         raise UserError(

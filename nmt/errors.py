@@ -71,13 +71,9 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_at_least(low: float, section: str, settings: object, *keys: str) -> None:
-    """Check that the values of these keys are at least `low` and fit into an int64; None is allowed.
+    """Raise a `UserError` unless the value of each key is None, or at least `low` and below 2^63.
 
-    Args:
-        section: prefix of the keys in messages, empty or ending in a dot.
-
-    Raises:
-        UserError: naming the key and its value.
+    `section` is the prefix of the keys in messages, empty or ending in a dot.
     """
     for key in keys:
         value = getattr(settings, key)

@@ -100,11 +100,7 @@ class ModelConfig:
         self.check_attention()
 
     def check_attention(self) -> None:
-        """Check the sizes that attention needs.
-
-        Raises:
-            UserError: two settings contradict each other.
-        """
+        """Raise a `UserError` if settings of attention contradict each other or the sizes of the model."""
         score, heads = self.attention.score, self.attention.heads
         if score == "none" and self.bridge == "zero":
             raise UserError(

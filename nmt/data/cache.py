@@ -135,11 +135,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def build_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; rename it to `folder` on success and remove it on failure.
-
-    Raises:
-        UserError: the cache cannot be written, for example because the disk is full.
-    """
+    """Yield a temporary folder to fill; rename it to `folder` on success and remove it on failure."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked_path(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:

@@ -141,12 +141,9 @@ def read_files(data: DataConfig, split: str) -> Dataset:
 
 
 def refuse_or_count(line: BadLine, dropped: dict[tuple[Path, str], list[int]], data: DataConfig) -> None:
-    """Raise an error for a bad line, or count it as dropped and note the first line numbers.
+    """Raise a `UserError` for a bad line, or with data.invalid=drop count it and note the first line numbers.
 
-    dropped: for each file and kind of problem the count of lines, followed by the first line numbers.
-
-    Raises:
-        UserError: `data.invalid` is "refuse".
+    `dropped` has the count of lines for each file and kind of problem, followed by the first line numbers.
     """
     if data.invalid == "refuse":
         encoding_hint = ""

@@ -40,11 +40,7 @@ def list_corpora(data: DataConfig) -> list[MixturePart]:
 
 
 def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
-    """Check that each tag is a piece of the tokenizer, which may come from another run.
-
-    Raises:
-        UserError: the tokenizer lacks a tag.
-    """
+    """Raise a `UserError` unless each tag is a piece of the tokenizer, which may come from another run."""
     for part in list_corpora(data):
         if part.tag and tokenizer.source.processor.piece_to_id(SPACE_SYMBOL + part.tag) == UNK:
             raise UserError(
@@ -54,11 +50,7 @@ def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
 
 
 def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
-    """Load all training pairs and, if there are several corpora, the end row and the weight of each.
-
-    Raises:
-        UserError: see `load_pairs`.
-    """
+    """Load all training pairs and, if there are several corpora, the end row and the weight of each."""
     parts = list_corpora(data)
     if len(parts) == 1:
         return load_pairs(data, "train"), []

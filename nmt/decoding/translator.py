@@ -236,11 +236,7 @@ class Translator:
         return results
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
-        """Return the parts to translate: none for an empty line, several for a line that is too long.
-
-        Raises:
-            UserError: a prefix is longer than a translation may be.
-        """
+        """Return the parts to translate: none for an empty line, several for a line that is too long."""
         ids_of_prefixes = [[] for _ in lines] if prefixes is None else self.tokenizer.target.encode(list(prefixes))
         ids_of_lines = self.tokenizer.source.encode(list(lines))
         limit = self.config.max_source
@@ -282,11 +278,7 @@ class Translator:
         return parts
 
     def score(self, sources: Sequence[str], targets: Sequence[str], progress: bool = False) -> list[Translation]:
-        """Return the given targets with their log-probabilities, computed by forced decoding.
-
-        Raises:
-            UserError: memory is too small for a single pair.
-        """
+        """Return the given targets with their log-probabilities, computed by forced decoding."""
         source_ids = self.tokenizer.source.encode(list(sources))
         target_ids = self.tokenizer.target.encode(list(targets))
         hypotheses = self.force_decode(source_ids, target_ids, progress, keep_weights=False)
@@ -353,11 +345,7 @@ class Translator:
     def force_decode(
         self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool, keep_weights: bool = True
     ) -> list[Hypothesis]:
-        """Score pairs of sentences given as ids.
-
-        Raises:
-            UserError: memory is too small for a single pair.
-        """
+        """Score pairs of sentences given as ids."""
         warn_if_out_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
@@ -386,9 +374,6 @@ class Translator:
         `rows` have similar lengths and are sorted by decreasing length. There are up to `batches_per_call * size` of
         them, to be processed `size` at a time. If memory is too small, sizes are halved from there on. The processes of
         a job share the rows, and all of them get all results.
-
-        Raises:
-            UserError: memory is too small for a single line.
         """
         remaining = list(shard(sort_longest_first(lengths)))
         max_size = len(remaining)
@@ -502,11 +487,7 @@ def warn_if_truncated(translations: Sequence[Translation], config: SearchConfig,
 
 
 def check_scores(translations: Iterable[Translation], first_line: int) -> None:
-    """Check that scores are numbers.
-
-    Raises:
-        UserError: a score is NaN.
-    """
+    """Raise a `UserError` if a score is NaN."""
     for line, translation in enumerate(translations, first_line):
         if math.isnan(translation.score):
             raise UserError(

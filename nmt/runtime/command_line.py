@@ -166,12 +166,9 @@ def is_encodable(text: str) -> bool:
 
 
 def check_parsed_as_written(argument: str, key: str) -> None:
-    """Check that Hydra reads an unquoted string as it is written.
+    """Raise a `UserError` unless Hydra reads an unquoted string as it is written.
 
     It reads 2024_11_24 as the number 20241124, `a ` without the space, and `a\\,b` without the backslash.
-
-    Raises:
-        UserError: the string has to be quoted.
     """
     text = argument.partition("=")[2]
     override = parse_override(argument)
@@ -294,11 +291,7 @@ def to_dataclasses(config: DictConfig) -> Any:
 
 
 def build_settings(schema: type, values: dict[str, Any]) -> Any:
-    """Build the checked dataclasses of a command from a dict of settings instead of a command line.
-
-    Raises:
-        UserError: as `to_dataclasses`.
-    """
+    """Build the checked dataclasses of a command from a dict of settings instead of a command line."""
     return to_dataclasses(build_config(schema, values))
 
 

@@ -109,11 +109,7 @@ def summarize_gloo_error(error: Exception) -> str:
 
 
 def run_collective(call: Callable[..., Any], *arguments: Any) -> None:
-    """Call a collective operation.
-
-    Raises:
-        UserError: another rank has ended.
-    """
+    """Call a collective operation, and raise a `UserError` if another rank has ended."""
     try:
         call(*arguments)
     except RuntimeError as error:
@@ -183,11 +179,7 @@ def local_rank0_first(work: Callable[[], T]) -> T:
 
 
 def check_same_on_all_ranks(compute_value: Callable[[], object], message: str) -> None:
-    """Check that a hashable value is the same on all ranks.
-
-    Raises:
-        UserError: with the message, if it is not.
-    """
+    """Raise a `UserError` with the message unless a hashable value is the same on all ranks."""
     if world_size() > 1 and len(set(all_gather(compute_value()))) > 1:
         raise UserError(message)
 

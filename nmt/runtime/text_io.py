@@ -38,11 +38,7 @@ def replace_nonfinite(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_readable(paths: dict[str, str | None]) -> None:
-    """Check that the path of each key is a file, pipe or device; None is allowed.
-
-    Raises:
-        UserError: a path does not exist or is a folder.
-    """
+    """Raise a `UserError` unless the path of each key is None, a file, a pipe or a device."""
     for key, path in paths.items():
         if path is not None and find_own_descriptor(path) is None and (not os.path.exists(path) or os.path.isdir(path)):
             raise UserError(f"{key}={path} is not a file")

@@ -364,11 +364,7 @@ def read_tensors(path: Path, expected: dict[str, Tensor], owner: str) -> dict[st
 
 
 def load_weights(model: Seq2Seq, *folders: Path) -> None:
-    """Load the weights of a checkpoint into a model, or the mean of the weights of several.
-
-    Raises:
-        UserError: the tensors do not fit the model, or are not finite.
-    """
+    """Load the weights of a checkpoint into a model, or the mean of the weights of several."""
     parameters = get_unique_parameters(model)
     total: dict[str, Tensor] = {}
     for folder in folders:
@@ -380,11 +376,7 @@ def load_weights(model: Seq2Seq, *folders: Path) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load an optimizer's state from a checkpoint.
-
-    Raises:
-        UserError: the tensors do not fit the optimizer, or are not finite.
-    """
+    """Load an optimizer's state from a checkpoint."""
     state = flatten_optimizer_state(optimizer)
     for name, tensor in read_tensors(folder / OPTIMIZER_FILE, state, "the optimizer").items():
         state[name].copy_(tensor)

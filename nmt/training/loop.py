@@ -323,9 +323,6 @@ class ProgressMeter:
         """Log loss and speed, append them to metrics.jsonl, start a new interval, and return a summary for the bar.
 
         With `quiet` the log line goes to the file only, because the bar already shows it.
-
-        Raises:
-            UserError: too many updates in a row failed.
         """
         self.count_failures()
         state, progress = self.state, self.state.progress

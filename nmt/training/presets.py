@@ -64,11 +64,7 @@ def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
 
 
 def check_presets(run: TrainRun) -> None:
-    """Check the keys of `by_pairs`.
-
-    Raises:
-        UserError: a key is unknown, or the text is streamed.
-    """
+    """Raise a `UserError` if a key of `by_pairs` is unknown, or if the text is streamed."""
     if run.by_pairs and run.data.streaming:
         raise UserError(
             "by_pairs needs the number of pairs, which is unknown with data.streaming=true: write '~by_pairs'"

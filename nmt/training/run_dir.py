@@ -91,10 +91,9 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
 
 
 def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
-    """Check that no side of the run has the language of the parent's opposite side; with a joint vocabulary, only warn.
+    """Raise a `UserError` if a side of the run has the language of the parent's opposite side.
 
-    Raises:
-        UserError: a side has, and the parent has a vocabulary for each side.
+    With a joint vocabulary, only warn.
     """
     side = find_swapped_side(run.data, parent.data)
     if side is None:
@@ -227,12 +226,9 @@ def clear_run_folder(folder: Path) -> None:
 
 
 def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
-    """Check that immutable settings such as data, tokenizer, model and seed are the same as before.
+    """Raise a `UserError` if immutable settings such as data, tokenizer, model and seed have changed.
 
     Other changes are logged, with a warning if they change the numbers of the run.
-
-    Raises:
-        UserError: naming each immutable setting that differs.
     """
     changed = {key: f"{key}={new} (was {old})" for key, new, old in list_differences(run, before)}
     immutable = select_immutable_settings(dataclasses.asdict(run))

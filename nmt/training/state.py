@@ -110,9 +110,6 @@ def save_state(state: TrainState) -> None:
 
     Only rank 0 writes. The checkpoint counts once `last` points to it; if the process dies after that, `resume_from`
     does the rest.
-
-    Raises:
-        UserError: it cannot be written, for example because the disk is full; the last checkpoint is unchanged.
     """
     if rank():
         return
