@@ -69,6 +69,7 @@ TEXT_TYPE_CHECKS = (  # Arrow types that may hold text; some writers store strin
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
+DroppedLines = dict[tuple[Path, str], list[int]]  # by file and kind of problem: the count, then first line numbers
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -115,16 +116,12 @@ def read_files(data: DataConfig, split: str) -> Dataset:
         return xxh3_128(repr(parts).encode()).hexdigest()
 
     def fill(part: Path) -> None:
-        dropped: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
+        dropped: DroppedLines = defaultdict(lambda: [0])
         rows = 0
         with open(part / PAIRS_FILE, "wb") as file, pa.ipc.new_stream(file, LINE_SCHEMA) as writer:
-            for shard in shards:
-                for item in LINE_READERS[kind](*shard, *columns):
-                    if isinstance(item, BadLine):
-                        refuse_or_count(item, dropped, data)
-                    else:
-                        rows += len(item)
-                        writer.write_batch(item)
+            for batch in read_shards(kind, shards, columns, dropped, data):
+                rows += len(batch)
+                writer.write_batch(batch)
         report = [(files.index(path), problem, *counts) for (path, problem), counts in dropped.items()]
         if not rows:
             warn_of_report(report, files)
@@ -140,11 +137,20 @@ def read_files(data: DataConfig, split: str) -> Dataset:
     return pairs if len(shards) == 1 else pairs.remove_columns("line")  # ambiguous in shards
 
 
-def refuse_or_count(line: BadLine, dropped: dict[tuple[Path, str], list[int]], data: DataConfig) -> None:
-    """Raise a `UserError` for a bad line, or with data.invalid=drop count it and note the first line numbers.
+def read_shards(
+    kind: str, shards: list[tuple[Path, ...]], columns: tuple[str, ...], dropped: DroppedLines, data: DataConfig
+) -> Iterator[pa.RecordBatch]:
+    """Yield the pairs of files of lines, found by `find_line_files`, and count bad lines in `dropped`."""
+    for shard in shards:
+        for item in LINE_READERS[kind](*shard, *columns):
+            if isinstance(item, BadLine):
+                refuse_or_count(item, dropped, data)
+            else:
+                yield item
 
-    `dropped` has the count of lines for each file and kind of problem, followed by the first line numbers.
-    """
+
+def refuse_or_count(line: BadLine, dropped: DroppedLines, data: DataConfig) -> None:
+    """Raise a `UserError` for a bad line, or with data.invalid=drop count it and note the first line numbers."""
     if data.invalid == "refuse":
         encoding_hint = ""
         if line.kind == NOT_UTF8:

@@ -19,7 +19,7 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
 from nmt.data.batch_encode import encode_texts, to_list
-from nmt.data.corpus import refuse_or_count, stream_pairs, warn_of_dropped_lines
+from nmt.data.corpus import DroppedLines, read_shards, stream_pairs, warn_of_dropped_lines
 from nmt.data.encoding import (
     ENCODING_CHUNK,
     SIDES,
@@ -33,7 +33,7 @@ from nmt.data.encoding import (
     sort_by_length,
 )
 from nmt.data.mixing import MixturePart, list_corpora, name_corpus_in_errors, prepend_tag
-from nmt.data.readers import LINE_READERS, TEXT_SCHEMA, BadLine
+from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.splits import find_line_files, find_parquet_files
 from nmt.data.subword_sampling import concatenate_parts, local_range, sample_ids
 from nmt.data.tokenizer import Tokenizer
@@ -214,17 +214,13 @@ def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Tab
         yield from stream_pairs(data, "train")
         return
     kind, shards, columns = line_files
-    dropped: dict[tuple[Path, str], list[int]] = defaultdict(lambda: [0])
+    dropped: DroppedLines = defaultdict(lambda: [0])
     if data.limit is None:
         order = np.random.default_rng((seed, epoch)).permutation(len(shards))
         shards = [shards[i] for i in order]
     try:
-        for shard in shards:
-            for item in LINE_READERS[kind](*shard, *columns):
-                if isinstance(item, BadLine):
-                    refuse_or_count(item, dropped, data)
-                else:
-                    yield pa.Table.from_batches([item]).select(SIDES)
+        for batch in read_shards(kind, shards, columns, dropped, data):
+            yield pa.Table.from_batches([batch]).select(SIDES)
     finally:
         for (file, problem), counts in dropped.items():
             warn_of_dropped_lines(file, problem, *counts)

@@ -75,10 +75,9 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
             if not 0 <= word < words:
                 valid = f"words {base} to {words - 1 + base}" if words else "no words"
                 problem = f"{text[:40]!r} is out of range: counted from {base}, the {side} sentence has {valid}"
-                remedy = (
-                    "" if base else "; if words are counted from 1, nmt.align accepts gold_base=1 for its gold file"
-                )
-                raise ValueError(problem + remedy)
+                if not base:
+                    problem += "; if words are counted from 1, nmt.align accepts gold_base=1 for its gold file"
+                raise ValueError(problem)
         links[match[2]].append(link)
     return GoldLinks.from_pairs(links["-"], links["p"] + links["?"])
 

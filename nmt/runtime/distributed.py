@@ -31,9 +31,7 @@ TEXT_MISMATCH = (
 GROUP_TIMEOUT = timedelta(days=1)  # to wait for another rank's preparations; a dead rank is noticed immediately
 _group_count = 0  # process groups that this process has joined, one per run of a sweep
 _store: Any = None  # torchrun's store, which survives restarts of the processes
-_joined = (
-    False  # whether nmt initialized the process group; a program that imports nmt may use torch.distributed itself
-)
+_joined = False  # whether nmt joined the group; a program that imports nmt may use torch.distributed itself
 
 
 @contextlib.contextmanager

@@ -13,9 +13,7 @@ from nmt.errors import UserError
 MAX_YAML_DEPTH = 9  # nesting levels of settings
 MAX_YAML_EVENTS = 20_000  # parser events of a settings file
 MAX_VALUE_LENGTH = 4_096  # characters
-UNQUOTED_TEXT = re.compile(
-    r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII
-)  # strings that need no quotes in Hydra and shells
+UNQUOTED_TEXT = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII)  # needs no quotes in Hydra and shells
 HYDRA_KEYWORDS = ("true", "false", "null", "nan", "inf")  # not strings if unquoted
 
 

@@ -290,11 +290,9 @@ def load_config_and_tokenizer(run_folder: Path, folder: Path) -> tuple[TrainRun,
     # Other versions of the program may have other keys, so only common keys are compared.
     changed = [key for key in trained.keys() & current.keys() if trained[key] != current[key]]
     if changed or tokenizer.fingerprint != manifest["tokenizer"]:
-        what = (
-            f"{run_folder / CONFIG_FILE} ({', '.join(sorted(changed))})"
-            if changed
-            else f"the tokenizer in {run_folder}"
-        )
+        what = f"the tokenizer in {run_folder}"
+        if changed:
+            what = f"{run_folder / CONFIG_FILE} ({', '.join(sorted(changed))})"
         raise UserError(
             f"{what} differs from what {folder} was trained with: it is damaged or was edited; restore the original"
         )

@@ -72,7 +72,6 @@ def fit(state: TrainState) -> float:
                 del batches  # the batch orders of two epochs of a large corpus would take much memory
                 batches = prepare_epoch(state)
 
-            # Make one update.
             meter.add(train_step(state, batches[progress.position], total_steps))
             progress.position += 1
             bar.update()
@@ -83,11 +82,9 @@ def fit(state: TrainState) -> float:
             signal, is_save_due = divmod(all_reduce_max(2 * max(signals, default=0) + wants_save), 2)
             is_validation_due = should_validate(state, len(batches), total_steps)
 
-            # Log.
             if progress.step % run.train.log_every == 0 or is_validation_due:
                 bar.set_postfix_str(meter.report(total_steps, quiet=not bar.disable))
 
-            # Validate and save, or only save.
             if is_validation_due and not signal:
                 record_validation(state, validate(state))
                 meter.restart()
@@ -100,7 +97,6 @@ def fit(state: TrainState) -> float:
                 meter.exclude(time.perf_counter() - started)
                 saved_at = time.monotonic()
 
-            # Stop on a signal.
             if signal:
                 log.info(
                     f"{Signals(signal).name}: stopped at step {progress.step}; "

@@ -257,9 +257,8 @@ def realize(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: 
     subject, objects = clause.subject.phrase, list(clause.objects.values())
     pronouns = sum((noun.phrase for noun in objects if noun.pronoun), NOTHING)
     nouns = sum((noun.phrase for noun in objects if not noun.pronoun), NOTHING)
-    definite = all(
-        noun.definite for noun in objects
-    )  # "das Buch im Garten" if all are definite, else "im Garten ein Buch"
+    # "das Buch im Garten" if all are definite, else "im Garten ein Buch".
+    definite = all(noun.definite for noun in objects)
     inner = nouns + nicht + clause.place if definite else clause.place + nouns + nicht
     middle = (clause.time + clause.frequency + inner + clause.complement).german
     if order == "final":

@@ -65,9 +65,8 @@ def capture_graph(function: Callable[[], Any], device: torch.device) -> tuple[An
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # a warm-up: libraries initialize in their first calls, which cannot be captured
+        with torch.cuda.stream(stream):
+            # A warm-up: libraries initialize in their first calls, which cannot be captured.
             needed = measure_peak_allocation(function, device)
         torch.cuda.current_stream().wait_stream(stream)
         if get_free_device_memory(device) < MEMORY_MARGIN * needed:
