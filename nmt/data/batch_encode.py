@@ -23,11 +23,7 @@ def encode_texts(
     """Return the concatenated ids of texts, and the number of ids of each.
 
     Texts are encoded word by word where that gives the same ids: this is four times as fast, since most words have been
-    seen before.
-
-    Args:
-        max_length: pieces; see `encode_lines`.
-        known: cache of the ids of words, updated in place.
+    seen before. `known`, the ids of words, is updated in place. `max_length` is as in `encode_lines`.
     """
     by_word = np.zeros(len(texts), dtype=bool)
     if side.can_encode_by_word:

@@ -297,12 +297,7 @@ def flatten_structs(table: pa.Table) -> pa.Table:
 def convert_load_errors(data: DataConfig, files: str, cache: Path | None = None) -> Iterator[None]:
     """Convert errors of the datasets library to a `UserError` with the first line of the innermost cause.
 
-    Args:
-        files: the files that are read, as named in the message; empty for the hub.
-        cache: the folder that the library writes to, to report a full disk.
-
-    Raises:
-        UserError: loading fails.
+    `files` are those that are read, empty for the hub; `cache` is where the library writes, to report a full disk.
     """
     try:
         yield

@@ -29,12 +29,8 @@ def sample_ids(
 ) -> tuple[Array, Indices]:
     """Sample a segmentation of each text; return the concatenated ids and the number of ids of each text.
 
-    An empty text stays empty. A text keeps its best segmentation if that or the sampled one exceeds `limit`.
-
-    Args:
-        best: ids of the best segmentation of each text.
-        limit: in pieces.
-        first: index of the first text in the corpus.
+    An empty text stays empty. A text keeps its best segmentation, given by its ids in `best`, if that or the sampled
+    one exceeds `limit` pieces. `first` is the index of the first text in the corpus.
     """
     sequences: list[Sequence[int] | Array] = []
     for start in range(0, len(texts), TEXTS_PER_SEED):

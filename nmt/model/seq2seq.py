@@ -65,12 +65,8 @@ class Seq2Seq(nn.Module):
     def prepare_for_inference(self, int8: bool) -> None:
         """Lay out the weights for translation. They must not change after that.
 
-        With `int8`, linear maps and recurrent layers that run in a step loop are quantized. Recurrent layers that run
-        over a whole sentence and elementwise operations keep their precision. The reference version of a model always
-        computes with its parameters.
-
-        Raises:
-            UserError: `int8` with `model.kernels=reference`.
+        With `int8`, linear maps and recurrent layers that run in a step loop are quantized, and nothing else. The
+        reference version of a model always computes with its parameters, and refuses `int8` with a `UserError`.
         """
         if not self.is_fast:
             if int8:

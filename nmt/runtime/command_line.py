@@ -97,10 +97,7 @@ COMMAND_ONLY_KEYS = ("resume", "overwrite")  # not taken from config=FILE
 def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[str]) -> None:
     """Report common mistakes (`--key value`, `+key=value`, an unknown key) with better messages than Hydra's.
 
-    Args:
-        arguments: the command line.
-        keys: the types of all keys by dotted name, including sections.
-        groups: names of the config groups, such as `model` in model=luong.
+    `keys` has the types of all keys by dotted name, including sections; `groups` the config groups, such as `model`.
 
     Raises:
         UserError: naming the argument and what to write instead.

@@ -104,12 +104,7 @@ def get_file_identity(path: str) -> Hashable:
 
 
 def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
-    """Replace `-` in these keys by the path of standard input or output, and check for conflicts.
-
-    Args:
-        command: the settings of a command.
-        read: keys of input files.
-        written: keys of output files.
+    """Replace `-` in keys of files by the path of standard input (keys to `read`) or output (those `written`).
 
     Raises:
         UserError: two keys read the same stream, write the same file or standard output, or read and write a file.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
 
@@ -155,11 +155,15 @@ class NamedOutput:
 
 @contextmanager
 def named_write_errors(path: str) -> Iterator[None]:
-    """Turn an OSError into a UserError that names `path`, and exit if the reader of a pipe has closed it."""
+    """Turn an OSError into a `UserError` that names `path`.
+
+    Exit without a message if the reader of a pipe has closed it, as in `| head`.
+    """
     try:
         yield
     except BrokenPipeError:
-        exit_on_closed_pipe()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at exit
+        sys.exit(1)
     except OSError as error:
         if is_stdout(path):
             error.filename = "standard output"
@@ -206,12 +210,6 @@ def open_sink(path: str) -> AbstractContextManager[BinaryIO]:
         return open_descriptor(path, number, "wb")
     # The descriptor of another process, such as /proc/PID/fd/1, cannot be shared; do not truncate its file.
     return open(path, "ab" if resolve_descriptor(path) else "wb")
-
-
-def exit_on_closed_pipe() -> NoReturn:
-    """Exit without a message, because the reader of standard output has closed it, as in `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at exit
-    sys.exit(1)
 
 
 def write_utf8(file: BinaryIO, text: str) -> None:

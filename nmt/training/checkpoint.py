@@ -326,10 +326,9 @@ def save_config(folder: Path, config: TrainRun) -> None:
 
 
 def check_tensor_shapes(path: Path, expected: dict[str, Tensor], owner: str) -> None:
-    """Check that a file has floating-point tensors of exactly these names and shapes, without reading them.
+    """Raise a `UserError` unless a file has floating-point tensors of exactly these names and shapes.
 
-    Raises:
-        UserError: the file is not safetensors, or does not fit `owner`.
+    The tensors are not read. `owner` says in the message what needs them.
     """
     try:
         with safe_open(path, "pt") as file:

@@ -103,10 +103,6 @@ def parse_verb(frame: str, row: list[str]) -> Verb:
     )
 
 
-def parse_modal(row: list[str]) -> Modal:
-    return Modal(row[0], row[5].strip("-"), () if row[6] == "-" else tuple(row[6].split("_")))
-
-
 def select_ending(name: str, case: str, slot: str) -> str:
     endings = TABLES["endings"][name].split()
     return endings[("nom", "acc", "dat").index(case) * 4 + "mfnp".index(slot)].strip("-")
@@ -175,7 +171,10 @@ REPORTS = {
 }
 WEATHER = [parse_verb("weather:", row) for row in parse_entries(OTHERS["weather"])]
 COPULA = parse_verb("person:", OTHERS["copula"].split())
-MODALS = [parse_modal(row) for row in parse_entries(OTHERS["modals"])]
+MODALS = [
+    Modal(infinitive, auxiliary.strip("-"), () if rest == "-" else tuple(rest.split("_")))
+    for infinitive, *_, auxiliary, rest in parse_entries(OTHERS["modals"])
+]
 FORMS = {row[0]: row[1:5] for row in parse_entries(OTHERS["irregular verbs"]) + parse_entries(OTHERS["modals"])}
 TIMES = {tense: table.split(",") for tense, table in TABLES["times"].items()}
 FREQUENCY_ADVERBS = OTHERS["frequency"].split(",")
