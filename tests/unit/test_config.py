@@ -1,15 +1,16 @@
 """Settings, command-line arguments, and errors about invalid ones."""
 
 import math
+import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import CONTEXT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nmt.config import (
@@ -219,17 +220,33 @@ def test_files_of_failed_run_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Path("runs/mine/train.log").exists()
 
 
+def run_train_program(folder: Path, out: Path, err: Path, arguments: list[str]) -> None:
+    """Run the program in a folder, with files as standard output and error."""
+    os.chdir(folder)
+    for number, path in ((1, out), (2, err)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    sys.argv = ["train", *arguments]
+    exec(TRAIN_PROGRAM, {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["model=luong"], 0), (["model.hidden=5"], 1)])
-def test_command_line_in_subprocess(tmp_path: Path, arguments: list[str], code: int) -> None:
+def test_command_line_in_process_of_its_own(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, arguments: list[str], code: int
+) -> None:
     """Check exit code and output of a real process; an invalid setting must create no folder."""
-    command = [sys.executable, "-c", TRAIN_PROGRAM, *arguments]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert process.returncode == code
+    streams = tmp_path_factory.mktemp("streams")
+    process = CONTEXT.Process(target=run_train_program, args=(tmp_path, streams / "out", streams / "err", arguments))
+    process.start()
+    process.join(60)
+    assert process.exitcode == code
+    out, err = ((streams / name).read_text() for name in ("out", "err"))
     if code:
-        assert process.stdout == "" and process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
         assert not list(tmp_path.iterdir())
     else:
-        assert process.stdout == "luong general\n" and process.stderr == ""
+        assert out == "luong general\n" and err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import command_environment, has_carriage_return_lines
+from builders import CONTEXT, has_carriage_return_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +33,7 @@ from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
 from nmt.runtime.lines import LineReader, read_lines
+from nmt.runtime.logging import log_to_stderr
 
 Read = Any
 
@@ -297,66 +297,62 @@ def test_file_removed_or_changed_during_read_raises(
     assert not list((tmp_path / "cache" / "text").iterdir())
 
 
-KILLED_READ_SCRIPT = """
-import os, signal, sys
-from nmt.config import DataConfig
-from nmt.data.corpus import load_pairs
-from nmt.data.readers import LINE_READERS
-text = LINE_READERS["text"]
-def killed_reader(*files):
-    yield next(text(*files))
-    os.kill(os.getpid(), signal.SIGKILL)
-LINE_READERS["text"] = killed_reader
-load_pairs(DataConfig(format="text", path=sys.argv[1], cache=sys.argv[2]), "train")
-"""
+def read_until_killed(data: DataConfig) -> None:
+    """Read a corpus, and kill this process after its first pair."""
+    text = LINE_READERS["text"]
+
+    def killed_reader(*files: Any) -> Any:
+        yield next(text(*files))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    LINE_READERS["text"] = killed_reader
+    load_pairs(data, "train")
 
 
 def test_killed_process_leaves_files_that_next_run_cleans_up(read: Read, tmp_path: Path) -> None:
     assert read({"train.de": "0\n", "train.en": "1\n"}) == (["0"], ["1"])  # creates the folder
     for name, text in TEXT.items():
         (tmp_path / "data" / name).write_text(str(text))
-    arguments = [sys.executable, "-c", KILLED_READ_SCRIPT, str(tmp_path / "data"), str(tmp_path / "cache")]
-    process = subprocess.run(arguments, env=command_environment(tmp_path))
-    assert process.returncode == -signal.SIGKILL
+    data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"))
+    process = CONTEXT.Process(target=read_until_killed, args=(data,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {"", ".part", ".lock"}
     assert read({}) == PAIRS
     assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {""}
 
 
-CONCURRENT_BUILD_SCRIPT = """
-import sys, time
-from pathlib import Path
-from nmt.data.cache import get_or_build
-from nmt.runtime.logging import log_to_stderr
-def fill(part):
-    (part / "process").write_text(sys.argv[2])
-    with open(Path(sys.argv[1]).parent / "times", "a") as file:
-        file.write("once\\n")
-    time.sleep(0.5)
-log_to_stderr()
-import nmt.data.cache
-nmt.data.cache.LOCK_NOTICE_DELAY = 0.1
-get_or_build(Path(sys.argv[1]), fill)
-"""
+def build_slowly(folder: Path, number: int, errors: Path) -> None:
+    """Build a cache in half a second, and note that it was built."""
+
+    def fill(part: Path) -> None:
+        (part / "process").write_text(str(number))
+        with open(folder.parent / "times", "a") as file:
+            file.write("once\n")
+        time.sleep(0.5)
+
+    with open(errors, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    log_to_stderr()
+    cache.LOCK_NOTICE_DELAY = 0.1
+    cache.get_or_build(folder, fill)
 
 
 def test_concurrent_processes_build_cache_once(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CONCURRENT_BUILD_SCRIPT, str(tmp_path / "cached"), str(number)],
-            env=command_environment(tmp_path),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
-    ]
-    outputs = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    assert (tmp_path / "times").read_text() == "once\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cached", "times"]
-    assert {output for output in outputs if output} <= {
-        f"waiting for another process that is preparing {tmp_path}/cached\n"
-    }
+    folder = tmp_path / "work" / "cached"
+    folder.parent.mkdir()
+    errors = [tmp_path / f"err{number}" for number in range(3)]
+    processes = [CONTEXT.Process(target=build_slowly, args=(folder, *item)) for item in enumerate(errors)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    outputs = [path.read_text() for path in errors]
+    assert [process.exitcode for process in processes] == [0, 0, 0], outputs
+    assert (folder.parent / "times").read_text() == "once\n"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["cached", "times"]
+    assert {output for output in outputs if output} <= {f"waiting for another process that is preparing {folder}\n"}
 
 
 def test_cache_is_built_without_file_lock_support(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
