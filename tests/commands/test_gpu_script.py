@@ -1,17 +1,24 @@
-"""Tests of scripts/gpu.py in a tiny size on a CPU, where it must finish and report the checks it skipped."""
+"""Tests of scripts/gpu.py in a tiny size on a CPU, where it must finish and report the checks it skipped.
 
+The script and the commands that it starts are forked from processes that have imported everything.
+"""
+
+import contextlib
 import json
 import math
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from builders import ROOT, write_corpus
+from builders import CONTEXT, ROOT, command_environment, run_in_folder, write_corpus
 
 GPU_CHECKS = (
     "card",
@@ -26,14 +33,47 @@ GPU_CHECKS = (
 )
 
 
+@contextlib.contextmanager
+def fork_python(setting: Any, option: str, module: str, *arguments: str) -> Iterator[SimpleNamespace]:
+    """Fork a command where `checks.start_python` starts Python with the arguments `-m module arguments`."""
+    assert option == "-m"
+    log = setting.folder / "commands.txt"
+    streams = [Path(os.devnull), Path(os.devnull), log]
+    process = multiprocessing.get_context("fork").Process(
+        target=run_in_folder,
+        args=(setting.scratch, command_environment(setting.scratch), streams, module.removeprefix("nmt."), *arguments),
+    )
+    process.start()
+    try:
+        yield SimpleNamespace(
+            poll=lambda: process.exitcode, wait=lambda timeout: process.join(timeout) or process.exitcode
+        )
+    finally:
+        process.kill()
+        process.join()
+
+
+def run_main(folder: Path, *settings: str) -> None:
+    """Run the script in this process, with its tables in the file `stdout`."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import checks
+
+    checks.start_python = fork_python
+    sys.argv = ["gpu.py", "device=cpu", "size=tiny", f"folder={folder}", *settings]
+    with open(folder / "stdout", "w", encoding="utf-8") as sys.stdout:
+        runpy.run_path(str(ROOT / "scripts" / "gpu.py"), run_name="__main__")
+
+
 def run_script(folder: Path, *settings: str) -> list[dict[str, Any]]:
     """Run the script and return its results."""
-    command = [sys.executable, str(ROOT / "scripts" / "gpu.py"), "device=cpu", "size=tiny", f"folder={folder}"]
-    done = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=280)
+    folder.mkdir()
+    process = CONTEXT.Process(target=run_main, args=(folder, *settings))
+    process.start()
+    process.join(280)
     errors = folder / "errors.txt"
-    assert done.returncode == 0, done.stderr + (errors.read_text(encoding="utf-8") if errors.exists() else "")
+    assert process.exitcode == 0, errors.read_text(encoding="utf-8") if errors.exists() else process.exitcode
     table = (folder / "table.md").read_text(encoding="utf-8")
-    assert done.stdout.strip().endswith(table.strip())
+    assert (folder / "stdout").read_text(encoding="utf-8").strip().endswith(table.strip())
     results = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     for result in results:
         assert f"| {result['check']} | {result['status']} |" in table
@@ -96,6 +136,25 @@ def test_failing_check_does_not_stop_others(
     assert [result["status"] for result in results] == ["ok", "error", "failed", late, late]
     assert not report.close() and "| raises | error | RuntimeError: a / b |" in capsys.readouterr().out
     assert "in fail_after_result" in (tmp_path / "errors.txt").read_text(encoding="utf-8")
+
+
+def test_started_python_runs_in_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import checks
+
+    (tmp_path / "scratch").mkdir()
+    setting = checks.Setting(torch.device("cpu"), True, "", tmp_path, tmp_path / "scratch")
+    for code in (0, 3):
+        program = f"import os, sys; print(os.getcwd(), os.environ['XDG_CACHE_HOME']); sys.exit({code})"
+        with checks.start_python(setting, "-c", program) as process:
+            if code:
+                with pytest.raises(RuntimeError, match=f"exit code 3; {tmp_path}/scratch {tmp_path}/scratch/cache"):
+                    checks.wait_for_exit(process, setting)
+            else:
+                checks.wait_for_exit(process, setting)
+    with checks.start_python(setting, "-c", "import time; time.sleep(100)") as process:
+        pass
+    assert process.returncode == -9 and not checks.RUNNING_GROUPS
 
 
 def test_hanging_check_is_stopped(tmp_path: Path) -> None:
