@@ -19,6 +19,7 @@ from nmt.config.commands import (
 )
 from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.model import AttentionConfig, ModelConfig
+from nmt.config.prepare import CleaningConfig, PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import LR_SCHEDULES, MONITOR_FLOORS, MONITOR_METRICS, OPTIMIZER_NAMES, OptimConfig, TrainConfig
 
@@ -38,6 +39,7 @@ __all__ = [
     "UNK",
     "AlignRun",
     "AttentionConfig",
+    "CleaningConfig",
     "CorpusConfig",
     "DataConfig",
     "DataOverride",
@@ -45,6 +47,7 @@ __all__ = [
     "LinksConfig",
     "ModelConfig",
     "OptimConfig",
+    "PrepareRun",
     "SearchConfig",
     "TokenizerConfig",
     "TrainConfig",

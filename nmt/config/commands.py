@@ -7,6 +7,7 @@ from typing import Any
 from nmt.config.data import DataConfig, DataOverride, TokenizerConfig
 from nmt.config.fields import setting
 from nmt.config.model import ModelConfig
+from nmt.config.prepare import PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import OptimConfig, TrainConfig
 from nmt.errors import UserError, check_at_least, check_choice
@@ -287,4 +288,10 @@ class AlignRun:
                 )
 
 
-COMMANDS: dict[str, type] = {"train": TrainRun, "evaluate": EvaluateRun, "translate": TranslateRun, "align": AlignRun}
+COMMANDS: dict[str, type] = {
+    "prepare": PrepareRun,
+    "train": TrainRun,
+    "evaluate": EvaluateRun,
+    "translate": TranslateRun,
+    "align": AlignRun,
+}

@@ -195,10 +195,13 @@ def parse_records(
                     yield LinePair(number, *pair)
 
 
-def read_tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
+def read_tsv_pairs(
+    path: Path, source: str, target: str, numbers_hint: str = "data.source=1 data.target=2"
+) -> Iterator[pa.RecordBatch | BadLine]:
     """Yield the pairs of a table, with columns given by their names in the first line or by their numbers from 1.
 
-    A line with more columns than the first is a bad line: a tab within a text would cut the text short.
+    A line with more columns than the first is a bad line: a tab within a text would cut the text short. `numbers_hint`
+    says in messages how columns are given by number.
     """
     has_header = not (source.isdecimal() and target.isdecimal())
     with open_decompressed(path) as file:
@@ -210,13 +213,13 @@ def read_tsv_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBa
                 raise UserError(
                     f"{path}: no column '{name}' in the first line, which has {list_names(first_cells)}"
                     f"{suggest(name, first_cells)}; if that line is not a header, give the numbers of the columns: "
-                    "data.source=1 data.target=2"
+                    f"{numbers_hint}"
                 )
         left, right = first_cells.index(source), first_cells.index(target)
     else:
         left, right = int(source) - 1, int(target) - 1
         if min(left, right) < 0:
-            raise UserError(f"data.source={source} data.target={target}: columns are counted from 1")
+            raise UserError(f"{path}: columns {source} and {target}: columns are counted from 1")
 
     def parse(line: str) -> tuple[str, str]:
         cells = line.split("\t")

@@ -1,12 +1,9 @@
 """A self-contained HTML report of an evaluation: scores, BLEU by source length, and sentence pairs, worst first.
 
 The page loads nothing from the network. Its structure, style and script are in `report.html` in this folder, which is
-filled in with escaped text and with a block of JSON that the script renders. A content security policy allows only that
-style and that script, by their digests, so nothing in the data can be executed.
+filled in with escaped text and with a block of JSON that the script renders.
 """
 
-import base64
-import hashlib
 import json
 import math
 import re
@@ -20,11 +17,11 @@ import numpy as np
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
+from nmt.runtime.html import fill_template
 
 MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
 MAX_MATRIX_CELLS = 10_000  # larger matrices are left out
 REPORT_SCORE_NAMES = METRIC_NAMES | {"aer": "AER"}  # scores shown in large type
-PLACEHOLDER = re.compile(r"<!--([A-Z]+)-->")
 
 
 def build_report(
@@ -55,9 +52,7 @@ def build_report(
     }
     signatures = {REPORT_SCORE_NAMES.get(name, name): text for name, text in measures["signatures"].items()}
     ranges = bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))
-    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {
-        "POLICY": build_security_policy(template),
         "TITLE": escape(title),
         "SCORES": format_definitions(scores),
         "MEASURES": format_definitions(other_measures),
@@ -66,8 +61,7 @@ def build_report(
         "NOTE": write_note(len(chrf), pairs),
         "DATA": dump_script_json(pairs),
     }
-    # In a single pass, so that placeholders in inserted text are not replaced.
-    return PLACEHOLDER.sub(lambda match: parts[match[1]], template)
+    return fill_template(Path(__file__).with_suffix(".html"), parts)
 
 
 def build_pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
@@ -110,19 +104,6 @@ def dump_script_json(value: Any) -> str:
     """Return JSON that is safe in a script element: without `</script>`, comments, and JavaScript line terminators."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def build_security_policy(template: str) -> str:
-    """Return a content security policy that allows nothing but the style and the script of the template."""
-
-    def digest(tag: str) -> str:
-        [content] = re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
-        return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-    return (
-        f"default-src 'none'; style-src {digest('style')}; script-src {digest('script')}; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def format_definitions(values: dict[str, Any]) -> str:

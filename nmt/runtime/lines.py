@@ -10,11 +10,13 @@ import os
 import select
 import stat
 import time
+import zipfile
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import pyarrow as pa
 
@@ -40,28 +42,63 @@ def split_on_spaces(line: str) -> list[str]:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file for reading bytes, decompressed according to its suffix.
+    """Open a text file for reading bytes, decompressed according to its suffix.
 
     Raises:
         UserError: the file is damaged, has another compression, or is UTF-16.
     """
-    if path.suffix not in COMPRESSION_BY_SUFFIX:
+    with open_binary(path) as file:
+        check_encoding(file, path)
+        yield file
+
+
+@contextmanager
+def open_binary(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file for reading bytes, decompressed according to its suffix. It may be inside a zip: `a.zip/b.txt`.
+
+    Raises:
+        UserError: the file is damaged or has another compression.
+    """
+    compression = COMPRESSION_BY_SUFFIX.get(path.suffix)
+    archive = find_archive(path)
+    if archive is None and compression is None:
         number = find_own_descriptor(str(path))
         with open(path, "rb") if number is None else open_descriptor(str(path), number, "rb") as file:
-            reader = cast(io.BufferedReader, file)
-            check_encoding(reader, path)
-            yield reader
+            yield cast(io.BufferedReader, file)
         return
     try:
-        with open(path, "rb") as compressed, pa.input_stream(compressed, COMPRESSION_BY_SUFFIX[path.suffix]) as stream:
-            file = io.BufferedReader(stream)
-            check_encoding(file, path)
-            yield file
-    except OSError as error:
+        with open(path, "rb") if archive is None else open_zip_member(archive, path) as stored:
+            if compression is None:
+                yield io.BufferedReader(cast(io.RawIOBase, stored))
+            else:
+                with pa.input_stream(stored, compression) as stream:
+                    yield io.BufferedReader(stream)
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise make_read_error(path, error) from error
 
 
-def make_read_error(name: object, error: OSError) -> UserError:
+def find_archive(path: Path) -> Path | None:
+    """Return the zip file that contains a path such as `a.zip/b.txt`, or None if it is not in one."""
+    return next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)
+
+
+@contextmanager
+def open_zip_member(archive: Path, path: Path) -> Iterator[IO[bytes]]:
+    with zipfile.ZipFile(archive) as file:
+        try:
+            member = file.getinfo(path.relative_to(archive).as_posix())
+            if member.flag_bits & 1:
+                raise UserError(f"{path} is encrypted; unpack {archive} and give the file")
+            stream = file.open(member)
+        except KeyError:
+            raise UserError(f"{path} does not exist; {archive} has no such file") from None
+        except NotImplementedError as error:
+            raise UserError(f"{path} cannot be read: {error}; unpack {archive} and give the file") from None
+        with stream:
+            yield stream
+
+
+def make_read_error(name: object, error: Exception) -> UserError:
     return UserError(f"{name} cannot be read: {str(error).rstrip('.')}")
 
 

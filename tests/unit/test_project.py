@@ -42,12 +42,15 @@ def test_only_plot_imports_matplotlib_and_not_at_import_time() -> None:
     assert not any("matplotlib" in name for name in names)
 
 
+REQUIRED_SETTINGS = {"train": [], "prepare": ["input=x", "output=y"]}  # of the other commands: checkpoint
+
+
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("**/*.yaml")), ids=lambda path: path.stem)
 def test_config_files_compose(path: Path) -> None:
     """Compose each command's file with that command, and each choice of a group with `train`."""
     group = path.parent.name if path.parent != CONFIG_DIR else None
     command = "train" if group else path.stem
-    overrides = [] if command == "train" else ["checkpoint=runs/x"]
+    overrides = REQUIRED_SETTINGS.get(command, ["checkpoint=runs/x"])
     if group:
         needs_path = path.stem != "toy" and group != "model"
         overrides = [f"{group}={path.stem}", *(["data.path=x"] if needs_path else [])]

@@ -1,0 +1,74 @@
+"""Settings of corpus preparation: which pairs are dropped, and how the rest is divided into splits."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nmt.config.fields import setting
+from nmt.errors import UserError, check_at_least, check_choice
+
+
+@dataclass(slots=True)
+class CleaningConfig:
+    """Changes to the text of a pair, and reasons to drop it. Each rule can be turned off."""
+
+    unicode: bool = setting(True, "compose characters (Unicode normalization form C)")
+    white_space: bool = setting(True, "replace white space of any kind by single spaces")
+    controls: bool = setting(True, "remove control characters, soft hyphens and marks of text direction")
+    markup: bool = setting(True, "remove HTML tags and replace entities such as &amp;")
+    damaged: bool = setting(True, "drop pairs with U+FFFD, which stands for bytes that could not be decoded")
+    empty: bool = setting(True, "drop pairs with an empty side")
+    copies: bool = setting(True, "drop pairs whose target is the same as the source")
+    duplicates: bool = setting(True, "drop all but the first of equal pairs")
+    max_words: int | None = setting(
+        150, "drop pairs with more words on a side (characters where no spaces divide words)"
+    )
+    max_ratio: float | None = setting(
+        3.0, "drop pairs whose ratio of lengths is this many times the usual one, or more"
+    )
+    min_script: float | None = setting(0.5, "drop pairs where fewer of a side's letters are of its usual scripts")
+    numbers: bool = setting(True, "drop pairs with numbers on both sides that differ")
+
+    def __post_init__(self) -> None:
+        check_at_least(1, "clean.", self, "max_words")
+        if self.max_ratio is not None and self.max_ratio <= 1:
+            raise UserError(f"clean.max_ratio={self.max_ratio} must be above 1; null turns the rule off")
+        if self.min_script is not None and not 0 < self.min_script <= 1:
+            raise UserError(f"clean.min_script={self.min_script} must be above 0 and at most 1; null turns it off")
+
+
+@dataclass(slots=True)
+class PrepareRun:
+    """Settings of `python -m nmt.prepare`."""
+
+    input: Any = setting(None, "file, folder, or [A,B,...]: aligned files, .tsv, .jsonl, .parquet, .tmx, .zip")
+    output: str | None = setting(None, "new folder for {train,valid,test}.*, report.html and report.json")
+    source: str = setting("de", "source language: file extension, language in TMX, and name of the column")
+    target: str = setting("en", "same as source, for the target side")
+    columns: list[str] = setting(list, "[SOURCE,TARGET]: names or numbers of columns, if not the two languages")
+    valid_size: int = setting(1000, "pairs of the validation split")
+    test_size: int = setting(1000, "pairs of the test split")
+    valid: Any = setting(None, "existing validation set, used as it is instead of valid_size pairs of the input")
+    test: Any = setting(None, "existing test set, used as it is instead of test_size pairs of the input")
+    near: bool = setting(True, "keep sentences that differ in one word apart, too, not only equal ones")
+    invalid: str = setting("drop", "lines that are not UTF-8, JSON or a pair: drop (and count) | refuse")
+    clean: CleaningConfig = field(default_factory=CleaningConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("input", "valid", "test"):
+            value = getattr(self, key)
+            if value is not None:
+                setattr(self, key, [str(path) for path in value] if isinstance(value, list) else [str(value)])
+        if not self.input:
+            raise UserError("input is not set; give a file or a folder: input=corpus.tmx or 'input=[a.tsv,b.de]'")
+        if not self.output:
+            raise UserError("output is not set; give the name of a new folder: output=data/mine")
+        if self.source == self.target:
+            raise UserError(f"source and target are both '{self.source}'; they must differ")
+        for key, language in (("source", self.source), ("target", self.target)):
+            if not language or language.startswith(".") or "/" in language:
+                raise UserError(f"{key}={language!r} must be a language, such as de; it becomes a file extension")
+        self.columns = [str(column) for column in self.columns]
+        if len(self.columns) not in (0, 2) or self.columns and self.columns[0] == self.columns[1]:
+            raise UserError(f"columns=[{','.join(self.columns)}] must be two different columns: columns=[1,2]")
+        check_at_least(0, "", self, "valid_size", "test_size")
+        check_choice("invalid", self.invalid, ("drop", "refuse"))

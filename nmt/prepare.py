@@ -1,0 +1,72 @@
+"""Make a corpus for training from raw files: clean pairs, divided into splits that share no sentence.
+
+python -m nmt.prepare input=downloads output=data/mine source=de target=en
+python -m nmt.prepare input=corpus.tmx output=data/mine source=de target=en test=newstest.tsv
+python -m nmt.prepare --help
+"""
+
+import json
+from pathlib import Path
+
+from nmt.config import PrepareRun
+from nmt.data.prepare.pipeline import Preparation, prepare_corpus
+from nmt.data.prepare.report import RULES, build_page, build_summary
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+from nmt.runtime.files import replacing_folder
+from nmt.runtime.lines import format_first_lines, pluralize
+from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.quoting import quote_setting
+from nmt.runtime.text_io import echo
+
+MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
+
+
+@main("prepare")
+def prepare(command: PrepareRun) -> None:
+    log_to_stderr()
+    output = Path(str(command.output))
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
+    with replacing_folder(output) as folder:
+        done = prepare_corpus(command, folder)
+        summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
+        (folder / "report.json").write_text(f"{summary}\n", encoding="utf-8")
+        (folder / "report.html").write_text(build_page(command, done), encoding="utf-8")
+    warn_of_losses(done)
+    print_preparation(command, done)
+
+
+def warn_of_losses(done: Preparation) -> None:
+    """Log what was not read, and a large loss of training pairs to the other splits."""
+    for path in done.inputs.unused:
+        log.warning(f"{path} was not read: it is not a file with sentence pairs of these languages")
+    for (file, problem), count in done.bad_lines.items():
+        lines = pluralize(count, "line")
+        log.warning(
+            f"left out {lines} of {file}: {problem} ({format_first_lines(done.first_bad_lines[file, problem])})"
+        )
+    leaks = done.dropped["leaks"] + done.dropped["near_leaks"]
+    if leaks > MAX_LEAK_SHARE * (leaks + done.splits["train"]):
+        log.warning(
+            f"{leaks:,} training pairs share a sentence with the validation or test split, or nearly do: write a "
+            "smaller valid_size=N test_size=N to keep more of them"
+        )
+
+
+def print_preparation(command: PrepareRun, done: Preparation) -> None:
+    echo(f"{'read':<12}{done.read.total():>12,} pairs")
+    for rule, text in RULES.items():
+        if done.dropped[rule]:
+            echo(f"{'dropped':<12}{done.dropped[rule]:>12,} {rule}: {text}")
+    for split in ("train", "valid", "test"):
+        echo(f"{split:<12}{done.splits[split]:>12,} pairs")
+    output = Path(str(command.output))
+    echo(f"{'report':<12}{output / 'report.html'}")
+    data = {"data.path": str(output), "data.source": command.source, "data.target": command.target}
+    settings = " ".join(quote_setting(key, value) for key, value in data.items())
+    echo(f"{'next':<12}python -m nmt.train experiment=small {settings}")
+
+
+if __name__ == "__main__":
+    prepare()

@@ -1,0 +1,99 @@
+"""Rules that clean sentence pairs."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from nmt.config import CleaningConfig
+from nmt.data.prepare.clean import ScriptRule, clean_pairs, count_words, find_unusual_ratios, numbers_differ
+
+
+def clean_one(source: str, target: str = "x", **settings: object) -> tuple[str, str | None, dict[str, int]]:
+    """Return the cleaned source of a pair, the reason to drop it, and the changes."""
+    cleaned = clean_pairs([source], [target], CleaningConfig(**settings))
+    return cleaned.sources[0], cleaned.reasons[0], dict(cleaned.changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned", "changes"),
+    [
+        ("Ein Hund.", "Ein Hund.", {}),
+        (" Ein\u00a0 Hund\t.", "Ein Hund .", {"controls": 1, "white_space": 1}),
+        ("cafe\u0301", "caf\u00e9", {"unicode": 1}),
+        ("<b>Fish</b> &amp; chips<br/>", "Fish & chips", {"markup": 1, "white_space": 1}),
+        ("AT&T <file> a < b &c; &File", "AT&T <file> a < b &c; &File", {}),
+        ("so\u00adft \u202bab\u202c\x07\ufeff", "soft ab", {"controls": 1}),
+        ("می\u200cخواهم", "می\u200cخواهم", {}),  # a zero-width non-joiner belongs to the spelling
+        ("two\nlines\u2028three", "two lines three", {}),
+        ("全角　スペース", "全角 スペース", {"white_space": 1}),
+    ],
+)
+def test_normalization(text: str, cleaned: str, changes: dict[str, int]) -> None:
+    assert clean_one(text) == (cleaned, None, changes)
+
+
+def test_normalizations_can_be_turned_off() -> None:
+    off = {"unicode": False, "white_space": False, "controls": False, "markup": False}
+    text = "<b>cafe\u0301</b>  \x07"
+    assert clean_one(text, **off) == (text, None, {})
+    assert clean_one("a\nb", **off)[0] == "a b"  # a sentence is always one line
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason", "off"),
+    [
+        ("", "x", "empty", {"empty": False}),
+        ("a", " \u00a0", "empty", {"empty": False}),
+        ("a\ufffd", "b", "damaged", {"damaged": False}),
+        ("OK", "OK", "copies", {"copies": False}),
+        ("a " * 151, "b", "max_words", {"max_words": None}),
+        ("字" * 151, "b", "max_words", {"max_words": None}),
+        ("Raum 12", "room 13", "numbers", {"numbers": False}),
+    ],
+)
+def test_dropped_pairs(source: str, target: str, reason: str, off: dict[str, object]) -> None:
+    assert clean_one(source, target)[1] == reason
+    assert clean_one(source, target, **off)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("3 Hunde", "three dogs", False),
+        ("Es ist 14.30 Uhr", "It is 14:30", False),
+        ("1.000 Euro", "1,000 euros", False),
+        ("2 von 3", "3 of 2", False),
+        ("am 12.", "on the 12th", False),
+        ("٣٤ كتابا", "34 books", False),
+        ("３４冊", "34 books", False),
+        ("34 Bücher", "43 books", True),
+        ("34 Bücher, 2 Hefte", "34 books", True),
+    ],
+)
+def test_numbers(source: str, target: str, expected: bool) -> None:
+    assert numbers_differ(source, target) is expected
+
+
+def test_word_counts() -> None:
+    assert [count_words(text) for text in ("", "a b", "狗看见3本书。", "كتابٌ جديدٌ", "ab 猫")] == [0, 2, 7, 2, 2]
+
+
+def test_unusual_ratios_are_relative_to_the_median() -> None:
+    source = np.array([20, 20, 20, 20, 200, 4], np.int32)
+    target = np.array([50, 50, 50, 50, 50, 200], np.int32)
+    # The median ratio is 30 / 60; those of the last pairs are 210 / 60 and 14 / 210.
+    assert find_unusual_ratios(source, target, 7.0).tolist() == [False] * 4 + [True, True]
+    assert find_unusual_ratios(source, target, 7.1).tolist() == [False] * 5 + [True]
+
+
+def test_scripts_are_found_from_the_text() -> None:
+    text = "猫が好きです。カタカナ" * 50 + "Привет"
+    rule = ScriptRule(Counter(text), 0.5)
+    assert [rule.is_broken_by(line) for line in ("犬もいます", "Привет мир", "犬 Пр", "123 !", "")] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
