@@ -18,12 +18,20 @@ import torch
 from nmt.config import EvaluateRun
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import content_key, gold_key
+from nmt.data.mixing import load_training_text
+from nmt.data.overlap import find_overlap
 from nmt.data.processed import warn_of_evaluation
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.evaluation.comparison import MAX_COMPARED_SENTENCES, compare_systems, format_comparison, write_comparison
-from nmt.evaluation.metrics import choose_tokenizer, compute_scores, format_perplexity, resolve_tokenizer
+from nmt.evaluation.metrics import (
+    choose_tokenizer,
+    compute_scores,
+    format_perplexity,
+    resolve_tokenizer,
+    score_by_overlap,
+)
 from nmt.evaluation.plot import draw_heat_map
 from nmt.evaluation.report import build_report
 from nmt.model.kernels.cuda_graphs import maybe_graph
@@ -39,11 +47,13 @@ from nmt.runtime.distributed import (
     rank,
 )
 from nmt.runtime.files import replacing_files, write_atomically
+from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.text_io import echo, replace_nonfinite
 from nmt.training.checkpoint import find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 
+OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}
 SHOWN_EXAMPLES = 4  # translations printed at the end
 METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
 RESULT_FILES = (  # in eval/<split>
@@ -184,6 +194,11 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
     if rank():
         return evaluation
+    training_data = replace(run.data, cache=command.data.cache)
+    train = load_training_text(training_data, "scores of sentences seen in the training text are left out")
+    if train is not None:
+        kinds = find_overlap(pairs, train, training_data)
+        metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
     title = f"{folder.resolve().name}, {data.split}"
     with replacing_files(results, *RESULT_FILES) as new_folder:
         write_atomically(new_folder / "translations.txt", (text + "\n" for text in texts))
@@ -250,6 +265,11 @@ def print_evaluation(evaluation: Evaluation) -> None:
         else:
             shown = f"{value:.{decimals.get(name, 2)}f}"
         echo(f"{name:<22}{shown}")
+    for name, scores in evaluation.metrics.get("by_overlap", {}).items():
+        if scores["sentences"]:
+            bleu, chrf = ("-" if scores[key] is None else f"{scores[key]:.2f}" for key in ("bleu", "chrf"))
+            label = OVERLAP_LABELS[name]
+            echo(f"{label:<22}bleu {bleu}, chrf {chrf}, {pluralize(scores['sentences'], 'sentence')}")
     for name, signature in evaluation.metrics["signatures"].items():
         echo(f"{name:<22}{signature}")
     if evaluation.pictures:

@@ -22,6 +22,7 @@ from nmt.config import MONITOR_METRICS, TrainRun
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer, gold_key
 from nmt.data.mixing import check_tags, load_mixture
+from nmt.data.overlap import warn_of_overlap
 from nmt.data.processed import warn_of_training_text
 from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream, stream_windows
 from nmt.data.tokenizer import Tokenizer
@@ -64,6 +65,8 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
         pairs, shares = load_mixture(run.data)
         ends = [end for end, _ in shares] or [len(pairs)]
         warn_of_training_text(run.data, pairs, ends, valid, needs_word_tokens(run))
+        if run.data.format != "toy":
+            warn_of_overlap(run.data, pairs, valid)
         encoded = encode_corpus(pairs, tokenizer or get_or_train_tokenizer(pairs, run), run, shares)
     check_tags(run.data, encoded.tokenizer)
     keys = encoded.key, content_key(valid, encoded.tokenizer), gold_key(encoded.pairs), gold_key(valid)

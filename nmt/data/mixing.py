@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from nmt.data.encoding import SIDES, text_key
 from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmt.errors import UserError
+
+log = logging.getLogger("nmt")
 
 
 class MixturePart(NamedTuple):
@@ -57,9 +60,24 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
     loaded = []
     for number, part in enumerate(parts):
         with name_corpus_in_errors(number):
-            loaded.append(prepare_corpus(load_pairs(part.data, "train"), part.tag, data))
+            loaded.append(tag_corpus(load_pairs(part.data, "train"), part.tag, data))
     ends = itertools.accumulate(map(len, loaded))
     return datasets.concatenate_datasets(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
+
+
+def load_training_text(data: DataConfig, consequence: str) -> Dataset | None:
+    """Load all training pairs of a run for an analysis. Returns None, with a warning, if they cannot be read.
+
+    consequence: what is left out then, for the warning.
+    """
+    if data.streaming:
+        log.warning(f"{consequence}: the training text is streamed and may have no end")
+        return None
+    try:
+        return load_mixture(data)[0]
+    except (UserError, OSError) as error:  # the model may have been copied without its training text
+        log.warning(f"{consequence}: {error}")
+        return None
 
 
 @contextmanager
@@ -75,7 +93,7 @@ def name_corpus_in_errors(number: int) -> Iterator[None]:
         raise UserError(message, error.any_rank) from None
 
 
-def prepare_corpus(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
+def tag_corpus(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
     """Reduce a corpus to its texts and add its tag; the result is cached unless nothing needs to be changed."""
     pairs = pairs.select_columns(SIDES)
     if tag is None and pairs.data.schema.types == TEXT_SCHEMA.types:

@@ -7,17 +7,34 @@ pair is found: sentences are compared by 64-bit hashes of all words and of all w
 Shapes: N sentences, W words of all sentences.
 """
 
+import logging
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import regex
+from datasets import Dataset
+from tqdm import tqdm
+from xxhash import xxh3_128
 
+from nmt.config import DataConfig
+from nmt.data.cache import cache_folder, get_or_build
+from nmt.data.corpus import READ_BATCH_SIZE, iter_column, load_pairs
+from nmt.data.encoding import SIDES, text_key
+from nmt.data.readers import clip_repr
 from nmt.data.words import UNSPACED_CHARACTER, may_be_unspaced
+from nmt.errors import UserError
 
+log = logging.getLogger("nmt")
+OVERLAP_CACHE_VERSION = 1  # of the comparison; part of the cache key
+KINDS_FILE = "kinds.npy"
 MAX_REMEMBERED_WORDS = 1_000_000
 MIN_WORDS = 3  # shorter sentences are compared as a whole only: with fewer words, most are one word apart
 UNSEEN, NEAR, EXACT = 0, 1, 2  # how a sentence occurs in the other text
@@ -149,3 +166,55 @@ class OverlapIndex:
             kinds_N[self.own.sentence_W[index.marks()]] = NEAR
         kinds_N[self.same.marks()] = EXACT
         return kinds_N
+
+
+def find_overlap(pairs: Dataset, train: Dataset, data: DataConfig) -> npt.NDArray[np.int8]:
+    """Return how each pair occurs in the training text, by its source or its target: `UNSEEN`, `NEAR` or `EXACT`.
+
+    The result is cached, because reading the training text takes seconds for each 100,000 pairs.
+    """
+    key = xxh3_128(f"{OVERLAP_CACHE_VERSION} {text_key(pairs)} {text_key(train)}".encode()).hexdigest()
+
+    def fill(part: Path) -> None:
+        indices = {side: OverlapIndex(list(iter_column(pairs, side))) for side in SIDES}
+        with tqdm(
+            total=len(train), desc="comparing with training text", unit=" pairs", leave=False, disable=None
+        ) as bar:
+            for batch in train.select_columns(SIDES).iter(READ_BATCH_SIZE):
+                for side, index in indices.items():
+                    index.find(batch[side])
+                bar.update(len(batch[SIDES[0]]))
+        np.save(part / KINDS_FILE, np.maximum(*(index.kinds() for index in indices.values())))
+
+    kinds: npt.NDArray[np.int8] = np.load(get_or_build(cache_folder(data) / "overlap" / key, fill) / KINDS_FILE)
+    return kinds
+
+
+def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
+    """Warn if sentences of the validation or test split stand in the training text, character by character."""
+    splits = {"valid": valid}
+    with suppress(UserError):  # there may be no test split
+        splits["test"] = load_pairs(data, "test")
+    found: dict[str, dict[str, pa.Array]] = {split: {} for split in splits}
+    for side in SIDES:
+        texts = {split: pa.array(iter_column(pairs, side), pa.string()) for split, pairs in splits.items()}
+        held_out = pa.concat_arrays(list(texts.values())).unique()
+        common = set[str]()
+        for batch in train.select_columns(side).with_format("arrow").iter(READ_BATCH_SIZE):
+            column = batch[side].cast(pa.string())
+            common.update(column.filter(pc.is_in(column, value_set=held_out)).to_pylist())
+        common.discard("")
+        for split, column in texts.items():
+            found[split][side] = pc.is_in(column, value_set=pa.array(common, pa.string()))
+    for split, sides in found.items():
+        is_common = pc.or_(*sides.values())
+        count = pc.sum(is_common).as_py()
+        if not count:
+            continue
+        row = pc.index(is_common, True).as_py()
+        side = next(side for side, found_rows in sides.items() if found_rows[row].as_py())
+        log.warning(
+            f"{count:,} of {len(is_common):,} pairs of the split {split} have a source or target that is also in the "
+            f"training text, such as {clip_repr(splits[split][row][side])}; scores on them measure memory. "
+            "nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
+        )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nmt.config.data import DataConfig
 from nmt.data.corpus import iter_column
-from nmt.data.mixing import load_mixture
+from nmt.data.mixing import load_training_text
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     METRIC_NAMES,
@@ -70,17 +70,11 @@ def compare_systems(
 
 def count_training_words(data: DataConfig) -> Counter[str] | None:
     """Count the source words of the training text. Returns None, with a warning, if it cannot be read."""
-    consequence = "BLEU by word rarity is left out"
-    if data.streaming:
-        log.warning(f"{consequence}: the training text is streamed and may have no end")
+    pairs = load_training_text(data, "BLEU by word rarity is left out")
+    if pairs is None:
         return None
-    try:
-        pairs = load_mixture(data)[0]
-        log.info(f"counting the source words of {len(pairs):,} training pairs")
-        return Counter(word for text in iter_column(pairs, "source") for word in split_words_and_marks(text))
-    except (UserError, OSError) as error:  # the model may have been copied without its training text
-        log.warning(f"{consequence}: {error}")
-        return None
+    log.info(f"counting the source words of {len(pairs):,} training pairs")
+    return Counter(word for text in iter_column(pairs, "source") for word in split_words_and_marks(text))
 
 
 def format_comparison(comparison: Comparison) -> str:

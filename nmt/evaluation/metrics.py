@@ -24,6 +24,7 @@ from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
+from nmt.data.overlap import EXACT, NEAR, UNSEEN
 from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import detect_script, segment_words, segmenter_name
 from nmt.errors import UserError
@@ -33,6 +34,7 @@ METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
 TOKENIZER_13A = Tokenizer13a()
 LENGTH_BOUNDS = (5, 10, 15, 20, 25, 30, 40, 50)  # `bleu_by_length`: inclusive upper bounds of ranges, in source words
 FREQUENCY_BOUNDS = (0, 1, 5, 20, 100, 1000)  # `bleu_by_rarity`: inclusive upper bounds of ranges, in occurrences
+OVERLAP_KINDS = {"seen": EXACT, "near": NEAR, "unseen": UNSEEN}  # in the training text; near: one word differs
 BleuByRange = list[tuple[str, int, float | None]]  # name of the range as "6-10", number of sentences, BLEU
 
 
@@ -183,6 +185,23 @@ def bleu_by_rarity(
         min((counts.get(word, 0) for word in split_words_and_marks(source)), default=0) for source in sources
     ]
     return bleu_by_range(lowest_counts, FREQUENCY_BOUNDS, hypotheses, references, tokenizer)
+
+
+def score_by_overlap(
+    kinds: Iterable[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
+) -> dict[str, dict[str, float | None]]:
+    """Return the number of sentences, BLEU and chrF of those seen in the training text, nearly seen there, and unseen.
+
+    kinds: how each sentence occurs in the training text, as from `nmt.data.overlap.find_overlap`.
+    """
+    metrics = {"bleu": build_bleu_metric(tokenizer, references), "chrf": CHRF()}
+    scores: dict[str, dict[str, float | None]] = {}
+    for name, kind in OVERLAP_KINDS.items():
+        rows = [row for row, own_kind in enumerate(kinds) if own_kind == kind]
+        texts = [hypotheses[row] for row in rows], [references[row] for row in rows]
+        scores[name] = {"sentences": len(rows)}
+        scores[name] |= {key: score_corpus(metric, *texts) for key, metric in metrics.items()}
+    return scores
 
 
 def split_words_and_marks(text: str) -> list[str]:
