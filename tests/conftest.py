@@ -2,13 +2,15 @@
 
 import logging
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT, TINY_SETTINGS, run_in_new_process, write_corpus
+from builders import ROOT, TINY_SETTINGS, run_ok, write_corpus
+from filelock import FileLock
 from hypothesis import settings
 
 from nmt.model.kernels import KERNELS
@@ -41,17 +43,35 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
+def build_once(name: str, build: Callable[[Path], object], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the first process of the tests builds, and all others share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"shared_{name}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            part = folder.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            build(part)
+            part.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of small line-aligned text files."""
-    return write_corpus(tmp_path_factory.mktemp("corpus"), train=600, valid=40, test=30)
+    return build_once("corpus", lambda part: write_corpus(part, train=600, valid=40, test=30), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of fewer lines, for tests in which nothing depends on what a model learns."""
+    return build_once("small_corpus", lambda part: write_corpus(part, train=200, valid=8, test=6), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Working folder with runs/mine, trained for two epochs."""
-    folder = tmp_path_factory.mktemp("home")
     arguments = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
-    process = run_in_new_process("train", *arguments, folder=folder)
-    assert process.returncode == 0, process.stderr.decode()
-    return folder
+    trained = build_once("home", lambda part: run_ok("train", *arguments, folder=part), tmp_path_factory)
+    return Path(shutil.copytree(trained, tmp_path_factory.mktemp("home") / "home"))

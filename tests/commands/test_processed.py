@@ -200,21 +200,23 @@ def test_built_in_corpus_gives_no_warning(caplog: pytest.LogCaptureFixture) -> N
 
 def test_commands_warn_of_processed_text(tmp_path: Path) -> None:
     """Training warns, from files and from a stream, and so does evaluation."""
-    folder = write_corpus(tmp_path, train=600, valid=30, test=30)
+    folder = write_corpus(tmp_path, train=200, valid=25, test=25)
     for path in folder.glob("*.en"):
         path.write_text("".join(PROCESSORS["bpe"](line) + "\n" for line in path.read_text().splitlines()))
-    common = ("data=text", f"data.path={folder}", *TINY_SETTINGS, "train.max_steps=2", "data.buffer=300")
+    common = ("data=text", f"data.path={folder}", *TINY_SETTINGS, "train.max_steps=1", "data.buffer=150")
     from_files = run_nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
-    streaming = ("data.streaming=true", "train.validate_every=2")
+    streaming = ("data.streaming=true", "train.validate_every=1")
     from_stream = run_nmt("train", "name=b", *common, *streaming, folder=tmp_path).stderr.decode()
-    for message, count in ((from_files, 600), (from_stream, 300)):
+    for message, count in ((from_files, 200), (from_stream, 150)):
         assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
         assert f" of {count} lines (" in message and f"of {folder}/train.en, first: " in message
         assert message.count("the text looks tokenized (spaces before punctuation): ") == 1
         assert f"{folder}/valid.en" in message
     message = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
     assert "segmented by subword-nmt" in message and "looks tokenized" not in message
-    message = run_nmt("evaluate", "checkpoint=runs/a", folder=tmp_path).stderr.decode()
+    message = run_nmt(
+        "evaluate", "checkpoint=runs/a", "search.max_length=20", "pictures=0", folder=tmp_path
+    ).stderr.decode()
     assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
     assert f"of {folder}/test.en, first: " in message
 

@@ -75,6 +75,7 @@ NAMES = [
     "?",
     PUNCTUATION_AND_LETTERS,
 ]
+SHORT = ("search.beam=1", "search.max_length=9")  # an untrained model does not end its translations by itself
 DIFFICULT_NAME = " -a=b,[c]{d}${e}#%~'\"\\!*\n é🐕 \\"
 any_text = st.text(
     st.sampled_from(SPECIAL_CHARACTERS) | st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=15
@@ -133,7 +134,7 @@ def test_save_config_round_trip(name: str, tmp_path: Path) -> None:
     assert load_config(tmp_path) == plain
 
 
-def test_printed_commands_can_be_pasted_into_shells(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_printed_commands_can_be_pasted_into_shells(small_corpus: Path, tmp_path: Path) -> None:
     """Shells parse the command at the end of training, and the remedies in errors, into the original name."""
     python = tmp_path / "bin" / "python"  # prints its arguments
     python.parent.mkdir()
@@ -143,7 +144,7 @@ def test_printed_commands_can_be_pasted_into_shells(home: Path, corpus: Path, tm
     for name in (*NAMES[:8], "a'b", 'a"b', "a\\", "a\nb\x1b", "🐕", PUNCTUATION_AND_LETTERS):
         command = f"python -m nmt.evaluate {quote_setting('checkpoint', f'runs/{name}')}"
         if name in ("ünï", PUNCTUATION_AND_LETTERS):
-            data = ("data=text", f"data.path={corpus}")
+            data = ("data=text", f"data.path={small_corpus}")
             settings = (f"name={quote_for_hydra(name)}", *data, *TINY_SETTINGS, "train.max_steps=1")
             run_ok("train", *settings, folder=tmp_path)
             log = (tmp_path / "runs" / name / "train.log").read_text(encoding="utf-8").splitlines()
@@ -157,8 +158,8 @@ def test_printed_commands_can_be_pasted_into_shells(home: Path, corpus: Path, tm
             assert module == ["-m", "nmt.evaluate"]
             assert parse_with_hydra(f"key={checkpoint.partition('=')[2]}") == f"runs/{name}"
         if name == PUNCTUATION_AND_LETTERS:
-            assert "bleu" in run_ok("evaluate", checkpoint, "pictures=0", "search.beam=1", folder=tmp_path)
-    real_command = f"'{sys.executable}' {command.partition(' ')[2]} pictures=0"
+            assert "bleu" in run_ok("evaluate", checkpoint, "pictures=0", *SHORT, folder=tmp_path)
+    real_command = f"'{sys.executable}' {command.partition(' ')[2]} pictures=0 {' '.join(SHORT)}"
     environment = command_environment(tmp_path)
     done = subprocess.run([SHELLS[-1], "-c", real_command], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
@@ -197,9 +198,9 @@ def test_unusable_working_directory_error(tmp_path: Path) -> None:
     assert "use another working directory" in run_error("train", "seed=1", folder=folder)
 
 
-def test_all_path_settings_accept_special_characters(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_all_path_settings_accept_special_characters(small_corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / DIFFICULT_NAME
-    shutil.copytree(corpus, folder)
+    shutil.copytree(small_corpus, folder)
     data_path, name = quote_for_hydra(str(folder)), DIFFICULT_NAME.replace("${", "{").strip("/")
     run = quote_for_hydra(f"runs/{name}")
     base = (
@@ -217,19 +218,19 @@ def test_all_path_settings_accept_special_characters(home: Path, corpus: Path, t
     run_ok("train", *base, "train.max_steps=1", "name=other", f"init_from={run}", folder=tmp_path)
     elsewhere = f"hydra.run.dir={quote_for_hydra(DIFFICULT_NAME.replace('${', ''))}"
     run_ok("train", *base, "train.max_steps=1", elsewhere, folder=tmp_path)
-    evaluation = (f"checkpoint={run}", f"data.path={data_path}", "pictures=1", "search.beam=1")
+    evaluation = (f"checkpoint={run}", f"data.path={data_path}", "pictures=1", *SHORT)
     run_ok("evaluate", *evaluation, folder=tmp_path)
-    run_ok("evaluate", f"compare=[{run},runs/other]", "search.beam=1", "pictures=0", folder=tmp_path)
+    run_ok("evaluate", f"compare=[{run},runs/other]", *SHORT, "pictures=0", folder=tmp_path)
     keys = ("input", "output", "target", "prefix", "alignments", "gold")
     files = {key: folder / f"{key}{DIFFICULT_NAME}" for key in keys}
     for key in ("input", "target", "prefix"):
         files[key].write_text("Die Frau liest .\n", encoding="utf-8")
     files["gold"].write_text("0-0\n", encoding="utf-8")
     paths = {key: f"{key}={quote_for_hydra(str(path))}" for key, path in files.items()}
-    translate = (f"checkpoint={run}", paths["input"], paths["output"])
+    translate = (f"checkpoint={run}", "search.max_length=9", paths["input"], paths["output"])
     run_ok("translate", *translate, paths["prefix"], paths["alignments"], folder=tmp_path)
     assert files["output"].read_text(encoding="utf-8") and files["alignments"].is_file()
-    run_ok("translate", *translate, paths["target"], "mode=score", folder=tmp_path)
+    run_ok("translate", translate[0], *translate[2:], paths["target"], "mode=score", folder=tmp_path)
     pair = (f"source={quote_for_hydra(str(files['input']))}", paths["target"], paths["gold"])
     run_ok("align", f"checkpoint={run}", *pair, paths["output"], folder=tmp_path)
     dictionary = ("search.replace_unknown=true", f"search.dictionary={quote_for_hydra(str(folder / 'none'))}")

@@ -643,11 +643,13 @@ def test_commands_are_independent_of_stream_encoding(
     assert re.search(pattern, err if code else out)
 
 
-def test_commands_are_independent_of_locale(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_independent_of_locale(
+    small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names, arguments, files and output are UTF-8 even where Python would use the locale's encoding."""
     folder = tmp_path / "größe"
     folder.mkdir()
-    for path in corpus.glob("*.??"):
+    for path in small_corpus.glob("*.??"):
         (folder / path.name).write_bytes(path.read_bytes())
     for key, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}.items():
         monkeypatch.setenv(key, value)
@@ -657,5 +659,6 @@ def test_commands_are_independent_of_locale(corpus: Path, tmp_path: Path, monkey
     assert "größe" in (folder / "runs" / "größe" / "config.yaml").read_text(encoding="utf-8")
     assert "größe" in done.stderr.decode() and (folder / "runs" / "größe" / "train.log").read_text(encoding="utf-8")
     text = "Ein größerer Hund .\n"
-    done = run_in_new_process("translate", 'checkpoint="runs/größe"', "format=jsonl", folder=folder, text=text.encode())
+    translate = ('checkpoint="runs/größe"', "format=jsonl", "search.max_length=9")
+    done = run_in_new_process("translate", *translate, folder=folder, text=text.encode())
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == text.strip()

@@ -373,8 +373,8 @@ SETTINGS = (
     "train.log_every=1",
     "tokenizer.sampling=0.1",
     "model.dropout=0.1",
-    "train.max_steps=24",
-    "train.validate_every=12",
+    "train.max_steps=16",
+    "train.validate_every=8",
 )
 
 
@@ -396,8 +396,8 @@ def test_train_resume_and_evaluate_on_several_corpora(corpora: Path, tmp_path: P
     arguments = (*SETTINGS, f"data.path={corpora}/main", f"data.corpora=[{others}]", streaming, "data.buffer=60")
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     run_ranks_ok(1, uninterrupted, "train", *arguments)
-    code, output = run_ranks(1, resumed, train_until_signal, 15, 1, *arguments)
-    assert code == 143 and "stopped at step 16" in output
+    code, output = run_ranks(1, resumed, train_until_signal, 10, 1, *arguments)
+    assert code == 143 and "stopped at step 11" in output
     run_ranks_ok(1, resumed, "train", *arguments, "resume=auto")
     expected, actual = uninterrupted / "runs" / "x", resumed / "runs" / "x"
     torch.testing.assert_close(load_last_weights(actual), load_last_weights(expected), rtol=0, atol=0)
@@ -408,11 +408,11 @@ def test_train_resume_and_evaluate_on_several_corpora(corpora: Path, tmp_path: P
 
     assert load_tokenizer(expected).source.tags == {"\u2581<bt>": 4}
     (uninterrupted / "in.de").write_text("<bt> der Hund schläft .\nder Hund schläft .\n")
-    run_ranks_ok(1, uninterrupted, "translate", "checkpoint=runs/x", "input=in.de", "output=out.de")
+    short = ("search.beam=1", "search.max_length=20")
+    run_ranks_ok(1, uninterrupted, "translate", "checkpoint=runs/x", "input=in.de", "output=out.de", *short)
     assert len((uninterrupted / "out.de").read_text().splitlines()) == 2
-    run_ranks_ok(
-        1, uninterrupted, "evaluate", "checkpoint=runs/x", "data.alignments=links", "search.beam=1", "pictures=0"
-    )
+    evaluation = ("checkpoint=runs/x", "data.alignments=links", *short, "pictures=0")
+    run_ranks_ok(1, uninterrupted, "evaluate", *evaluation)
     assert json.loads((expected / "eval" / "test" / "metrics.json").read_text())["aer"] is not None
 
 
