@@ -123,7 +123,8 @@ def run_in_folder(
         with open(path, "wb" if number else "rb") as file:
             os.dup2(file.fileno(), number)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # multiprocessing closes it
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)  # each line at once, as Python does it
     run_program(command, *arguments)
 
 

@@ -10,16 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from builders import (
+    CONTEXT,
     ROOT,
     TINY_SETTINGS,
     command_environment,
     read_all_events,
     run_error,
+    run_in_folder,
     run_in_new_process,
     run_nmt,
     run_ok,
@@ -29,6 +34,7 @@ from nmt.config import EvaluateRun
 from nmt.errors import UserError
 from nmt.evaluate import METRIC_SETTINGS, check_comparable
 from nmt.train import train
+from nmt.training import loop as training
 from nmt.training.run_dir import lock_run_folder
 from nmt.training.state import TrainState
 
@@ -49,9 +55,7 @@ ODD_LINES = [
 ]
 
 
-def reset_sigint() -> None:
-    """Restore the default action of SIGINT, which is ignored where the tests run in the background of a script."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+SEARCH = ("search.beam=2", "search.max_length=20")  # a model with so little training often does not end by itself
 
 
 def read_last_weights(run: Path) -> bytes:
@@ -79,7 +83,7 @@ def test_run_folder_contents(home: Path) -> None:
 
 
 def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) -> None:
-    done = run_in_new_process("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=1", folder=home)
+    done = run_in_new_process("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=1", folder=home)
     assert done.returncode == 0, done.stderr.decode()
     printed = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
@@ -104,23 +108,23 @@ def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) 
 def test_translate_writes_one_line_per_input_line(home: Path) -> None:
     text = "\n".join(ODD_LINES).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
     lines = text.count(b"\n") + 1
-    piped = run_in_new_process("translate", "checkpoint=runs/mine", "search.beam=2", folder=home, text=text)
+    piped = run_in_new_process("translate", "checkpoint=runs/mine", *SEARCH, folder=home, text=text)
     assert piped.returncode == 0 and b"U+FFFD" in piped.stderr and b"max_source" in piped.stderr, piped.stderr
     translations = piped.stdout.decode().split("\n")
     assert len(translations) == lines + 1 and translations[-1] == ""
     assert translations[1] == translations[2] == "" and not re.search("[\r\u2028]", translations[0])
     (home / "in.txt").write_bytes(text)
-    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=out.txt", folder=home)
+    run_ok("translate", "checkpoint=runs/mine", *SEARCH, "input=in.txt", "output=out.txt", folder=home)
     assert (home / "out.txt").read_bytes() == piped.stdout
     (home / "in.txt.gz").write_bytes(gzip.compress(text))
     compressed = ("input=in.txt.gz", "output=out.txt.gz", "alignments=out.jsonl.gz")
-    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", *compressed, folder=home)
+    run_ok("translate", "checkpoint=runs/mine", *SEARCH, *compressed, folder=home)
     assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
     # The output is one gzip stream, not one per line.
     assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))
     (home / "blob").touch()
     (home / "linked.txt.gz").symlink_to("blob")
-    run_ok("translate", "checkpoint=runs/mine", "search.beam=2", "input=in.txt", "output=linked.txt.gz", folder=home)
+    run_ok("translate", "checkpoint=runs/mine", *SEARCH, "input=in.txt", "output=linked.txt.gz", folder=home)
     assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # the link's name decides on compression
     records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
     assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
@@ -225,9 +229,9 @@ def test_translate_rejects_invalid_options(home: Path, corpus: Path, settings: t
 def test_replace_unknown_copies_source_words_or_uses_dictionary(home: Path, corpus: Path) -> None:
     """A model with a vocabulary of 70 words outputs <unk> for all others."""
     settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.type=word", "tokenizer.vocab_size=70")
-    run_ok("train", "name=few_words", *settings, "train.max_steps=60", "resume=auto", folder=home)
+    run_ok("train", "name=few_words", *settings, "train.max_steps=30", folder=home)
     text = "".join((corpus / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)[:10]).encode()
-    base = ("checkpoint=runs/few_words", "search.beam=2")
+    base = ("checkpoint=runs/few_words", *SEARCH)
     plain = run_ok("translate", *base, folder=home, text=text).split("\n")[:-1]
     copied = run_ok("translate", *base, "search.replace_unknown=true", folder=home, text=text).split("\n")[:-1]
     source_words = text.decode().split()
@@ -264,15 +268,12 @@ def test_translate_interactively_in_terminal(home: Path) -> None:
     piped = run_ok("translate", *settings, folder=home, text=f"{line}\n".encode()).split("\n")
     assert re.fullmatch(r"    \S+=\S+(  \S+=\S+)*", piped[1])
     terminal, child_end = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "nmt.translate", *settings],
-        cwd=home,
-        stdin=child_end,
-        stdout=child_end,
-        stderr=subprocess.DEVNULL,
-        env=command_environment(home),
+    name = Path(os.ttyname(child_end))
+    streams = [name, name, home / "err"]
+    child = CONTEXT.Process(
+        target=run_in_folder, args=(home, command_environment(home), streams, "translate", *settings)
     )
-    os.close(child_end)
+    child.start()
     output = b""
 
     def wait_for(text: str) -> None:
@@ -285,18 +286,21 @@ def test_translate_interactively_in_terminal(home: Path) -> None:
     os.write(terminal, f"{line}\n".encode())
     wait_for("\n".join(piped) + "> ")  # before the end of the input
     os.write(terminal, b"\x04")
-    assert child.wait(timeout=60) == 0
+    child.join(60)
+    assert child.exitcode == 0
+    os.close(child_end)
+    os.close(terminal)
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
-def test_model_preset_trains_and_evaluates(model: str, corpus: Path, tmp_path: Path) -> None:
-    sizes = (*TINY_SETTINGS, "model.encoder_hidden=null", "train.max_steps=20")
-    run_ok("train", f"model={model}", "name=mine", "data=text", f"data.path={corpus}", *sizes, folder=tmp_path)
+def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_path: Path) -> None:
+    sizes = (*TINY_SETTINGS, "model.encoder_hidden=null", "train.max_steps=20", "train.validate_every=20")
+    run_ok("train", f"model={model}", "name=mine", "data=text", f"data.path={small_corpus}", *sizes, folder=tmp_path)
     run = tmp_path / "runs" / "mine"
     first, *_, last = (event["loss"] for event in read_all_events(run) if event["event"] == "train")
     assert last < first - 0.5
-    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=2", "pictures=0", folder=tmp_path)
-    assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 30
+    run_ok("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=0", folder=tmp_path)
+    assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 6
 
 
 @pytest.mark.parametrize(
@@ -305,44 +309,73 @@ def test_model_preset_trains_and_evaluates(model: str, corpus: Path, tmp_path: P
         ("", {}, "2000 None"),
         ("", {"GOMP_SPINCOUNT": "7"}, "7 None"),
         ("", {"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
-        ("import torch; ", {}, "None None"),
+        ("sys.modules['torch'] = types.ModuleType('torch')", {}, "None None"),
     ],
 )
 def test_import_sets_gomp_spincount_unless_user_did(before: str, environment: dict[str, str], expected: str) -> None:
+    """Stop at the import of torch or, if that has been imported before, at the import that follows it."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    code = f"{before}import nmt, os; print(*map(os.environ.get, {names}))"
+    code = f"""
+import os, sys, types
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name in ("torch", "nmt.config"):
+            print(*map(os.environ.get, {names}), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Stop())
+{before}
+import nmt
+"""
     others = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=others | environment, capture_output=True, text=True, check=True)
     assert done.stdout == expected + "\n"
 
 
-def test_training_is_deterministic_and_resume_is_exact(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
+def run_with_two_threads(*arguments: Any) -> None:
+    torch.set_num_threads(2)
+    run_in_folder(*arguments)
 
-    def train(name: str, steps: int, resume: str) -> bytes:
-        settings = (f"name={name}", *common, f"train.max_steps={steps}", f"resume={resume}")
-        done = run_in_new_process("train", *settings, folder=tmp_path)
-        assert done.returncode == 0, done.stderr.decode()
-        return done.stderr
+
+def test_training_is_deterministic_and_resume_is_exact(
+    small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Train without a stop in a new Python process, and with a stop in two forked ones."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    common = ("data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
+
+    def list_settings(name: str, steps: int, resume: str) -> list[str]:
+        return [f"name={name}", *common, f"train.max_steps={steps}", f"resume={resume}"]
+
+    def fork(*settings: str) -> str:
+        """Train with two threads and return standard error."""
+        streams = [Path(os.devnull), Path(os.devnull), tmp_path / "err"]
+        arguments = (tmp_path, command_environment(tmp_path), streams, "train", *settings)
+        process = CONTEXT.Process(target=run_with_two_threads, args=arguments)
+        process.start()
+        process.join(300)
+        message = (tmp_path / "err").read_text()
+        assert process.exitcode == 0, message
+        return message
 
     def read_first_event(run: Path) -> dict[str, float]:
         """The event of step 5, without speeds."""
         speeds = ("tokens_per_second", "target_tokens_per_second")
         return {key: value for key, value in read_all_events(run)[0].items() if key not in speeds}
 
-    for name, steps, resume in (("whole", 15, "false"), ("stopped", 7, "false"), ("stopped", 15, "true")):
-        train(name, steps, resume)
+    done = run_in_new_process("train", *list_settings("whole", 10, "false"), folder=tmp_path)
+    assert done.returncode == 0 and b", 2 threads" in done.stderr, done.stderr.decode()
+    assert ", 2 threads" in fork(*list_settings("stopped", 7, "false"))
+    fork(*list_settings("stopped", 10, "true"))
     whole, stopped = (tmp_path / "runs" / name for name in ("whole", "stopped"))
     assert read_last_weights(whole) == read_last_weights(stopped)
     assert read_first_event(whole) == read_first_event(stopped)
     assert read_all_events(whole)[-1] == read_all_events(stopped)[-1]
     whole_config, stopped_config = ((run / "config.yaml").read_text() for run in (whole, stopped))
-    assert "max_steps: 15\n" in stopped_config
-    assert b"is already finished" in train("whole", 15, "auto")
+    assert "max_steps: 10\n" in stopped_config
+    assert "is already finished" in fork(*list_settings("whole", 10, "auto"))
     assert (whole / "config.yaml").read_text() == whole_config  # resume=auto was not stored: nothing was trained
 
 
@@ -388,8 +421,8 @@ def test_init_from_starts_with_parent_weights_and_tokenizer(home: Path, corpus: 
     assert (parent / "tokenizer.model").read_bytes() == (child / "tokenizer.model").read_bytes()
 
 
-def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, corpus: Path) -> None:
-    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1")
+def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, small_corpus: Path) -> None:
+    common = ("data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "train.max_steps=1")
     reverse = ("data.source=en", "data.target=de", *common)
     run_ok("train", *common, "name=two", "tokenizer.joint=false", "tokenizer.target_vocab_size=480", folder=home)
     message = run_error("train", *reverse, "name=two_back", "init_from=runs/two", folder=home)
@@ -449,28 +482,56 @@ def test_commands_reject_missing_or_damaged_checkpoint(home: Path, tmp_path: Pat
     assert "model.safetensors is missing or damaged" in run_error("evaluate", f"checkpoint={damaged}", folder=home)
 
 
+def train_slowly(*arguments: Any) -> None:
+    """Train, with a pause before each update after the fifth, in which a signal can come.
+
+    SIGINT gets its default action, since it is ignored where the tests run in the background of a script.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    train_step = training.train_step
+
+    def slow_step(state: TrainState, *others: Any) -> Any:
+        time.sleep(0.5 if state.progress.step > 5 else 0)
+        return train_step(state, *others)
+
+    training.train_step = slow_step  # type: ignore[assignment]
+    run_in_folder(*arguments)
+
+
+@pytest.fixture(scope="module")
+def signal_command(small_corpus: Path) -> tuple[str, ...]:
+    return ("name=mine", "data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "train.max_steps=15")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(signal_command: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run_ok("train", *signal_command, folder=folder)
+    return folder / "runs" / "mine"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_training_and_resume_is_exact(
-    number: signal.Signals, home: Path, corpus: Path, tmp_path: Path
+    number: signal.Signals, signal_command: tuple[str, ...], uninterrupted: Path, tmp_path: Path
 ) -> None:
-    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=2")
-    with subprocess.Popen(
-        [sys.executable, "-m", "nmt.train", *command],
-        cwd=tmp_path,
-        env=command_environment(tmp_path),
-        stderr=subprocess.PIPE,
-        preexec_fn=reset_sigint,
-    ) as process:
-        assert process.stderr is not None
-        while b"step 5/" not in (line := process.stderr.readline()):
+    os.mkfifo(tmp_path / "err")
+    streams = [Path(os.devnull), Path(os.devnull), tmp_path / "err"]
+    process = CONTEXT.Process(
+        target=train_slowly, args=(tmp_path, command_environment(tmp_path), streams, "train", *signal_command)
+    )
+    process.start()
+    assert process.pid is not None
+    with open(tmp_path / "err", encoding="utf-8") as errors:
+        while "step 5/" not in (line := errors.readline()):
             assert line, "training ended before the signal"
-        process.send_signal(number)
-        message = process.stderr.read().decode()
-    assert process.returncode == 128 + number and "resume=auto continues" in message and "Traceback" not in message
+        os.kill(process.pid, number)
+        message = errors.read()
+    process.join(60)
+    assert process.exitcode == 128 + number and "resume=auto continues" in message and "Traceback" not in message
     assert not [event for event in read_all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
-    run_ok("train", *command, "resume=auto", folder=tmp_path)
-    assert read_last_weights(tmp_path / "runs" / "mine") == read_last_weights(home / "runs" / "mine")
-    assert read_all_events(tmp_path / "runs" / "mine")[-1] == read_all_events(home / "runs" / "mine")[-1]
+    run_ok("train", *signal_command, "resume=auto", folder=tmp_path)
+    assert read_last_weights(tmp_path / "runs" / "mine") == read_last_weights(uninterrupted)
+    assert read_all_events(tmp_path / "runs" / "mine")[-1] == read_all_events(uninterrupted)[-1]
 
 
 def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
