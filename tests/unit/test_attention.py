@@ -261,7 +261,7 @@ SAMPLED_CONFIGS = [options for number, options in enumerate(ATTENTION_CONFIGS) i
 @pytest.mark.parametrize("style", ATTENTION_STYLES)
 def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: str) -> None:
     """Compare all positions at once with one at a time, shared with copied memory, and a batch with one sentence."""
-    source_BS, length_B, target_BT = make_ragged_batch(target=3)
+    source_BS, length_B, target_BT = make_ragged_batch(target=2)
     for config_style, number, options in combine_with_styles(ATTENTION_CONFIGS):
         if config_style != style:
             continue
@@ -336,7 +336,7 @@ def test_other_sentences_in_batch_do_not_affect_translations(style: str) -> None
 
     Tokens are compared only if scores differ by more than 1e-4, since near ties may come in either order.
     """
-    source_BS, length_B, _ = make_ragged_batch((9, 2, 6, 1, 7))
+    source_BS, length_B, _ = make_ragged_batch((7, 2, 5))
     num_compared = 0
     for config_style, number, options in combine_with_styles(SAMPLED_CONFIGS):
         if config_style != style:
@@ -346,7 +346,7 @@ def test_other_sentences_in_batch_do_not_affect_translations(style: str) -> None
         with torch.no_grad():
             model.output.bias[EOS] += 1
         for beam in (1, 3):
-            config = SearchConfig(beam=beam, n_best=beam, max_length=6)
+            config = SearchConfig(beam=beam, n_best=beam, max_length=5)
             together = search(model, source_BS, length_B, config)
             for row, length in enumerate(length_B.tolist()):
                 [alone] = search(model, source_BS[row : row + 1, :length], length_B[row : row + 1], config)
@@ -356,7 +356,7 @@ def test_other_sentences_in_batch_do_not_affect_translations(style: str) -> None
                 if all(better - worse > 1e-4 for better, worse in itertools.pairwise(scores)):
                     assert [h.tokens for h in together[row]] == [h.tokens for h in alone], describe(options)
                     num_compared += 1
-    assert num_compared > 400
+    assert num_compared > 240
 
 
 @pytest.mark.parametrize("style", ATTENTION_STYLES)
@@ -395,7 +395,7 @@ def test_gradients_match_finite_differences(style: str) -> None:
 
 
 def test_bfloat16_loss_and_gradients_are_close_to_float64() -> None:
-    batch = make_ragged_batch()
+    batch = make_ragged_batch((6, 3, 1), target=2)
     for style, number, options in combine_with_styles(SAMPLED_CONFIGS):
         losses, gradients = [], []
         for dtype in (torch.float64, torch.bfloat16):
