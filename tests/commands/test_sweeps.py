@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import ROOT, TINY_SETTINGS, command_environment, run_in_new_process
+from builders import CONTEXT, ROOT, TINY_SETTINGS, command_environment, run_in_new_process
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -72,19 +73,35 @@ def require_plugin(name: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{name}", reason="pip install '.[sweep]'")
 
 
+def write_program(folder: Path, program: str = PROGRAM) -> None:
+    (folder / "program.py").write_text(program)
+
+
 def start_sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> subprocess.Popen[str]:
-    """Start a sweep over jobs without training."""
-    (folder / "program.py").write_text(PROGRAM)
+    """Start a sweep over jobs without training, in a new Python process."""
+    write_program(folder)
     environment = command_environment(folder) | {"PYTHONPATH": path}
     command = [sys.executable, "program.py", "-m", *arguments]
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
 
 
-def run_sweep(folder: Path, *arguments: str, path: str = os.environ["PYTHONPATH"]) -> tuple[int, str]:
-    """Run a sweep over jobs without training, and return its exit code and standard error."""
-    process = start_sweep(folder, *arguments, path=path)
-    message = process.communicate(timeout=120)[1]
-    return process.returncode, message
+def run_program_file(folder: Path, *arguments: str) -> None:
+    """Run the program in this process, with standard error in the file `err`."""
+    os.chdir(folder)
+    with open("err", "wb") as file:
+        os.dup2(file.fileno(), 2)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    sys.argv = ["program.py", "-m", *arguments]
+    runpy.run_path("program.py", run_name="__main__")
+
+
+def run_sweep(folder: Path, *arguments: str, program: str = PROGRAM) -> tuple[int | None, str]:
+    """Run a sweep over jobs without training in a forked process, and return its exit code and standard error."""
+    write_program(folder, program)
+    process = CONTEXT.Process(target=run_program_file, args=(folder, *arguments))
+    process.start()
+    process.join(120)
+    return process.exitcode, (folder / "err").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("submitit_local", marks=pytest.mark.slow)])
@@ -101,7 +118,7 @@ def test_failed_jobs_report_user_errors_and_tracebacks(tmp_path: Path, launcher:
 def test_terminated_sweep_ends_its_processes(tmp_path: Path) -> None:
     require_plugin("joblib_launcher")
     process = start_sweep(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=5", "optim.lr=0.01,0.02")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(pids := [path.read_text() for path in tmp_path.glob("job_*")]) < 2 or not all(pids):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
@@ -146,10 +163,9 @@ def test_sweep_syntax(
 def test_job_names_contain_varying_keys(tmp_path: Path) -> None:
     constant = [f"{key}={value}" for key, value in SWEPT_SETTINGS.items()]
     varying = ('model.attention.score="dot",general', 'tokenizer.type="bpe/../x",char', "optim.lr=0.01,0.001,0.0001")
-    (tmp_path / "program.py").write_text(PROGRAM.replace("Path(f", "0 and Path(f"))
-    command = [sys.executable, "program.py", "-m", *constant, *varying, "hydra.sweep.dir=out"]
-    done = subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
-    assert done.stderr.count("error: tokenizer.type=bpe/../x is not one of") == 6 and done.returncode == 1
+    program = PROGRAM.replace("Path(f", "0 and Path(f")
+    code, message = run_sweep(tmp_path, *constant, *varying, "hydra.sweep.dir=out", program=program)
+    assert message.count("error: tokenizer.type=bpe/../x is not one of") == 6 and code == 1
     names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir())
     start = "model.attention.score=dot,optim.lr=0.0001,tokenizer.type="
     assert len(names) == 3 + 3 and names[0] == f"{start}char"  # rejected jobs leave no folder
@@ -214,7 +230,8 @@ def test_missing_plugin_error_names_remedy(tmp_path: Path) -> None:
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides installed plug-ins
     error = "error: hydra/launcher=joblib needs a missing plug-in; run pip install '.[sweep]' in the checkout\n"
-    assert run_sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}") == (1, error)
+    process = start_sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert process.communicate(timeout=120)[1] == error and process.returncode == 1
 
 
 def test_slurm_launcher_configuration() -> None:
@@ -255,11 +272,11 @@ def test_search_in_wrong_direction_is_rejected(monitor: str, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_sweep_trains_in_two_processes(tmp_path: Path) -> None:
+def test_sweep_trains_in_two_processes(small_corpus: Path, tmp_path: Path) -> None:
     require_plugin("joblib_launcher")
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     settings = [setting for setting in TINY_SETTINGS if not setting.startswith("model.hidden")]
-    settings += ["model.hidden=31,32", "data.limit=300", "train.max_steps=5"]
+    settings += ["data=text", f"data.path={small_corpus}", "model.hidden=31,32", "train.max_steps=2"]
     done = run_in_new_process("train", "-m", *launcher, *settings, folder=tmp_path)
     message = done.stderr.decode()
     assert done.returncode == 1 and message.count("error: model.hidden=31 must be even") == 1, message
