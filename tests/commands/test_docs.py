@@ -6,7 +6,6 @@ import io
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ def split_commands(block: str) -> list[str]:
 SHOWN = {
     f"{page.name}: {line}": line for page in USER_PAGES for block in blocks(page) for line in split_commands(block)
 }
-[SPLIT_BLOCK] = [block for block in blocks(DOCS / "data.md") if "paste" in block]
 
 
 def checked_commands(kind: str) -> dict[str, list[str]]:
@@ -110,7 +108,7 @@ def test_commands_are_taken_as_they_are_shown(shown: str, tmp_path: Path, monkey
 
 def test_every_command_is_checked_or_says_why_not() -> None:
     known = "|".join([*CHECKED.values(), *(f"^{re.escape(start)}" for start in NOT_RUN)])
-    unknown = [shown for shown, line in SHOWN.items() if not re.search(known, line) and line not in SPLIT_BLOCK]
+    unknown = [shown for shown, line in SHOWN.items() if not re.search(known, line)]
     assert not unknown, "check these or list them in NOT_RUN; a block that is not of commands begins with ```text"
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in SHOWN.values())] == []
 
@@ -144,24 +142,6 @@ def test_one_line_programs_run(home: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for program in {program for [program] in checked_commands("python").values()}:
         exec(program, {})
-
-
-def test_a_corpus_is_split_without_overlap(tmp_path: Path) -> None:
-    pairs = [(f"s{i}", f"t{i}") for i in range(3000)] + [(f"s{i}", f"u{i}") for i in range(500)]
-    for side, name in enumerate(("de", "en")):
-        text = "".join(f"{pair[side]}\r\n" for pair in [*pairs, *pairs[:100]])
-        (tmp_path / f"all.{name}").write_text(text, encoding="utf-8", newline="")
-    script = "\n".join(line for line in split_commands(SPLIT_BLOCK) if "nmt.train" not in line)
-    subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True)
-    train, valid, test = (
-        [tuple(line.split("\t")) for line in (tmp_path / "corpus" / f"{name}.tsv").read_text().splitlines()]
-        for name in ("train", "valid", "test")
-    )
-    held_out = {*valid, *test}
-    assert len(valid) == len(test) == 1000 and valid != sorted(valid)
-    assert len(held_out) == 2000 and held_out < set(pairs)
-    sources, targets = ({pair[side] for pair in held_out} for side in (0, 1))
-    assert sorted(train) == sorted((s, t) for s, t in pairs if s not in sources and t not in targets)
 
 
 def test_python_is_as_the_readme_shows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
