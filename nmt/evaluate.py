@@ -6,8 +6,10 @@ python -m nmt.evaluate 'compare=[runs/A,runs/B]'
 python -m nmt.evaluate --help
 """
 
+import glob
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +26,13 @@ from nmt.data.processed import warn_of_evaluation
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
-from nmt.evaluation.comparison import MAX_COMPARED_SENTENCES, compare_systems, format_comparison, write_comparison
+from nmt.evaluation.comparison import (
+    MAX_COMPARED_SENTENCES,
+    compare_systems,
+    format_comparison,
+    has_seeds,
+    write_comparison,
+)
 from nmt.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,
@@ -50,11 +58,20 @@ from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.text_io import echo, replace_nonfinite
-from nmt.training.checkpoint import find_checkpoint, load_config, load_model
+from nmt.training.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss
 
 OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}
 SHOWN_EXAMPLES = 4  # translations printed at the end
+RUNS_LEGEND = (
+    "± half of the 95% confidence interval; p: probability of a difference at least this large in this direction by "
+    "chance"
+)
+SEEDS_LEGEND = (
+    "mean ± standard deviation over runs; difference ± half of its 95% confidence interval over seeds and sentences; "
+    "p: probability of a difference at least this large by chance; seeds needed: runs of each system with which such a "
+    "difference has p < 0.05 in 4 of 5 experiments"
+)
 METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
 RESULT_FILES = (  # in eval/<split>
     "metrics.json",
@@ -92,31 +109,44 @@ def evaluate(command: EvaluateRun) -> float | None:
 
 def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     """Evaluate several runs, then print and write their comparison. Returns the BLEU of the last run."""
-    bleu_tokenizer = local_rank0_first(lambda: check_comparable(command))
+    systems = {name: expand_runs(name) for name in command.compare}
+    paths = [path for runs in systems.values() for path in runs]
+    bleu_tokenizer = local_rank0_first(lambda: check_comparable(command, paths))
     command = replace(command, bleu_tokenizer=bleu_tokenizer)
-    evaluations = [evaluate_run(replace(command, checkpoint=path, compare=[]), device) for path in command.compare]
-    first = evaluations[0]
+    evaluations = {path: evaluate_run(replace(command, checkpoint=path, compare=[]), device) for path in paths}
+    first, *_, last = evaluations.values()
     if not rank():
-        systems = {path: evaluation.translations for path, evaluation in zip(command.compare, evaluations, strict=True)}
+        texts = {name: [evaluations[path].translations for path in runs] for name, runs in systems.items()}
         training_data = replace(load_config(first.run).data, cache=command.data.cache)
-        comparison = compare_systems(systems, first.sources, first.references, training_data, bleu_tokenizer)
+        comparison = compare_systems(texts, first.sources, first.references, training_data, bleu_tokenizer)
         echo(format_comparison(comparison))
-        echo(
-            "\n± half of the 95% confidence interval; p: probability of a difference at least this large in this "
-            "direction by chance; * p < 0.05\n"
-        )
+        echo(f"\n{SEEDS_LEGEND if has_seeds(texts) else RUNS_LEGEND}; * p < 0.05\n")
         for name, signature in comparison.signatures.items():
             echo(f"{name:<22}{signature}")
         settings = {
             path: {name: evaluation.metrics[name] for name in METRIC_SETTINGS}
-            for path, evaluation in zip(command.compare, evaluations, strict=True)
+            for path, evaluation in evaluations.items()
         }
         for path in write_comparison(comparison, settings, first.results):
             echo(f"{'results':<22}{path}")
-    return evaluations[-1].metrics["bleu"]
+    return last.metrics["bleu"]
 
 
-def check_comparable(command: EvaluateRun) -> str:
+def expand_runs(name: str) -> list[str]:
+    """Return the runs of a system: a run folder, or the run folders that a pattern such as `runs/mine/*` matches.
+
+    Raises:
+        UserError: the pattern matches no run.
+    """
+    if Path(name).exists() or not glob.has_magic(name):
+        return [name]
+    paths = sorted(path for path in glob.glob(name) if Path(path, CONFIG_FILE).is_file())
+    if not paths:
+        raise UserError(f"compare=: {name} matches no run folder")
+    return paths
+
+
+def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
     """Check that runs can be compared, before they are evaluated. Returns the BLEU tokenizer to use for all of them.
 
     Raises:
@@ -124,7 +154,7 @@ def check_comparable(command: EvaluateRun) -> str:
     """
     tokenizers: dict[str, str] = {}
     texts: dict[Path, tuple[list[str], list[str]]] = {}
-    for path in command.compare:
+    for path in paths:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
             raise UserError(
@@ -137,7 +167,7 @@ def check_comparable(command: EvaluateRun) -> str:
         texts[folder] = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
         if texts[folder] != next(iter(texts.values())):
             raise UserError(
-                f"compare=: the split {data.split} of {path} has different text from that of {command.compare[0]}; "
+                f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
                 "set data.* to text that fits all models, which must have the same direction"
             )
         if len(pairs) > MAX_COMPARED_SENTENCES:

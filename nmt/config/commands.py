@@ -173,7 +173,9 @@ class EvaluateRun:
     """Settings of `python -m nmt.evaluate`."""
 
     checkpoint: str | None = setting(None, "run folder (best checkpoint, else the last) or step folder")
-    compare: list[str] = setting(list, "[A,B,...]: compare these runs; A is the baseline")
+    compare: list[str] = setting(
+        list, "[A,B,...]: compare these runs, or runs with several seeds (A/*); A is the baseline"
+    )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")

@@ -20,6 +20,7 @@ from nmt.evaluation.metrics import (
     split_words_and_marks,
 )
 from nmt.evaluation.plot import draw_curves
+from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log
 
@@ -32,14 +33,14 @@ RARITY_LABEL = "the rarest source word's count in training"
 class Comparison(NamedTuple):
     """Scores by system. The first system is the baseline of the others."""
 
-    scores: dict[str, dict[str, SystemScore]]  # by system and metric
+    scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]  # by system and metric
     signatures: dict[str, str]  # sacreBLEU's signature of each metric
-    by_length: dict[str, BleuByRange]
+    by_length: dict[str, BleuByRange]  # of several runs, the mean
     by_rarity: dict[str, BleuByRange]  # empty if the training text is not available
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[str]],
+    systems: Mapping[str, Sequence[Sequence[str]]],
     sources: Sequence[str],
     references: Sequence[str],
     data: DataConfig,
@@ -48,24 +49,47 @@ def compare_systems(
     """Compare translations of the same sources.
 
     Args:
-        systems: translations by name of the system.
+        systems: translations of each run by name of the system.
         data: training data of the first system, in which words are counted.
         tokenizer: BLEU tokenizer.
     """
-    by_length = {name: bleu_by_length(sources, texts, references, tokenizer) for name, texts in systems.items()}
+    by_length = {
+        name: average_ranges([bleu_by_length(sources, texts, references, tokenizer) for texts in runs])
+        for name, runs in systems.items()
+    }
     by_rarity = {}
     counts = count_training_words(data)
     if counts is not None:
         by_rarity = {
-            name: bleu_by_rarity(sources, texts, references, counts, tokenizer) for name, texts in systems.items()
+            name: average_ranges([bleu_by_rarity(sources, texts, references, counts, tokenizer) for texts in runs])
+            for name, runs in systems.items()
         }
     if len(sources) < MIN_RELIABLE_SENTENCES:
         log.warning(
             f"{len(sources)} sentences are too few for reliable intervals and p-values; use at least "
             f"{MIN_RELIABLE_SENTENCES}"
         )
-    scores, signatures = paired_bootstrap(systems, references, tokenizer)
+    scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]
+    if has_seeds(systems):
+        scores, signatures = compare_over_seeds(systems, references, tokenizer)
+    else:
+        scores, signatures = paired_bootstrap({name: run for name, [run] in systems.items()}, references, tokenizer)
     return Comparison(scores, signatures, by_length, by_rarity)
+
+
+def has_seeds(systems: Mapping[str, Sequence[Any]]) -> bool:
+    """Return whether one of the systems has several runs."""
+    return any(len(runs) > 1 for runs in systems.values())
+
+
+def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
+    """Return the mean BLEU of several runs in each range; None where a run has none."""
+    averages: BleuByRange = []
+    for ranges in zip(*runs, strict=True):
+        name, sentences, _ = ranges[0]
+        scores = [score for _, _, score in ranges if score is not None]
+        averages.append((name, sentences, sum(scores) / len(scores) if len(scores) == len(ranges) else None))
+    return averages
 
 
 def count_training_words(data: DataConfig) -> Counter[str] | None:
@@ -82,6 +106,19 @@ def format_comparison(comparison: Comparison) -> str:
     rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
     for system, scores in comparison.scores.items():
         rows.append([system, *(format_score(score) for score in scores.values())])
+    first = next(iter(comparison.scores))
+    for system, scores in comparison.scores.items():
+        tests = [
+            score for score in scores.values() if isinstance(score, SeedComparison) and score.difference is not None
+        ]
+        if tests:
+            rows.append([f"{system} - {first}", *map(format_difference, tests)])
+            rows.append(
+                [
+                    "  seeds needed",
+                    *("more sentences" if not test.seeds_needed else str(test.seeds_needed) for test in tests),
+                ]
+            )
     tables = [align_columns(rows)]
     for label, systems in (("source words", comparison.by_length), (RARITY_LABEL, comparison.by_rarity)):
         if not systems:
@@ -95,13 +132,22 @@ def format_comparison(comparison: Comparison) -> str:
     return "\n\n".join(tables)
 
 
-def format_score(score: SystemScore) -> str:
+def format_score(score: SystemScore | SeedComparison) -> str:
+    if isinstance(score, SeedComparison):
+        return f"{score.mean:.2f}" if score.deviation is None else f"{score.mean:.2f} ± {score.deviation:.2f}"
     text = f"{score.score:.2f} ± {score.interval:.2f}"
     if score.p_value is not None:
-        text += f" (p = {score.p_value:.3f})"
-        if score.p_value < SIGNIFICANCE_LEVEL:
-            text += "*"
+        text += f" {format_p_value(score.p_value)}"
     return text
+
+
+def format_difference(test: SeedComparison) -> str:
+    assert test.p_value is not None
+    return f"{test.difference:+.2f} ± {test.interval:.2f} {format_p_value(test.p_value)}"
+
+
+def format_p_value(p_value: float) -> str:
+    return f"(p = {p_value:.3f}){'*' if p_value < SIGNIFICANCE_LEVEL else ''}"
 
 
 def align_columns(rows: list[list[str]]) -> str:

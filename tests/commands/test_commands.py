@@ -565,12 +565,25 @@ def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
         assert "compare= takes two or more different runs" in run_error("evaluate", *arguments.split(), folder=home)
 
 
+def test_evaluate_compares_systems_over_seeds(home: Path, tmp_path: Path) -> None:
+    for name in ("a/seed=1", "a/seed=2", "b/seed=3"):
+        shutil.copytree(home / "runs" / "mine", tmp_path / name)
+    (tmp_path / "a" / "multirun.yaml").touch()
+    arguments = ("search.beam=1", "search.max_length=8", "pictures=0", "device=cpu")
+    output = run_ok("evaluate", "compare=[a/*,b/*]", *arguments, folder=tmp_path)
+    assert "b/* - a/*" in output and "seeds needed" in output and "mean ± standard deviation over runs" in output
+    result = json.loads((tmp_path / "a" / "seed=1" / "eval" / "test" / "comparison.json").read_text())
+    assert set(result["settings"]) == {"a/seed=1", "a/seed=2", "b/seed=3"}
+    assert len(result["scores"]["a/*"]["bleu"]["scores"]) == 2 and result["scores"]["b/*"]["bleu"]["p_value"] == 1.0
+    assert "compare=: c/* matches no run folder" in run_error("evaluate", "compare=[a/*,c/*]", folder=tmp_path)
+
+
 def test_compare_rejects_too_many_sentences(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.evaluate.MAX_COMPARED_SENTENCES", 5)
     shutil.copytree(home / "runs" / "mine", tmp_path / "other")
     command = EvaluateRun(compare=[str(home / "runs" / "mine"), str(tmp_path / "other")])
     with pytest.raises(UserError, match="data.split=test has 30 sentences; compare= supports up to 5"):
-        check_comparable(command)
+        check_comparable(command, command.compare)
 
 
 def test_compare_rejects_different_test_text(home: Path, corpus: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_compare_systems_marks_significant_differences(data: DataConfig) -> None
     sources = ["ein", "ein Hund ein ein ein ein", "Yak"] * 30
     references = [f"the cat sat on the mat number {n} and a dog" for n in range(90)]
     worse = [text.replace("dog", "cow") if n % 2 else text for n, text in enumerate(references)]
-    systems = {"best": references, "same": list(references), "worse": worse}
+    systems = {"best": [references], "same": [list(references)], "worse": [worse]}
     comparison = compare_systems(systems, sources, references, data)
     [scores, by_length, by_rarity] = format_comparison(comparison).split("\n\n")
     rows = {line.split()[0]: line for line in scores.splitlines()[1:]}
@@ -43,8 +43,24 @@ def test_compare_systems_marks_significant_differences(data: DataConfig) -> None
 def test_compare_systems_warns_of_few_sentences(data: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     texts = [f"the cat sat on mat {n}" for n in range(MIN_RELIABLE_SENTENCES)]
     for count in (MIN_RELIABLE_SENTENCES, MIN_RELIABLE_SENTENCES - 1):
-        compare_systems({"a": texts[:count], "b": texts[:count]}, texts[:count], texts[:count], data)
+        compare_systems({"a": [texts[:count]], "b": [texts[:count]]}, texts[:count], texts[:count], data)
         assert (f"{count} sentences are too few" in caplog.text) == (count < MIN_RELIABLE_SENTENCES)
+
+
+def test_compare_systems_over_seeds(data: DataConfig) -> None:
+    references = [f"the cat sat on the mat number {n} and a dog" for n in range(120)]
+    runs = [
+        [text if (n + seed) % 3 else text.replace("dog", "cow") for n, text in enumerate(references)]
+        for seed in range(3)
+    ]
+    systems = {"worse": runs, "best": [references, references]}
+    comparison = compare_systems(systems, ["ein"] * 120, references, data)
+    rows = format_comparison(comparison).split("\n\n")[0].splitlines()
+    assert rows[1].split()[:4] == ["worse", f"{comparison.scores['worse']['bleu'].mean:.2f}", "±", "0.00"]
+    assert rows[3].startswith("best - worse") and rows[3].count("*") == 3
+    assert rows[4].split() == ["seeds", "needed", "2", "2", "2"]
+    mean = sum(bleu(texts, references) for texts in runs) / 3
+    assert math.isclose(comparison.by_length["worse"][0][2], mean)
 
 
 def test_count_training_words_counts_source_words(data: DataConfig) -> None:

@@ -1,0 +1,198 @@
+"""Compare systems of which each was trained with several seeds: is a difference more than the luck of seeds and
+sentences?
+
+The score of run i of system a on the test sentences is modeled as
+
+    score_ai = mean_a + sentences_a + seed_ai,
+
+where `sentences_a` is due to the choice of test sentences, which all runs share, and `seed_ai`, with variance
+sigma^2, to the seed. The difference d of the means of two systems with n_a and n_b runs then has the variance
+
+    var(d) = tau^2 + sigma^2 (1/n_a + 1/n_b).
+
+sigma^2 is the pooled sample variance of the scores of a system's runs. tau^2 comes from a bootstrap over sentences
+(Koehn 2004): the variance of d over samples, less the part that is due to the runs reacting differently to the same
+sentences, which sigma^2 already has. d / sqrt(var(d)) is compared with the t distribution whose degrees of freedom are
+those of Satterthwaite 1946, so few seeds widen the interval as they should. A bootstrap that also draws seeds, with
+replacement, from the few there are underestimates sigma^2 by the factor (n - 1) / n.
+
+Shapes: R runs, N sentences, B samples.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.evaluation.metrics import build_metrics, clear_tokenizer_caches
+
+SAMPLES = 1000  # of the bootstrap
+SAMPLES_PER_BLOCK = 100  # samples whose sentence counts are in memory
+POWER = 0.8  # probability to find the difference, for the number of seeds that it needs
+MAX_SEEDS_NEEDED = 1000
+DENSITY_POINTS = 501  # of the integral of the t distribution
+MAX_T = 1000.0  # upper bound of its quantiles
+
+Floats = npt.NDArray[np.float64]
+
+
+class SeedComparison(NamedTuple):
+    """Scores of a system's runs, and the comparison of their mean with that of the first system."""
+
+    scores: list[float]  # of each run
+    mean: float
+    deviation: float | None  # sample standard deviation; None for one run
+    difference: float | None  # of the mean from that of the first system; None for the first system, as below
+    interval: float | None  # half the width of the 95% confidence interval of the difference
+    p_value: float | None  # two-sided
+    seeds_needed: int | None  # for each system, to find this difference with `POWER`; None: more sentences are needed
+
+
+def compare_over_seeds(
+    systems: Mapping[str, Sequence[Sequence[str]]], references: Sequence[str], tokenizer: str = "auto"
+) -> tuple[dict[str, dict[str, SeedComparison]], dict[str, str]]:
+    """Compare systems by BLEU, chrF and TER.
+
+    Args:
+        systems: translations of each run by system. One of the systems must have several runs.
+        references, tokenizer: as in `compute_scores`.
+
+    Returns:
+        Comparisons by system and metric, and sacreBLEU's signatures by metric.
+    """
+    first, *others = systems
+    comparisons: dict[str, dict[str, SeedComparison]] = {system: {} for system in systems}
+    signatures = {}
+    for name, metric in build_metrics(tokenizer, references).items():
+        statistics = {
+            system: [
+                np.array(metric._extract_corpus_statistics(texts, [references]), np.float64)  # [N, statistics]
+                for texts in runs
+            ]
+            for system, runs in systems.items()
+        }
+        signatures[name] = str(metric.get_signature())
+        scores = {
+            system: np.array([metric._compute_score_from_stats(list(sums.sum(0))).score for sums in runs])
+            for system, runs in statistics.items()
+        }
+        samples = {
+            system: bootstrap_scores(metric._compute_score_from_stats, runs) for system, runs in statistics.items()
+        }
+        comparisons[first][name] = describe_scores(scores[first], None)
+        for system in others:
+            test = compare_means(scores[first], scores[system], samples[first], samples[system])
+            comparisons[system][name] = describe_scores(scores[system], test)
+    clear_tokenizer_caches()
+    return comparisons, signatures
+
+
+class MeanTest(NamedTuple):
+    """The comparison of the means of two systems."""
+
+    difference: float
+    interval: float  # half the width of the 95% confidence interval
+    p_value: float
+    seed_variance: float  # sigma^2
+    sentence_variance: float  # tau^2
+
+
+def describe_scores(scores_R: Floats, test: MeanTest | None) -> SeedComparison:
+    deviation = float(scores_R.std(ddof=1)) if len(scores_R) > 1 else None
+    scores, mean = scores_R.tolist(), float(scores_R.mean())
+    if test is None:
+        return SeedComparison(scores, mean, deviation, None, None, None, None)
+    seeds_needed = count_seeds_needed(test.difference, test.seed_variance, test.sentence_variance)
+    return SeedComparison(scores, mean, deviation, test.difference, test.interval, test.p_value, seeds_needed)
+
+
+def bootstrap_scores(compute_score: Callable[[list[float]], Any], statistics: Sequence[Floats]) -> Floats:
+    """Return scores [B, R] of all runs on the same samples of the sentences, drawn with replacement.
+
+    Args:
+        compute_score: computes the score from sums of sufficient statistics.
+        statistics: of each sentence [N, statistics], by run.
+    """
+    generator = np.random.default_rng(1)
+    count = len(statistics[0])
+    blocks = []
+    for _ in range(0, SAMPLES, SAMPLES_PER_BLOCK):
+        times_drawn = generator.multinomial(count, np.full(count, 1 / count), SAMPLES_PER_BLOCK)
+        sums = [times_drawn @ run for run in statistics]
+        blocks.append(
+            [[compute_score(list(run_sums[row])).score for run_sums in sums] for row in range(len(times_drawn))]
+        )
+    return np.concatenate(blocks)
+
+
+def compare_means(scores_a: Floats, scores_b: Floats, samples_a: Floats, samples_b: Floats) -> MeanTest:
+    """Compare the mean score of system b with that of system a, by the method above.
+
+    Args:
+        scores_a, scores_b: scores of the runs of each system; one of the systems has several.
+        samples_a, samples_b: their scores [B, R] on bootstrap samples of the sentences.
+    """
+    difference = float(scores_b.mean() - scores_a.mean())
+    degrees = len(scores_a) + len(scores_b) - 2
+    squares = [((scores - scores.mean()) ** 2).sum() for scores in (scores_a, scores_b)]
+    seed_variance = float(sum(squares)) / degrees
+    # How differently runs of the same system react to the choice of sentences; a part of sigma^2.
+    reactions = [samples - samples.mean(1, keepdims=True) for samples in (samples_a, samples_b)]
+    reaction_variance = float(sum(reaction.var(0).sum() for reaction in reactions)) / degrees
+    per_run = 1 / len(scores_a) + 1 / len(scores_b)
+    sampled_variance = float((samples_b.mean(1) - samples_a.mean(1)).var())
+    sentence_variance = max(0.0, sampled_variance - reaction_variance * per_run)
+    variance = sentence_variance + seed_variance * per_run
+    if not variance:
+        return MeanTest(difference, 0.0, 0.0 if difference else 1.0, seed_variance, sentence_variance)
+    # Satterthwaite, where the variance from the bootstrap counts as known.
+    freedom = degrees * (variance / (seed_variance * per_run)) ** 2 if seed_variance else math.inf
+    error = math.sqrt(variance)
+    p_value = 1 - integrate_t_density(abs(difference) / error, freedom)
+    return MeanTest(difference, find_t_quantile(0.95, freedom) * error, p_value, seed_variance, sentence_variance)
+
+
+def count_seeds_needed(difference: float, seed_variance: float, sentence_variance: float) -> int | None:
+    """Return with how many runs of each system this difference would have p < 0.05 with a probability of `POWER`.
+
+    None: not with `MAX_SEEDS_NEEDED`, because there are too few sentences.
+    """
+
+    def suffices(count: int) -> bool:
+        per_run = 2 / count
+        variance = sentence_variance + seed_variance * per_run
+        freedom = 2 * (count - 1) * (variance / (seed_variance * per_run)) ** 2 if seed_variance else math.inf
+        # The usual approximation: sums of quantiles of the t distribution.
+        needed = find_t_quantile(0.95, freedom) + find_t_quantile(2 * POWER - 1, freedom)
+        return abs(difference) >= needed * math.sqrt(variance)
+
+    if not difference or not suffices(MAX_SEEDS_NEEDED):
+        return None
+    return bisect_left(range(2, MAX_SEEDS_NEEDED), True, key=suffices) + 2
+
+
+def integrate_t_density(bound: float, freedom: float) -> float:
+    """Return the probability that the absolute value of a variable with the t distribution is below `bound`.
+
+    With t = sqrt(f) tan(x), the density becomes proportional to cos(x)^(f - 1).
+    """
+    if freedom > 1e6:
+        return math.erf(bound / math.sqrt(2))
+    x = np.linspace(0, math.atan(bound / math.sqrt(freedom)), DENSITY_POINTS)
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    return min(1.0, float(2 * scale * np.trapezoid(np.cos(x) ** (freedom - 1), x)))
+
+
+def find_t_quantile(probability: float, freedom: float) -> float:
+    """Return the bound below which the absolute value of a variable with the t distribution is with a probability."""
+    low, high = 0.0, MAX_T
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        if integrate_t_density(middle, freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
