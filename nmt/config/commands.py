@@ -33,6 +33,7 @@ IMMUTABLE_KEYS = {
     "tokenizer",
     "model",
     "init_from",
+    "new_tokenizer",
     "seed",
     "precision",
     "bleu_tokenizer",
@@ -113,6 +114,7 @@ class TrainRun:
     resume: str = setting("false", "if the run exists: false (refuse) | true (continue) | auto (continue or start)")
     overwrite: bool = setting(False, "delete an existing run and start over, even with resume=auto")
     init_from: str | None = setting(None, "start from the weights and tokenizer of another run")
+    new_tokenizer: bool = setting(False, "init_from: train a tokenizer; embeddings of common pieces are kept")
     bleu_tokenizer: str = setting("auto", "BLEU tokenizer: auto (by writing system) | 13a | intl | zh | ja-mecab | ...")
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -140,6 +142,8 @@ class TrainRun:
         check_choice("resume", self.resume, ("false", "true", "auto"))
         if self.overwrite and self.resume == "true":
             raise UserError(f"overwrite=true contradicts resume={self.resume}; set only one of them")
+        if self.new_tokenizer and not self.init_from:
+            raise UserError("new_tokenizer=true needs init_from=RUN, whose weights it starts from; leave it out")
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
             raise UserError(
                 "data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N as well"

@@ -31,6 +31,7 @@ from nmt.training.checkpoint import (
 )
 from nmt.training.presets import apply_presets
 from nmt.training.state import TrainState, resume_from
+from nmt.training.vocabulary_transfer import transfer_weights
 
 RUN_FILE_PATTERNS = (
     "checkpoints",
@@ -51,7 +52,8 @@ class StartingPoint(NamedTuple):
     is_resuming: bool
     last: Path | None  # the run's last checkpoint, which may be damaged
     checkpoint: Path | None  # the weights to load: the run's own checkpoint, or that of `init_from`
-    tokenizer: Tokenizer | None  # of that checkpoint
+    tokenizer: Tokenizer | None  # to use; None: one is trained
+    parent_tokenizer: Tokenizer | None  # of a parent whose vocabulary is replaced by the run's own
 
 
 def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> StartingPoint:
@@ -74,7 +76,7 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         origin = find_checkpoint(run.init_from)
     precision = choose_precision(run.precision, device)
     if origin is None:
-        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, last, None, None)
+        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, last, None, None, None)
     settings, tokenizer = load_config_and_tokenizer(*origin)
     if is_resuming and run.precision == "auto":
         precision = settings.precision
@@ -87,7 +89,9 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         run = inherit_settings(run, settings)
     if is_resuming:
         check_resumed_settings(run, settings)
-    return StartingPoint(run, is_resuming, last, origin[1], tokenizer)
+    if run.new_tokenizer and not is_resuming:
+        return StartingPoint(run, is_resuming, last, origin[1], None, parent_tokenizer=tokenizer)
+    return StartingPoint(run, is_resuming, last, origin[1], tokenizer, None)
 
 
 def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
@@ -113,8 +117,10 @@ def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
 
 
 def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
-    """Return the run with the tokenizer and model settings of the parent whose weights it starts from."""
-    tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
+    """Return the run with the model settings and, unless it trains its own, the tokenizer settings of its parent."""
+    tokenizer = run.tokenizer
+    if not run.new_tokenizer:
+        tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
     model = dataclasses.replace(parent.model, dropout=run.model.dropout)
     inherited = dataclasses.replace(run, tokenizer=tokenizer, model=model)
     if changes := [f"{key}={new} (not {old})" for key, new, old in list_differences(inherited, run)]:
@@ -172,7 +178,9 @@ def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextM
         assert start.checkpoint is not None
         resume_from(state, start.checkpoint)
     else:
-        if start.checkpoint:
+        if start.checkpoint and start.parent_tokenizer:
+            transfer_weights(state.model, state.tokenizer, start.checkpoint, start.parent_tokenizer)
+        elif start.checkpoint:
             load_weights(state.model, start.checkpoint)
         clear_run_folder(folder)
     for parent in (folder, folder / "checkpoints", folder / "eval"):

@@ -1,0 +1,97 @@
+"""Start a model from the weights of a parent that has another vocabulary (`init_from=` with `new_tokenizer=true`).
+
+Everything but embeddings and output layer is copied. A piece that the parent has too keeps its rows there; another one
+starts with the mean of the rows of its parts under the parent's vocabulary, or, if it has none, as in a new model.
+
+Shapes: V pieces of the child, E embedding size.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nmt.data.tokenizer import SPECIALS, LanguageTokenizer, Tokenizer
+from nmt.model.seq2seq import Seq2Seq
+from nmt.runtime.logging import log
+from nmt.training.checkpoint import MODEL_FILE, get_unique_parameters, read_tensors
+
+SIDE_OF_PARAMETER = {
+    "source_embedding.weight": "source",
+    "target_embedding.weight": "target",
+    "output.weight": "target",
+    "output.bias": "target",
+}
+
+
+def match_pieces(child: LanguageTokenizer, parent: LanguageTokenizer) -> list[list[int]]:
+    """Return for each piece of the child the ids of the parent's pieces that it consists of.
+
+    This is one id if the parent has the piece. Otherwise the piece is cut into pieces of the parent, the longest first
+    from the left, without characters that the parent does not have.
+    """
+    pieces = {parent.processor.id_to_piece(number): number for number in range(parent.vocab_size)}
+    matches = []
+    for number in range(child.vocab_size):
+        piece = child.processor.id_to_piece(number)
+        known = [number] if number < len(SPECIALS) else [pieces[piece]] if piece in pieces else None
+        matches.append(split_into_pieces(piece, parent.vocabulary, parent.longest_piece) if known is None else known)
+    return matches
+
+
+def split_into_pieces(text: str, vocabulary: dict[str, int], longest: int) -> list[int]:
+    """Return the ids of the longest pieces from the left; unknown characters are skipped."""
+    ids = []
+    start = 0
+    while start < len(text):
+        ends = range(min(len(text), start + longest), start, -1)
+        end = next((end for end in ends if text[start:end] in vocabulary), None)
+        if end is not None:
+            ids.append(vocabulary[text[start:end]])
+        start = end or start + 1
+    return ids
+
+
+def transfer_weights(model: Seq2Seq, tokenizer: Tokenizer, checkpoint: Path, parent: Tokenizer) -> None:
+    """Load the weights of a parent with another vocabulary, and log how many pieces both have.
+
+    Raises:
+        UserError: the checkpoint does not fit the model's settings.
+    """
+    matches = {side: match_pieces(getattr(tokenizer, side), getattr(parent, side)) for side in ("source", "target")}
+    parameters = get_unique_parameters(model)
+    expected = parameters | {
+        name: parameters[name].new_empty((getattr(parent, side).vocab_size, *parameters[name].shape[1:]))
+        for name, side in SIDE_OF_PARAMETER.items()
+        if name in parameters
+    }
+    tensors = read_tensors(checkpoint / MODEL_FILE, expected, "the model's settings")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if name in SIDE_OF_PARAMETER:
+                copy_rows(parameter, tensors[name], matches[SIDE_OF_PARAMETER[name]])
+            else:
+                parameter.copy_(tensors[name])
+    is_shared = tokenizer.source is tokenizer.target
+    for side, ids in matches.items():
+        if side == "source" and is_shared:
+            continue
+        pieces = getattr(parent, side).processor
+        kept = sum(
+            len(parts) == 1 and pieces.id_to_piece(parts[0]) == getattr(tokenizer, side).processor.id_to_piece(number)
+            for number, parts in enumerate(ids)
+        )
+        new = ids.count([])
+        label = "vocabulary" if is_shared else f"{side} vocabulary"
+        log.info(
+            f"{label}: {kept:,} of {len(ids):,} pieces are the parent's, {len(ids) - kept - new:,} start as the mean "
+            f"of their parts there, {new:,} start anew"
+        )
+
+
+def copy_rows(child: Tensor, parent: Tensor, matches: Sequence[Sequence[int]]) -> None:
+    """Set rows of `child` [V, ...] to means of rows of `parent`. Rows without a match keep their values."""
+    for row, parts in enumerate(matches):
+        if parts:
+            child[row] = parent[list(parts)].to(child.dtype).mean(0)
