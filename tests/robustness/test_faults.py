@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -15,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ import sentencepiece
 import torch
 import yaml
 from builders import (
-    ROOT,
+    CONTEXT,
     TINY_SETTINGS,
     command_environment,
     list_checkpoints,
@@ -37,10 +37,13 @@ from builders import (
     measure_peak_memory,
     read_events,
     run_error,
+    run_in_folder,
     run_ok,
+    run_program,
+    run_ranks,
     write_corpus,
 )
-from faults import count_operations
+from faults import TRIALS, count_operations, run_trials
 from safetensors.torch import load_file, save_file
 
 import nmt
@@ -71,22 +74,17 @@ Change = Callable[[Path], Any]
 
 
 @pytest.mark.slow
-def test_fault_injection_trials(tmp_path: Path) -> None:
-    """Run faults.py, two trials at a time: each uses one processor."""
-
-    def run(trial: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "tests" / "robustness" / "faults.py"), trial]
-        return subprocess.run(command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True)
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run, ("kill=2", "term=2", "fileops=3", "bitflips=80", "noise=300", "badlines=1000")):
-            assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("trial", ["kill=2", "term=2", "fileops=2", "bitflips=40", "noise=100", "badlines=600"])
+def test_fault_injection_trials(trial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run faults.py in this process, with few trials."""
+    monkeypatch.setattr(sys, "argv", ["faults.py", trial, f"folder={tmp_path}"])
+    run_trials(TRIALS)
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=12, test=2)
+    return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=5, test=2)
 
 
 def test_resume_uses_previous_checkpoint_if_last_is_damaged(
@@ -164,9 +162,9 @@ def test_max_skipped_of_current_command_applies_after_resume(text: Path, tmp_pat
         fit(state)
 
 
-def test_resume_rejects_changed_gold_links(corpus: Path, tmp_path: Path) -> None:
+def test_resume_rejects_changed_gold_links(text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "text"
-    shutil.copytree(corpus, folder, ignore=shutil.ignore_patterns("cache"))
+    shutil.copytree(text, folder, ignore=shutil.ignore_patterns("cache"))
     command = (
         "data=text",
         f"data.path={folder}",
@@ -174,10 +172,10 @@ def test_resume_rejects_changed_gold_links(corpus: Path, tmp_path: Path) -> None
         "train.guided_alignment=0.1",
         *TINY_SETTINGS,
     )
-    run_ok("train", "name=x", *command, "train.max_steps=2", folder=tmp_path)
+    run_ok("train", "name=x", *command, "train.max_steps=1", folder=tmp_path)
     links = folder / "train.links"
     links.write_text(links.read_text().replace("0-0", "0?0", 1))
-    message = run_error("train", "name=x", *command, "train.max_steps=4", "resume=true", folder=tmp_path)
+    message = run_error("train", "name=x", *command, "train.max_steps=2", "resume=true", folder=tmp_path)
     assert "(or its gold links)" in message
 
 
@@ -358,15 +356,17 @@ def test_fp16_loss_scale_adapts_and_is_stored(text: Path, tmp_path: Path) -> Non
 
 
 def test_terminated_translate_leaves_no_partial_output(home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nmt.translate", f"checkpoint={home / 'runs' / 'mine'}", "output=out"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=command_environment(tmp_path), stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        while process.poll() is None and not list(tmp_path.glob(".out.*.new")):
+    streams = [tmp_path / name for name in ("stdin", "printed", "stderr")]
+    os.mkfifo(streams[0])
+    command = ("translate", f"checkpoint={home / 'runs' / 'mine'}", "output=out")
+    process = CONTEXT.Process(target=run_in_folder, args=(tmp_path, command_environment(tmp_path), streams, *command))
+    process.start()
+    with open(streams[0], "wb"):
+        while process.is_alive() and not list(tmp_path.glob(".out.*.new")):
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        message = process.stderr.read().decode() if process.stderr else ""
-    assert process.returncode == 143 and "Traceback" not in message and not list(tmp_path.glob("*out*"))
+        process.terminate()
+        process.join()
+    assert process.exitcode == 143 and "Traceback" not in streams[2].read_text() and not list(tmp_path.glob("*out*"))
 
 
 SIGNAL_PROGRAM = """
@@ -397,11 +397,12 @@ program()
     ],
 )
 def test_signal_during_destructor_or_error_handling(body: str, code: int, message: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SIGNAL_PROGRAM.format(body=body)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=command_environment(tmp_path), capture_output=True, text=True, timeout=50
-    )
-    assert (done.returncode, done.stderr) == (code, message)
+    assert run_ranks(1, tmp_path, run_source, SIGNAL_PROGRAM.format(body=body)) == (code, message)
+
+
+def run_source(source: str) -> None:
+    sys.argv = ["program"]
+    exec(source, {"__name__": "__main__"})
 
 
 class FileWithSignal(io.RawIOBase):
@@ -471,14 +472,16 @@ def test_error_names_file_that_cannot_grow(text: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_resumes_after_full_disk(home: Path, corpus: Path, tmp_path: Path) -> None:
+def test_training_resumes_after_full_disk(text: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "nmt", disk], capture_output=True).returncode:
         pytest.skip("only root may mount a disk")
     try:
         folder = disk / "run"
-        command = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, f"hydra.run.dir={folder}", "resume=auto")
+        command = ("data=text", f"data.path={text}", *TINY_SETTINGS, "resume=auto")
+        run_ok("train", "name=whole", *command, "train.max_epochs=2", folder=tmp_path)
+        command += (f"hydra.run.dir={folder}",)
         run_ok("train", *command, "train.max_epochs=1", folder=tmp_path)
         free = shutil.disk_usage(disk).free
         size = sum(path.stat().st_size for path in find_last_intact_checkpoint(folder).iterdir())
@@ -488,7 +491,7 @@ def test_training_resumes_after_full_disk(home: Path, corpus: Path, tmp_path: Pa
         assert run_ok("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n").count("\n") == 1
         (disk / "ballast").unlink()
         run_ok("train", *command, "train.max_epochs=2", folder=tmp_path)
-        resumed, whole = folder, home / "runs" / "mine"
+        resumed, whole = folder, tmp_path / "runs" / "whole"
         torch.testing.assert_close(load_last_weights(resumed), load_last_weights(whole), rtol=0, atol=0)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
@@ -591,43 +594,79 @@ def test_temporary_file_of_killed_process_is_removed_by_next_write(tmp_path: Pat
     assert path.read_text() == "text"
 
 
+FRESH_COMMANDS = {  # in these, Python itself opens and closes the streams
+    "translate checkpoint=runs/mine >/dev/full": "standard output: No space left on device",
+    "evaluate checkpoint=runs/mine pictures=0 search.beam=1 <&- >&- 2>&-": None,
+}
+FORKED_COMMANDS = {
+    "translate checkpoint=runs/mine <&-": "standard input is closed; write input=FILE",
+    "translate checkpoint=runs/mine >&-": "standard output is closed; write output=FILE",
+    "translate checkpoint=runs/mine output=/dev/full": "/dev/full cannot be written: No space left on device",
+    "translate checkpoint=runs/mine output=/dev/full alignments=links": (
+        "/dev/full cannot be written: No space left on device"
+    ),
+    "align checkpoint=runs/mine >/dev/full": "standard output: No space left on device",
+    "evaluate checkpoint=runs/mine pictures=0 search.beam=1 >/dev/full": "standard output: No space left on device",
+    "train --help >/dev/full": "standard output: No space left on device",
+    "translate checkpoint=runs/mine output=out 2>&-": None,
+    "train --help <&- 2>&-": None,
+}
+
+
+def run_with_streams(folder: Path, streams: list[Path | None], *command: str) -> None:
+    """Run a command in a folder, with files as standard input, output and error; None closes a stream."""
+    os.chdir(folder)
+    os.environ |= command_environment(folder)
+    for number, (name, path) in enumerate(zip(("stdin", "stdout", "stderr"), streams, strict=True)):
+        os.close(number)
+        stream = None
+        if path:
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
+            if opened != number:  # a stream before it is closed
+                os.dup2(opened, number)
+                os.close(opened)
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    run_program(*command)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("translate checkpoint=runs/mine <&-", "standard input is closed; write input=FILE"),
-        ("translate checkpoint=runs/mine >&-", "standard output is closed; write output=FILE"),
-        ("translate checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
-        ("translate checkpoint=runs/mine output=/dev/full", "/dev/full cannot be written: No space left on device"),
-        (
-            "translate checkpoint=runs/mine output=/dev/full alignments=links",
-            "/dev/full cannot be written: No space left on device",
-        ),
-        ("align checkpoint=runs/mine >/dev/full", "standard output: No space left on device"),
-        ("evaluate checkpoint=runs/mine pictures=0 >/dev/full", "standard output: No space left on device"),
-        ("train --help >/dev/full", "standard output: No space left on device"),
-        ("evaluate checkpoint=runs/mine pictures=0 <&- >&- 2>&-", None),
-        ("translate checkpoint=runs/mine output=out 2>&-", None),
-        ("train --help <&- 2>&-", None),
-    ],
-)
-def test_closed_and_full_streams(command: str, message: str | None, home: Path, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
+@pytest.mark.parametrize("command", [*FRESH_COMMANDS, *FORKED_COMMANDS])
+def test_closed_and_full_streams(command: str, home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
-    done = subprocess.run(
-        f"'{sys.executable}' -m nmt.{command}",
-        shell=True,
-        cwd=tmp_path,
-        env=command_environment(tmp_path),
-        input="Hallo .\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    if message is None:
-        assert done.returncode == 0, done.stderr
+    stdin, stderr = tmp_path / "stdin", tmp_path / "stderr"
+    stdin.write_text("Hallo .\n")
+    stderr.touch()
+    if command in FRESH_COMMANDS:
+        shell_command = f"'{sys.executable}' -m nmt.{command}"
+        with open(stdin) as input, open(stderr, "w") as error:
+            code = subprocess.call(
+                shell_command,
+                shell=True,
+                cwd=tmp_path,
+                env=command_environment(tmp_path),
+                stdin=input,
+                stdout=subprocess.DEVNULL,
+                stderr=error,
+                timeout=120,
+            )
     else:
-        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"error: {message}", done.stderr
+        streams: list[Path | None] = [stdin, tmp_path / "stdout", stderr]
+        for number, redirection in enumerate(("<", ">", "2>")):
+            if f" {redirection}&-" in command:
+                streams[number] = None
+        if ">/dev/full" in command:
+            streams[1] = Path("/dev/full")
+        arguments = re.sub(r" (<|2?>)\S+", "", command).split()
+        process = CONTEXT.Process(target=run_with_streams, args=(tmp_path, streams, *arguments))
+        process.start()
+        process.join(120)
+        code = process.exitcode
+    message = (FRESH_COMMANDS | FORKED_COMMANDS)[command]
+    assert code == (message is not None), stderr.read_text()
+    if message:
+        assert stderr.read_text().splitlines()[-1] == f"error: {message}", stderr.read_text()
 
 
 # ------------------------------------------------------------------------------------------------------ crafted files
