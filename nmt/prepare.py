@@ -26,13 +26,14 @@ MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 def prepare(command: PrepareRun) -> None:
     log_to_stderr()
     output = Path(str(command.output))
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if output.exists() and (not output.is_dir() or any(output.iterdir()) or output.samefile(Path.cwd())):
         raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
     with replacing_folder(output) as folder:
         done = prepare_corpus(command, folder)
         summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
-        (folder / "report.json").write_text(f"{summary}\n", encoding="utf-8")
-        (folder / "report.html").write_text(build_page(command, done), encoding="utf-8")
+        for name, text in (("report.json", f"{summary}\n"), ("report.html", build_page(command, done))):
+            # Names of files may hold bytes that are not UTF-8.
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     warn_of_losses(done)
     print_preparation(command, done)
 
@@ -49,8 +50,9 @@ def warn_of_losses(done: Preparation) -> None:
     leaks = done.dropped["leaks"] + done.dropped["near_leaks"]
     if leaks > MAX_LEAK_SHARE * (leaks + done.splits["train"]):
         log.warning(
-            f"{leaks:,} training pairs share a sentence with the validation or test split, or nearly do: write a "
-            "smaller valid_size=N test_size=N to keep more of them"
+            f"{pluralize(leaks, 'pair')} left out of the training text, because of a sentence that is the same or "
+            "nearly the same as one of the validation or test split; use a smaller valid_size=N test_size=N to keep "
+            "more of them"
         )
 
 
@@ -65,7 +67,7 @@ def print_preparation(command: PrepareRun, done: Preparation) -> None:
     echo(f"{'report':<12}{output / 'report.html'}")
     data = {"data.path": str(output), "data.source": command.source, "data.target": command.target}
     settings = " ".join(quote_setting(key, value) for key, value in data.items())
-    echo(f"{'next':<12}python -m nmt.train experiment=small {settings}")
+    echo(f"{'next':<12}python -m nmt.train experiment=small {settings} name=mine resume=auto")
 
 
 if __name__ == "__main__":

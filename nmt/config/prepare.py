@@ -23,9 +23,11 @@ class CleaningConfig:
         150, "drop pairs with more words on a side (characters where no spaces divide words)"
     )
     max_ratio: float | None = setting(
-        3.0, "drop pairs whose ratio of lengths is this many times the usual one, or more"
+        3.0, "drop pairs whose ratio of lengths (characters + 10) is this many times the median or more"
     )
-    min_script: float | None = setting(0.5, "drop pairs where fewer of a side's letters are of its usual scripts")
+    min_script: float | None = setting(
+        0.5, "drop pairs if less than this share of a side's letters is in its usual scripts"
+    )
     numbers: bool = setting(True, "drop pairs with numbers on both sides that differ")
 
     def __post_init__(self) -> None:
@@ -49,7 +51,9 @@ class PrepareRun:
     test_size: int = setting(1000, "pairs of the test split")
     valid: Any = setting(None, "existing validation set, used as it is instead of valid_size pairs of the input")
     test: Any = setting(None, "existing test set, used as it is instead of test_size pairs of the input")
-    near: bool = setting(True, "keep sentences that differ in one word apart, too, not only equal ones")
+    near: bool = setting(
+        True, "also keep sentences out of the training text that differ from a held-out one in one word"
+    )
     invalid: str = setting("drop", "lines that are not UTF-8, JSON or a pair: drop (and count) | refuse")
     clean: CleaningConfig = field(default_factory=CleaningConfig)
 

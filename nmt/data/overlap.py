@@ -36,7 +36,7 @@ log = logging.getLogger("nmt")
 OVERLAP_CACHE_VERSION = 1  # of the comparison; part of the cache key
 KINDS_FILE = "kinds.npy"
 MAX_REMEMBERED_WORDS = 1_000_000
-MIN_WORDS = 3  # shorter sentences are compared as a whole only: with fewer words, most are one word apart
+MIN_WORDS = 3  # of the longer of two nearly equal sentences; with fewer words, most are one word apart
 UNSEEN, NEAR, EXACT = 0, 1, 2  # how a sentence occurs in the other text
 WORD = regex.compile(r"\w+")  # letters with their marks, digits and underscores
 WORD_OR_UNSPACED = regex.compile(rf"{UNSPACED_CHARACTER}\p{{M}}*|(?:(?!{UNSPACED_CHARACTER})\w)+")
@@ -52,8 +52,10 @@ def normalize_words(text: str) -> list[str]:
     A sentence of punctuation only is a single word.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
+    if not folded.isascii():
+        folded = unicodedata.normalize("NFKC", folded)  # folding may leave marks that can be composed
     pattern = WORD_OR_UNSPACED if may_be_unspaced(folded) else WORD
-    return pattern.findall(folded) or folded.split()
+    return pattern.findall(folded) or list(filter(None, ["".join(folded.split())]))
 
 
 class SentenceHashes(NamedTuple):
@@ -215,6 +217,6 @@ def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
         side = next(side for side, found_rows in sides.items() if found_rows[row].as_py())
         log.warning(
             f"{count:,} of {len(is_common):,} pairs of the split {split} have a source or target that is also in the "
-            f"training text, such as {clip_repr(splits[split][row][side])}; scores on them measure memory. "
-            "nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
+            f"training text, such as {clip_repr(splits[split][row][side])}; scores on these pairs measure "
+            "memorization. nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
         )

@@ -113,12 +113,7 @@ def format_comparison(comparison: Comparison) -> str:
         ]
         if tests:
             rows.append([f"{system} - {first}", *map(format_difference, tests)])
-            rows.append(
-                [
-                    "  seeds needed",
-                    *("more sentences" if not test.seeds_needed else str(test.seeds_needed) for test in tests),
-                ]
-            )
+            rows.append(["  seeds needed", *map(format_seeds_needed, tests)])
     tables = [align_columns(rows)]
     for label, systems in (("source words", comparison.by_length), (RARITY_LABEL, comparison.by_rarity)):
         if not systems:
@@ -144,6 +139,12 @@ def format_score(score: SystemScore | SeedComparison) -> str:
 def format_difference(test: SeedComparison) -> str:
     assert test.p_value is not None
     return f"{test.difference:+.2f} ± {test.interval:.2f} {format_p_value(test.p_value)}"
+
+
+def format_seeds_needed(test: SeedComparison) -> str:
+    if not test.difference:
+        return "-"
+    return "more sentences" if test.seeds_needed is None else str(test.seeds_needed)
 
 
 def format_p_value(p_value: float) -> str:

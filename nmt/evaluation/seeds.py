@@ -1,16 +1,17 @@
-"""Compare systems of which each was trained with several seeds: is a difference more than the luck of seeds and
-sentences?
+"""Compare systems trained with several seeds: is a difference larger than chance variation in seeds and test sentences
+explains?
 
 The score of run i of system a on the test sentences is modeled as
 
     score_ai = mean_a + sentences_a + seed_ai,
 
-where `sentences_a` is due to the choice of test sentences, which all runs share, and `seed_ai`, with variance
-sigma^2, to the seed. The difference d of the means of two systems with n_a and n_b runs then has the variance
+where `sentences_a` is due to the choice of test sentences, which all runs share, and `seed_ai`, with variance sigma^2,
+to the seed. tau^2 is the variance of `sentences_a - sentences_b`. The difference d of the means of two systems with n_a
+and n_b runs then has the variance
 
     var(d) = tau^2 + sigma^2 (1/n_a + 1/n_b).
 
-sigma^2 is the pooled sample variance of the scores of a system's runs. tau^2 comes from a bootstrap over sentences
+sigma^2 is the pooled sample variance of the scores of the systems' runs. tau^2 comes from a bootstrap over sentences
 (Koehn 2004): the variance of d over samples, less the part that is due to the runs reacting differently to the same
 sentences, which sigma^2 already has. d / sqrt(var(d)) is compared with the t distribution whose degrees of freedom are
 those of Satterthwaite 1946, so few seeds widen the interval as they should. A bootstrap that also draws seeds, with
@@ -48,7 +49,9 @@ class SeedComparison(NamedTuple):
     difference: float | None  # of the mean from that of the first system; None for the first system, as below
     interval: float | None  # half the width of the 95% confidence interval of the difference
     p_value: float | None  # two-sided
-    seeds_needed: int | None  # for each system, to find this difference with `POWER`; None: more sentences are needed
+    seeds_needed: (
+        int | None
+    )  # for each system, to detect this difference with `POWER`; None: more than `MAX_SEEDS_NEEDED`
 
 
 def compare_over_seeds(
@@ -82,9 +85,10 @@ def compare_over_seeds(
         samples = {
             system: bootstrap_scores(metric._compute_score_from_stats, runs) for system, runs in statistics.items()
         }
+        pooled = pool_variances(list(scores.values()), list(samples.values()))
         comparisons[first][name] = describe_scores(scores[first], None)
         for system in others:
-            test = compare_means(scores[first], scores[system], samples[first], samples[system])
+            test = compare_means(scores[first], scores[system], samples[first], samples[system], pooled)
             comparisons[system][name] = describe_scores(scores[system], test)
     clear_tokenizer_caches()
     return comparisons, signatures
@@ -128,37 +132,56 @@ def bootstrap_scores(compute_score: Callable[[list[float]], Any], statistics: Se
     return np.concatenate(blocks)
 
 
-def compare_means(scores_a: Floats, scores_b: Floats, samples_a: Floats, samples_b: Floats) -> MeanTest:
+class PooledVariances(NamedTuple):
+    """Variances within systems, and their degrees of freedom."""
+
+    of_seeds: float  # sigma^2
+    of_reactions: float  # how differently runs of the same system react to the choice of sentences; part of sigma^2
+    freedom: int
+
+
+def pool_variances(scores: Sequence[Floats], samples: Sequence[Floats]) -> PooledVariances:
+    """Pool the variances of all systems, of which one has several runs.
+
+    Args:
+        scores: of the runs [R], by system.
+        samples: their scores [B, R] on bootstrap samples of the sentences, by system.
+    """
+    freedom = sum(len(scores_R) - 1 for scores_R in scores)
+    squares = [float(((scores_R - scores_R.mean()) ** 2).sum()) for scores_R in scores]
+    reactions = [float((samples_BR - samples_BR.mean(1, keepdims=True)).var(0).sum()) for samples_BR in samples]
+    return PooledVariances(sum(squares) / freedom, sum(reactions) / freedom, freedom)
+
+
+def compare_means(
+    scores_a: Floats, scores_b: Floats, samples_a: Floats, samples_b: Floats, pooled: PooledVariances
+) -> MeanTest:
     """Compare the mean score of system b with that of system a, by the method above.
 
     Args:
-        scores_a, scores_b: scores of the runs of each system; one of the systems has several.
+        scores_a, scores_b: scores of the runs [R] of each system.
         samples_a, samples_b: their scores [B, R] on bootstrap samples of the sentences.
+        pooled: variances of these and other systems.
     """
     difference = float(scores_b.mean() - scores_a.mean())
-    degrees = len(scores_a) + len(scores_b) - 2
-    squares = [((scores - scores.mean()) ** 2).sum() for scores in (scores_a, scores_b)]
-    seed_variance = float(sum(squares)) / degrees
-    # How differently runs of the same system react to the choice of sentences; a part of sigma^2.
-    reactions = [samples - samples.mean(1, keepdims=True) for samples in (samples_a, samples_b)]
-    reaction_variance = float(sum(reaction.var(0).sum() for reaction in reactions)) / degrees
     per_run = 1 / len(scores_a) + 1 / len(scores_b)
     sampled_variance = float((samples_b.mean(1) - samples_a.mean(1)).var())
-    sentence_variance = max(0.0, sampled_variance - reaction_variance * per_run)
-    variance = sentence_variance + seed_variance * per_run
+    sentence_variance = max(0.0, sampled_variance - pooled.of_reactions * per_run)
+    seed_variance = pooled.of_seeds * per_run
+    variance = sentence_variance + seed_variance
     if not variance:
-        return MeanTest(difference, 0.0, 0.0 if difference else 1.0, seed_variance, sentence_variance)
+        return MeanTest(difference, 0.0, 0.0 if difference else 1.0, pooled.of_seeds, sentence_variance)
     # Satterthwaite, where the variance from the bootstrap counts as known.
-    freedom = degrees * (variance / (seed_variance * per_run)) ** 2 if seed_variance else math.inf
+    freedom = pooled.freedom * (variance / seed_variance) ** 2 if seed_variance else math.inf
     error = math.sqrt(variance)
     p_value = 1 - integrate_t_density(abs(difference) / error, freedom)
-    return MeanTest(difference, find_t_quantile(0.95, freedom) * error, p_value, seed_variance, sentence_variance)
+    return MeanTest(difference, find_t_quantile(0.95, freedom) * error, p_value, pooled.of_seeds, sentence_variance)
 
 
 def count_seeds_needed(difference: float, seed_variance: float, sentence_variance: float) -> int | None:
-    """Return with how many runs of each system this difference would have p < 0.05 with a probability of `POWER`.
+    """Return the number of runs per system needed to detect this difference (p < 0.05) with probability `POWER`.
 
-    None: not with `MAX_SEEDS_NEEDED`, because there are too few sentences.
+    None: `MAX_SEEDS_NEEDED` would not be enough.
     """
 
     def suffices(count: int) -> bool:
@@ -187,7 +210,7 @@ def integrate_t_density(bound: float, freedom: float) -> float:
 
 
 def find_t_quantile(probability: float, freedom: float) -> float:
-    """Return the bound below which the absolute value of a variable with the t distribution is with a probability."""
+    """Return t such that P(|T| < t) = `probability` for Student's t distribution with `freedom` degrees of freedom."""
     low, high = 0.0, MAX_T
     while high - low > 1e-5 * high:
         middle = (low + high) / 2

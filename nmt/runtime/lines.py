@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 import pyarrow as pa
@@ -77,6 +77,11 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
         raise make_read_error(path, error) from error
 
 
+def member_path(archive: Path, name: str) -> Path:
+    """Return the path that stands for a member of a zip, which is never outside the zip, whatever its name."""
+    return archive.joinpath(*(part for part in PurePosixPath(name).parts if part not in ("/", "..")))
+
+
 def find_archive(path: Path) -> Path | None:
     """Return the zip file that contains a path such as `a.zip/b.txt`, or None if it is not in one."""
     return next((parent for parent in path.parents if parent.suffix == ".zip" and parent.is_file()), None)
@@ -85,13 +90,13 @@ def find_archive(path: Path) -> Path | None:
 @contextmanager
 def open_zip_member(archive: Path, path: Path) -> Iterator[IO[bytes]]:
     with zipfile.ZipFile(archive) as file:
+        member = next((info for info in file.infolist() if member_path(archive, info.filename) == path), None)
+        if member is None:
+            raise UserError(f"{path} does not exist; {archive} has no such file")
+        if member.flag_bits & 1:
+            raise UserError(f"{path} is encrypted; unpack {archive} and give the file")
         try:
-            member = file.getinfo(path.relative_to(archive).as_posix())
-            if member.flag_bits & 1:
-                raise UserError(f"{path} is encrypted; unpack {archive} and give the file")
             stream = file.open(member)
-        except KeyError:
-            raise UserError(f"{path} does not exist; {archive} has no such file") from None
         except NotImplementedError as error:
             raise UserError(f"{path} cannot be read: {error}; unpack {archive} and give the file") from None
         with stream:

@@ -22,7 +22,7 @@ PRESET_REASONS = {
     "model.residual": "upper layers refine the output of lower layers",
     "model.dropout": "it reduces overfitting to few pairs",
     "optim.lr": "the more layers, the lower the rate",
-    "train.r_drop": "R-Drop, two passes over each batch, is used at the sizes where it measured better",
+    "train.r_drop": "R-Drop, two passes over each batch, is used at the sizes where it gave better scores",
     "train.max_epochs": "a small corpus has few updates per epoch",
 }
 

@@ -1,7 +1,8 @@
 """Start a model from the weights of a parent that has another vocabulary (`init_from=` with `new_tokenizer=true`).
 
-Everything but embeddings and output layer is copied. A piece that the parent has too keeps its rows there; another one
-starts with the mean of the rows of its parts under the parent's vocabulary, or, if it has none, as in a new model.
+Everything but embeddings and output layer is copied. Pieces that the parent also has keep its rows. Any other piece
+starts as the mean of the rows of the parent's pieces that it splits into, or, if there are none, with new random
+values.
 
 Shapes: V pieces of the child, E embedding size.
 """
@@ -85,8 +86,8 @@ def transfer_weights(model: Seq2Seq, tokenizer: Tokenizer, checkpoint: Path, par
         new = ids.count([])
         label = "vocabulary" if is_shared else f"{side} vocabulary"
         log.info(
-            f"{label}: {kept:,} of {len(ids):,} pieces are the parent's, {len(ids) - kept - new:,} start as the mean "
-            f"of their parts there, {new:,} start anew"
+            f"{label}: {kept:,} of {len(ids):,} pieces are taken from the parent, {len(ids) - kept - new:,} start as "
+            f"the mean of their parts' embeddings, {new:,} are initialized randomly"
         )
 
 

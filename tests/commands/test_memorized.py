@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_train_warns(folder: Path) -> None:
-    [line] = [line for line in (folder / "train.log").read_text("utf-8").splitlines() if "scores on them" in line]
+    [line] = [line for line in (folder / "train.log").read_text("utf-8").splitlines() if "measure memorization" in line]
     assert line.startswith("5 of 12 pairs of the split test have a source or target that is also in the training text")
 
 

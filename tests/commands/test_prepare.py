@@ -106,7 +106,7 @@ def test_report_counts_every_pair(prepared: Path) -> None:
     lines = (prepared / "raw" / "raw.de").read_text("utf-8").splitlines()
     assert example["file"] == "raw/raw.de and raw/raw.en" and lines[example["line"] - 1] == example["source"]
     page = (prepared / "out" / "report.html").read_text("utf-8")
-    assert "one word from a sentence of the validation or test split" in page and "<script" not in page
+    assert "one word different from a sentence of the validation or test split" in page and "<script" not in page
 
 
 def test_training_reads_the_result(prepared: Path) -> None:
@@ -132,6 +132,11 @@ def test_splits_depend_on_content_only(prepared: Path) -> None:
 
 def test_training_text_is_cleaned_of_existing_test_set(prepared: Path) -> None:
     test = [*make_pairs(600)[:5], ("eins  zwei\u00a0drei", "ONE TWO THREE"), ("", "X")]
+    escaped = ("&quot;Das ist &amp; bleibt&quot; sagte er", "&quot;This is &amp; remains&quot; he said")
+    write_pairs(prepared / "escaped", [*make_pairs(600), escaped])
+    write_pairs(prepared, [escaped], name="escaped_test")
+    run_ok("prepare", "input=escaped", "output=out_escaped", "test=escaped_test", "valid_size=20", folder=prepared)
+    assert not any("sagte" in source for source, _ in read_splits(prepared / "out_escaped")["train"])
     write_pairs(prepared, test, name="mytest")
     arguments = ("input=raw", "output=out_given", "test=mytest", "valid_size=20")
     run_ok("prepare", *arguments, folder=prepared)
@@ -144,7 +149,7 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     for name in ("valid", "test"):
         write_pairs(prepared, make_pairs(600)[:3], name=f"same_{name}")
     result = run_nmt("prepare", "input=raw", "output=out_same", "valid=same_valid", "test=same_test", folder=prepared)
-    assert b"3 pairs of valid= share a sentence with test=" in result.stderr
+    assert b"valid= has 3 pairs with a sentence that is the same" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,11 +157,12 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     [
         (("input=raw", "output=out"), "error: output=out exists; give the name of a new folder"),
         (("input=raw", "output=o", "test_size=2000"), "error: test_size=2,000: "),
-        (("input=raw", "output=o", "test_size=30", "valid_size=570"), "too few; write a smaller valid_size=N"),
+        (("input=raw", "output=o", "test_size=30", "valid_size=570"), "can be held out, because the others share"),
+        (("input=raw", "output=o", "test=raw", "valid_size=0"), "no pairs are left for training (dropped: "),
         (("output=o",), "error: input is not set"),
         (("input=raw",), "error: output is not set"),
         (("input=raw", "output=o", "clean.max_ratio=1"), "error: clean.max_ratio=1.0 must be above 1"),
-        (("input=raw", "output=o", "target=fr"), "error: raw has no files that end in .de and .fr"),
+        (("input=raw", "output=o", "target=fr"), "error: input=raw has no files that end in .de and .fr"),
         (
             ("input=bad", "output=o", "invalid=refuse"),
             "bad/raw.de:2: not UTF-8 (byte 0xFF at position 1); fix the line",
@@ -177,11 +183,12 @@ def test_bad_lines_and_unused_files_are_reported(tmp_path: Path) -> None:
     text[6] = b"\xff\xfe"
     (tmp_path / "raw" / "raw.de").write_bytes(b"\n".join(text))
     (tmp_path / "raw" / "LICENSE").write_text("free")
+    (tmp_path / "raw" / os.fsdecode(b"caf\xe9")).touch()
     result = run_nmt("prepare", "input=raw", "output=out", "valid_size=2", "test_size=2", folder=tmp_path)
     errors = result.stderr.decode()
     assert "left out 1 line of raw/raw.de: not UTF-8 (first: 7)" in errors and "raw/LICENSE was not read" in errors
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    assert report["pairs_read"] == 99 and report["unused_files"] == ["raw/LICENSE"]
+    assert report["pairs_read"] == 99 and report["unused_files"] == ["raw/LICENSE", "raw/caf\udce9"]
     assert report["bad_lines"] == [{"file": "raw/raw.de", "problem": "not UTF-8", "lines": 1, "first": [7]}]
 
 

@@ -197,7 +197,7 @@ def test_bad_inputs(tmp_path: Path, name: str, text: bytes, message: str) -> Non
 def test_missing_and_empty_inputs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="input=.*none does not exist, nor does .*none.de"):
         read_all(tmp_path / "none")
-    with pytest.raises(UserError, match=r"has no files that end in .de and .en, .*; it has nothing"):
+    with pytest.raises(UserError, match=r"has no files that end in .de and .en, nor in .*; it has nothing"):
         read_all(tmp_path)
 
 
@@ -212,6 +212,42 @@ def test_zip_members_are_checked(tmp_path: Path) -> None:
     damaged[60] ^= 0xFF
     with pytest.raises(UserError, match="x.zip/a.de cannot be read"):
         read_all(write(path, bytes(damaged)))
+
+
+def test_zip_members_are_never_read_from_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path / "secret.tsv", "de\ten\nsecret\tSECRET\n")
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (f"{tmp_path}/secret.tsv", "../secret.tsv", "./dot.tsv", "__MACOSX/._dot.tsv"):
+            archive.writestr(name, "de\ten\ninside\tINSIDE\n")
+    assert read_all(path) == ([("inside", "INSIDE")] * 3, [])
+
+
+def test_partner_is_the_file_of_the_same_name(tmp_path: Path) -> None:
+    for name in ("m.de", "m.en", "m.en.de"):
+        write(tmp_path / name, f"{name}\n")
+    assert read_all(tmp_path / "m")[0] == read_all(tmp_path)[0] == [("m.de", "m.en")]
+
+
+def test_each_file_is_read_once(folder: Path) -> None:
+    assert read_all([folder / "c.de", folder / "c", folder / ".." / folder.name / "c.en.gz"])[0] == EXPECTED
+
+
+def test_folder_may_have_zips_without_pairs(folder: Path) -> None:
+    for name in ("n.tsv", "j.jsonl", "p.parquet"):
+        (folder / name).unlink()
+    with zipfile.ZipFile(folder / "fonts.zip", "w") as archive:
+        archive.writestr("a.ttf", "")
+    assert read_all(folder)[0] == EXPECTED * 4
+
+
+def test_parquet_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"de": pa.nulls(2), "en": ["A", "B"]}), tmp_path / "x.parquet")
+    assert [bad.number for bad in read_all(tmp_path / "x.parquet")[1]] == [1, 2]
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["de", "en", "de"])
+    pq.write_table(table, tmp_path / "y.parquet")
+    with pytest.raises(UserError, match="several columns named de or en"):
+        read_all(tmp_path / "y.parquet")
 
 
 def test_parquet_rows_without_text_are_counted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from nmt.evaluation.seeds import (
     count_seeds_needed,
     find_t_quantile,
     integrate_t_density,
+    pool_variances,
 )
 
 
@@ -36,7 +37,12 @@ def compare_drawn_runs(runs_a: np.ndarray, runs_b: np.ndarray, generator: np.ran
     """Compare systems by the mean of their sentences' scores."""
     count = runs_a.shape[1]
     weights = generator.multinomial(count, np.full(count, 1 / count), 200) / count
-    return compare_means(runs_a.mean(1), runs_b.mean(1), weights @ runs_a.T, weights @ runs_b.T)
+    return compare_systems(runs_a.mean(1), runs_b.mean(1), weights @ runs_a.T, weights @ runs_b.T)
+
+
+def compare_systems(scores_a: np.ndarray, scores_b: np.ndarray, samples_a: np.ndarray, samples_b: np.ndarray):
+    pooled = pool_variances([scores_a, scores_b], [samples_a, samples_b])
+    return compare_means(scores_a, scores_b, samples_a, samples_b, pooled)
 
 
 @pytest.mark.parametrize(("runs", "seed_effect", "reaction"), [(2, 0.5, 20), (3, 0.2, 20), (3, 1, 5), (8, 1, 5)])
@@ -80,8 +86,8 @@ def test_differences_among_sentences_widen_the_interval() -> None:
 def test_systems_without_variance() -> None:
     scores = np.array([1.0, 1.0])
     samples = np.ones((10, 2))
-    assert compare_means(scores, scores, samples, samples)[:3] == (0.0, 0.0, 1.0)
-    assert compare_means(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 0.0)
+    assert compare_systems(scores, scores, samples, samples)[:3] == (0.0, 0.0, 1.0)
+    assert compare_systems(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 0.0)
 
 
 def test_scores_are_those_of_sacrebleu() -> None:
@@ -102,3 +108,6 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert first.difference is None and second.difference == pytest.approx(second.mean - first.mean)
     assert second.p_value is not None and second.p_value < 0.05 and second.seeds_needed in (2, 3)
     assert math.isclose(second.deviation or 0, np.std(second.scores, ddof=1))
+    singles = {"a": [make_run(0.5)], "b": [make_run(0.1)], **systems}  # their variance is that of the others
+    comparisons, _ = compare_over_seeds(singles, references)
+    assert comparisons["b"]["bleu"].deviation is None and comparisons["b"]["bleu"].p_value < 0.05

@@ -20,15 +20,17 @@ from nmt.data.words import UNSPACED_PATTERN, may_be_unspaced
 # U+200D) and zero-width spaces stay: Persian, Hindi and Khmer need them.
 INVISIBLE = regex.compile(r"[\p{Cc}\p{Cs}\u00AD\u061C\u200E\u200F\u202A-\u202E\u2060\u2066-\u2069\uFEFF\uFFF9-\uFFFB]+")
 LINE_BREAKS = regex.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+VISIBLE = regex.compile(r"[^\p{C}\p{Z}]")
 ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
 TAG = regex.compile(
     r"</?(?:a|abbr|b|big|blockquote|br|center|code|dd|div|dl|dt|em|font|h[1-6]|hr|i|img|li|ol|p|pre|q|s|small|span|"
-    r"strike|strong|sub|sup|table|tbody|td|th|tr|tt|u|ul)(?:\s[^<>]*)?/?>",
+    r"strike|strong|sub|sup|table|tbody|td|th|tr|tt|u|ul)"
+    r"(?:\s+[\w:-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s<>]+))*\s*/?>",
     regex.IGNORECASE,
 )
 REPLACEMENT_CHARACTER = "\ufffd"
 # Separators within numbers are ignored: 1,000 = 1.000 = 1 000.
-NUMBER = regex.compile(r"\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
+NUMBER = regex.compile(r"\d{1,3}(?: \d{3})+(?!\d)|\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
 NON_DIGIT = regex.compile(r"\D+")
 RATIO_OFFSET = 10  # characters added to both lengths, so that short sentences may differ more
 MIN_SCRIPT_SHARE = 0.05  # of all letters of a side, for a script to be usual there
@@ -44,15 +46,20 @@ def find_usual_scripts(characters: Counter[str]) -> set[str]:
 
 
 def script_of(letter: str) -> str:
-    """Return the first word of a letter's Unicode name, such as LATIN, CJK or HIRAGANA."""
-    return unicodedata.name(letter, "UNNAMED").partition(" ")[0]
+    """Return the first word of a letter's Unicode name, such as LATIN, CJK or HIRAGANA.
+
+    Full-width and half-width letters count as those of their script, and the mark of long vowels as Katakana.
+    """
+    name = unicodedata.name(letter, "UNNAMED").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
+    return name.replace("-", " ").partition(" ")[0]
 
 
 def remove_markup(text: str) -> str:
     """Remove HTML tags, and replace entities by their characters."""
     if "&" not in text and "<" not in text:
         return text
-    return TAG.sub(" ", ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
+    text = ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    return LINE_BREAKS.sub(" ", TAG.sub(" ", text))  # &#10; is a line break
 
 
 def remove_controls(text: str) -> str:
@@ -97,9 +104,10 @@ def count_words(text: str) -> int:
 
 
 def numbers_differ(source: str, target: str) -> bool:
-    """Return whether both sides have numbers, and these are neither the same in some order nor the same digits.
+    """Return whether both sides have numbers that differ.
 
-    The second makes 14.30 equal to 14:30, and 3-4 to 3 and 4.
+    Numbers match if they are the same in any order, or if their digits, read in sequence, are the same, so 14.30
+    matches 14:30, and 3-4 matches 3 and 4.
     """
     left, right = find_numbers(source), find_numbers(target)
     return bool(left and right) and sorted(left) != sorted(right) and "".join(left) != "".join(right)
@@ -109,7 +117,7 @@ def find_numbers(text: str) -> list[str]:
     """Return the numbers of a sentence in ASCII digits, without separators."""
     numbers = [NON_DIGIT.sub("", number) for number in NUMBER.findall(text)]
     if not text.isascii():
-        numbers = ["".join(str(unicodedata.digit(digit)) for digit in number) for number in numbers]
+        numbers = ["".join(str(unicodedata.digit(digit, digit)) for digit in number) for number in numbers]
     return numbers
 
 
@@ -134,7 +142,7 @@ def clean_pairs(sources: Iterable[str], targets: Iterable[str], clean: CleaningC
 
 def find_reason(source: str, target: str, clean: CleaningConfig) -> str | None:
     """Return the first rule by which a pair is dropped, of those that need no other pairs."""
-    if clean.empty and not (source.strip() and target.strip()):
+    if clean.empty and not (VISIBLE.search(source) and VISIBLE.search(target)):
         return "empty"
     if clean.damaged and (REPLACEMENT_CHARACTER in source or REPLACEMENT_CHARACTER in target):
         return "damaged"

@@ -23,7 +23,7 @@ from nmt.data.readers import (
     read_tsv_pairs,
 )
 from nmt.errors import UserError
-from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, make_read_error, open_binary
+from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
 
 TABLE_KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}  # by suffix
 
@@ -51,22 +51,27 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     Raises:
         UserError: a path does not exist, has an unknown format, lacks its other side, or holds no pairs.
     """
-    files: dict[InputFile, None] = {}
+    files: dict[tuple[Path, ...], InputFile] = {}  # by absolute paths: each file is read once
     unused: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             names = sorted(found for found in path.rglob("*") if found.is_file())
-            names = [
-                found for found in names if not any(part.startswith(".") for part in found.relative_to(path).parts)
-            ]
+            names = [found for found in names if not is_hidden(found.relative_to(path))]
             found = find_in_container(path, names, command)
         elif path.suffix == ".zip" and path.is_file():
             found = find_in_container(path, list_members(path), command)
         else:
             found = FoundInputs([find_single(key, path, command)], [])
-        files |= dict.fromkeys(found.files)
+        if not found.files:
+            content = list_names([str(unused_file.relative_to(path)) for unused_file in found.unused])
+            raise UserError(
+                f"{key}={path} has no files that end in .{command.source} and .{command.target}, nor in "
+                f"{', '.join(TABLE_KINDS)}; it has {content}"
+            )
+        for file in found.files:
+            files.setdefault(tuple(part.resolve() for part in file.paths), file)
         unused += found.unused
-    return FoundInputs(list(files), unused)
+    return FoundInputs(list(files.values()), unused)
 
 
 def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
@@ -90,15 +95,11 @@ def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
 
 
 def find_in_container(container: Path, paths: Sequence[Path], command: PrepareRun) -> FoundInputs:
-    """Return the inputs among the files of a folder or a zip.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the inputs among the files of a folder or a zip, and of zips in a folder."""
     files: dict[InputFile, None] = {}
     unused = []
     for path in paths:
-        if path.suffix == ".zip" and container.suffix != ".zip":
+        if path.suffix == ".zip" and path.is_file():
             found = find_in_container(path, list_members(path), command)
             files |= dict.fromkeys(found.files)
             unused += found.unused
@@ -106,12 +107,6 @@ def find_in_container(container: Path, paths: Sequence[Path], command: PrepareRu
             files[file] = None
         else:
             unused.append(path)
-    if not files:
-        names = list_names([str(path.relative_to(container)) for path in paths])
-        raise UserError(
-            f"{container} has no files that end in .{command.source} and .{command.target}, nor in "
-            f"{', '.join(TABLE_KINDS)}; it has {names}"
-        )
     return FoundInputs(list(files), unused)
 
 
@@ -126,7 +121,8 @@ def classify(path: Path, siblings: Sequence[Path], command: PrepareRun) -> Input
     is_source = plain.name.endswith(endings[0])
     stem = plain.name.removesuffix(endings[0] if is_source else endings[1])
     other = plain.with_name(stem + (endings[1] if is_source else endings[0]))
-    candidates = [other.with_name(other.name + suffix) for suffix in (path.suffix, "", *COMPRESSION_BY_SUFFIX)]
+    suffixes = dict.fromkeys((path.name.removeprefix(plain.name), "", *COMPRESSION_BY_SUFFIX))
+    candidates = [other.with_name(other.name + suffix) for suffix in suffixes]
     for candidate in candidates:
         if candidate in siblings:
             return InputFile("text", (path, candidate) if is_source else (candidate, path))
@@ -140,9 +136,15 @@ def strip_compression(path: Path) -> Path:
 def list_members(archive: Path) -> list[Path]:
     try:
         with zipfile.ZipFile(archive) as file:
-            return [archive / info.filename for info in file.infolist() if not info.is_dir()]
-    except (OSError, zipfile.BadZipFile) as error:
+            paths = [member_path(archive, info.filename) for info in file.infolist() if not info.is_dir()]
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         raise make_read_error(archive, error) from error
+    return [path for path in paths if not is_hidden(path.relative_to(archive))]
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a file is hidden, or one of those that macOS adds to zip files."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 
 def read_input(file: InputFile, command: PrepareRun) -> Iterator[pa.RecordBatch | BadLine]:
@@ -173,14 +175,17 @@ def read_parquet_pairs(path: Path, source: str, target: str) -> Iterator[pa.Reco
             for batch in batches:
                 table = flatten_structs(pa.Table.from_batches([batch]))
                 check_columns(table.column_names, str(path), data)
+                if max(map(table.column_names.count, (source, target))) > 1:
+                    raise UserError(f"{path} has several columns named {source} or {target}; rename them")
                 numbers = range(rows + 1, rows + len(table) + 1)
                 table = pa.table({"source": table[source], "target": table[target], "line": pa.array(numbers)})
                 complete = table.drop_null()
                 if len(complete) < len(table):
                     valid = set(complete["line"].to_pylist())
                     yield from (BadLine(path, row, "no text", "no text") for row in numbers if row not in valid)
-                texts = cast_to_text(complete, str(path), rows, data)
-                yield from texts.append_column("line", complete["line"]).cast(LINE_SCHEMA).to_batches()
+                if len(complete):
+                    texts = cast_to_text(complete, str(path), rows, data)
+                    yield from texts.append_column("line", complete["line"]).cast(LINE_SCHEMA).to_batches()
                 rows += len(table)
         except pa.ArrowInvalid as error:
             raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error

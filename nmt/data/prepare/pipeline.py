@@ -8,6 +8,7 @@ Shapes: N stored pairs, in the order of the input.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,14 @@ from xxhash import xxh3_64_intdigest
 
 from nmt.config import PrepareRun
 from nmt.data.overlap import EXACT, NEAR, UNSEEN, OverlapIndex, normalize_words
-from nmt.data.prepare.clean import LINE_BREAKS, ScriptRule, clean_pairs, count_words, find_unusual_ratios
+from nmt.data.prepare.clean import (
+    NORMALIZATIONS,
+    ScriptRule,
+    clean_pairs,
+    count_words,
+    find_unusual_ratios,
+    normalize_text,
+)
 from nmt.data.prepare.inputs import FoundInputs, InputFile, find_inputs, read_input
 from nmt.data.readers import TEXT_SCHEMA, BadLine
 from nmt.errors import UserError
@@ -32,6 +40,7 @@ from nmt.runtime.lines import pluralize
 
 log = logging.getLogger("nmt")
 STORED_SCHEMA = TEXT_SCHEMA.append(pa.field("file", pa.int32())).append(pa.field("line", pa.int64()))
+NEW_LINES = re.compile(r"[\r\n]+")  # within a sentence, which will be a line
 STORED_NAME = "pairs.arrow"
 MAX_EXAMPLES = 10  # of the pairs that each rule drops
 CHUNK_ROWS = 10_000  # stored pairs in memory at a time
@@ -76,8 +85,11 @@ class LeakFinder:
     """Finds sentences that also stand in some held-out pairs, on either side."""
 
     def __init__(self, pairs: Sequence[Pair], near: bool) -> None:
-        self.sources = OverlapIndex([pair.source for pair in pairs])
-        self.targets = OverlapIndex([pair.target for pair in pairs])
+        # Training text is normalized, an existing test set is not, so its normalized form is looked for, too.
+        steps, changed = list(NORMALIZATIONS.items()), Counter[str]()
+        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        self.sources = OverlapIndex([*sources, *(normalize_text(text, steps, changed) for text in sources)])
+        self.targets = OverlapIndex([*targets, *(normalize_text(text, steps, changed) for text in targets)])
         self.near = near
 
     def __call__(self, pairs: Sequence[Pair]) -> list[int]:
@@ -139,6 +151,8 @@ def prepare_corpus(command: PrepareRun, folder: Path) -> Preparation:
         if (paths := getattr(command, split)) is not None:
             done.held_out_inputs[split] = find_inputs(split, paths, command)
             held_out[split] = list(read_held_out(split, done.held_out_inputs[split].files, command))
+            if not held_out[split]:
+                raise UserError(f"{split}={','.join(paths)} has no pairs")
     if len(held_out) == len(HELD_OUT_SPLITS):
         warn_of_common_sentences(held_out, command)
     path = folder / STORED_NAME
@@ -166,7 +180,7 @@ def read_held_out(split: str, files: Sequence[InputFile], command: PrepareRun) -
                     f"{batch.file}:{batch.number}: {batch.reason}; fix it, because {split}= is used as it is"
                 )
             for source, target, line in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield Pair(LINE_BREAKS.sub(" ", source), LINE_BREAKS.sub(" ", target), str(file), line)
+                yield Pair(NEW_LINES.sub(" ", source), NEW_LINES.sub(" ", target), str(file), line)
 
 
 def warn_of_common_sentences(held_out: dict[str, list[Pair]], command: PrepareRun) -> None:
@@ -174,8 +188,8 @@ def warn_of_common_sentences(held_out: dict[str, list[Pair]], command: PrepareRu
     leaks = sum(kind != UNSEEN for kind in LeakFinder(held_out["test"], command.near)(held_out["valid"]))
     if leaks:
         log.warning(
-            f"{pluralize(leaks, 'pair')} of valid= share a sentence with test=, or nearly do; both "
-            "sets are kept as they are"
+            f"valid= has {pluralize(leaks, 'pair')} with a sentence that is the same or nearly the same as one of "
+            "test=; both sets are kept unchanged"
         )
 
 
@@ -312,10 +326,10 @@ def choose_rows(
                 chosen.append(row)
                 for key, side in zip(keys, used, strict=True):
                     side.add(key)
-    if len(chosen) < size or size and len(chosen) == len(rows):
+    if len(chosen) < size:
         raise UserError(
-            f"{split}_size={size:,}: {pluralize(len(rows), 'pair')} left after cleaning are too few; write a smaller "
-            f"{split}_size=N"
+            f"{split}_size={size:,}: of the {pluralize(len(rows), 'pair')} left after cleaning, only {len(chosen):,} "
+            f"can be held out, because the others share a sentence with them; use a smaller {split}_size=N"
         )
     return np.array(chosen, np.int64)
 
@@ -359,6 +373,8 @@ def write_splits(
                     file.write(f"{text}\n")
                     lengths[count_words(text)] += 1
     if not done.splits["train"]:
+        dropped = ", ".join(f"{rule} {count:,}" for rule, count in done.dropped.items()) or "none"
         raise UserError(
-            f"no pair is left for training; dropped were {dict(done.dropped)}; use more text or fewer rules of clean.*"
+            f"no pairs are left for training (dropped: {dropped}); use more text, hold out less, or turn off some "
+            "clean.* rules"
         )

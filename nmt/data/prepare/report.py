@@ -13,7 +13,7 @@ from nmt.runtime.html import fill_template
 
 RULES = {  # what the rules drop, in the order in which they are applied
     "empty": "an empty side",
-    "damaged": "the character U+FFFD, left by a failed decoding",
+    "damaged": "the character U+FFFD, left by a decoding error",
     "copies": "the target is a copy of the source",
     "max_words": "too many words",
     "numbers": "different numbers on the two sides",
@@ -21,7 +21,7 @@ RULES = {  # what the rules drop, in the order in which they are applied
     "max_ratio": "an unusual ratio of lengths",
     "min_script": "too few letters of the usual scripts",
     "leaks": "a sentence of the validation or test split",
-    "near_leaks": "one word from a sentence of the validation or test split",
+    "near_leaks": "one word different from a sentence of the validation or test split",
 }
 CHANGES = {  # what the normalizations of a text replace
     "markup": "HTML tags and entities",

@@ -91,7 +91,9 @@ class TmxParser:
             self.line = self.parser.CurrentLineNumber
         elif name == "tuv":
             tag = attributes.get("xml:lang") or attributes.get("lang") or ""
-            self.language = next((language for language in self.languages if matches_language(tag, language)), None)
+            matches = [language for language in self.languages if matches_language(tag, language)]
+            # With source=en target=en-GB, the longer one is meant by en-GB.
+            self.language = max(matches, key=len, default=None)
         elif name == "seg" and self.line and self.language is not None and self.language not in self.texts:
             self.parts = []
             self.length = 0
@@ -121,8 +123,8 @@ class TmxParser:
 
     def refuse_entity(self, *_: object) -> None:
         raise UserError(
-            f"{self.path}:{self.parser.CurrentLineNumber}: the file declares entities, which are not read because they "
-            "can expand to gigabytes; write the text in their place"
+            f"{self.path}:{self.parser.CurrentLineNumber}: the file declares entities, which nmt refuses because they "
+            "can expand to gigabytes; replace each entity with its text"
         )
 
     def skip_entity(self, name: str, _: bool) -> None:
