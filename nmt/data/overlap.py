@@ -193,7 +193,7 @@ def find_overlap(pairs: Dataset, train: Dataset, data: DataConfig) -> npt.NDArra
 
 
 def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
-    """Warn if sentences of the validation or test split stand in the training text, character by character."""
+    """Warn if the very same sentences are in the training text and in the validation or test split."""
     splits = {"valid": valid}
     with suppress(UserError):  # there may be no test split
         splits["test"] = load_pairs(data, "test")

@@ -49,9 +49,7 @@ class SeedComparison(NamedTuple):
     difference: float | None  # of the mean from that of the first system; None for the first system, as below
     interval: float | None  # half the width of the 95% confidence interval of the difference
     p_value: float | None  # two-sided
-    seeds_needed: (
-        int | None
-    )  # for each system, to detect this difference with `POWER`; None: more than `MAX_SEEDS_NEEDED`
+    seeds_needed: int | None  # runs of each system to detect it with `POWER`; None: more than `MAX_SEEDS_NEEDED`
 
 
 def compare_over_seeds(

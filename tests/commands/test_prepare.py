@@ -90,9 +90,12 @@ def test_splits_have_no_leaks(prepared: Path) -> None:
     assert count_leaks(splits) == 0
     raw = set(make_pairs(600))
     assert all(set(pairs) <= raw and len(set(pairs)) == len(pairs) for pairs in splits.values())
-    leaks = [pair for pair in raw - set(splits["train"]) - set(splits["valid"]) - set(splits["test"])]
-    held_out = {"train": leaks, "valid": splits["valid"], "test": splits["test"]}
-    assert count_leaks(held_out) >= len(leaks) - 600 + len(raw)  # no pair was dropped in vain
+    held_out = {*splits["valid"], *splits["test"]}
+    dropped = raw - set(splits["train"]) - held_out
+    report = json.loads((prepared / "out" / "report.json").read_text("utf-8"))["pairs_dropped"]
+    assert len(dropped) == sum(count for rule, count in report.items() if rule != "duplicates")
+    leaks = [pair for pair in dropped if count_leaks({"train": [pair], "valid": [], "test": list(held_out)})]
+    assert len(leaks) >= report["leaks"] + report["near_leaks"] > 30  # no pair was dropped in vain
 
 
 def test_report_counts_every_pair(prepared: Path) -> None:

@@ -18,7 +18,7 @@ from nmt.data.words import UNSPACED_PATTERN, may_be_unspaced
 
 # Control characters, soft hyphen, marks of text direction, byte order mark, interlinear annotations. Joiners (U+200C,
 # U+200D) and zero-width spaces stay: Persian, Hindi and Khmer need them.
-INVISIBLE = regex.compile(r"[\p{Cc}\p{Cs}\u00AD\u061C\u200E\u200F\u202A-\u202E\u2060\u2066-\u2069\uFEFF\uFFF9-\uFFFB]+")
+INVISIBLE = regex.compile(r"[\p{Cc}\u00AD\u061C\u200E\u200F\u202A-\u202E\u2060\u2066-\u2069\uFEFF\uFFF9-\uFFFB]+")
 LINE_BREAKS = regex.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 VISIBLE = regex.compile(r"[^\p{C}\p{Z}]")
 ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,30});")

@@ -55,21 +55,20 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     unused: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            names = sorted(found for found in path.rglob("*") if found.is_file())
-            names = [found for found in names if not is_hidden(found.relative_to(path))]
-            found = find_in_container(path, names, command)
+            content = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
+            found = find_in_container(path, sorted(content), command)
         elif path.suffix == ".zip" and path.is_file():
             found = find_in_container(path, list_members(path), command)
         else:
             found = FoundInputs([find_single(key, path, command)], [])
         if not found.files:
-            content = list_names([str(unused_file.relative_to(path)) for unused_file in found.unused])
+            names = list_names([str(file.relative_to(path)) for file in found.unused])
             raise UserError(
                 f"{key}={path} has no files that end in .{command.source} and .{command.target}, nor in "
-                f"{', '.join(TABLE_KINDS)}; it has {content}"
+                f"{', '.join(TABLE_KINDS)}; it has {names}"
             )
-        for file in found.files:
-            files.setdefault(tuple(part.resolve() for part in file.paths), file)
+        for input_file in found.files:
+            files.setdefault(tuple(part.resolve() for part in input_file.paths), input_file)
         unused += found.unused
     return FoundInputs(list(files.values()), unused)
 

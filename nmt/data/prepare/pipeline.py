@@ -82,7 +82,7 @@ class StoredPairs:
 
 
 class LeakFinder:
-    """Finds sentences that also stand in some held-out pairs, on either side."""
+    """Finds pairs whose source or target is, or nearly is, that of a held-out pair."""
 
     def __init__(self, pairs: Sequence[Pair], near: bool) -> None:
         # Training text is normalized, an existing test set is not, so its normalized form is looked for, too.
@@ -166,7 +166,6 @@ def prepare_corpus(command: PrepareRun, folder: Path) -> Preparation:
             is_kept_N[rows] = False
             held_out[split] = stored.take(rows)
     write_splits(command, done, stored, is_kept_N, held_out, folder)
-    del stored
     path.unlink()
     return done
 
