@@ -26,16 +26,22 @@ MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 def prepare(command: PrepareRun) -> None:
     log_to_stderr()
     output = Path(str(command.output))
-    if output.exists() and (not output.is_dir() or any(output.iterdir()) or output.samefile(Path.cwd())):
-        raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
+    check_output(output)
     with replacing_folder(output) as folder:
         done = prepare_corpus(command, folder)
         summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
         for name, text in (("report.json", f"{summary}\n"), ("report.html", build_page(command, done))):
             # Names of files may hold bytes that are not UTF-8.
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        check_output(output)  # another program may have written into an empty folder
     warn_of_losses(done)
     print_preparation(command, done)
+
+
+def check_output(output: Path) -> None:
+    """Raise a `UserError` if the output exists and is not an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir()) or output.samefile(Path.cwd())):
+        raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
 
 
 def warn_of_losses(done: Preparation) -> None:

@@ -170,6 +170,7 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
             ("input=bad", "output=o", "invalid=refuse"),
             "bad/raw.de:2: not UTF-8 (byte 0xFF at position 1); fix the line",
         ),
+        ((f"input={'a' * 300}", "output=o"), f"error: input={'a' * 300} cannot be read: File name too long"),
         (("input=raw", "output=o", "columns=[a]"), "error: columns=[a] must be two different columns"),
     ],
 )
@@ -187,12 +188,29 @@ def test_bad_lines_and_unused_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "raw" / "raw.de").write_bytes(b"\n".join(text))
     (tmp_path / "raw" / "LICENSE").write_text("free")
     (tmp_path / "raw" / os.fsdecode(b"caf\xe9")).touch()
+    (tmp_path / "raw" / "linked").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "raw" / "fifo.tsv")
     result = run_nmt("prepare", "input=raw", "output=out", "valid_size=2", "test_size=2", folder=tmp_path)
     errors = result.stderr.decode()
     assert "left out 1 line of raw/raw.de: not UTF-8 (first: 7)" in errors and "raw/LICENSE was not read" in errors
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
-    assert report["pairs_read"] == 99 and report["unused_files"] == ["raw/LICENSE", "raw/caf\udce9"]
+    assert report["pairs_read"] == 99 and report["unused_files"] == [
+        "raw/LICENSE",
+        "raw/caf\udce9",
+        "raw/fifo.tsv",
+        "raw/linked",
+    ]
     assert report["bad_lines"] == [{"file": "raw/raw.de", "problem": "not UTF-8", "lines": 1, "first": [7]}]
+
+
+def test_examples_are_short_and_different(tmp_path: Path) -> None:
+    pairs = [("ein Hund" * 400, "a dog " * 400), ("same", "same"), *make_pairs(100)]
+    write_pairs(tmp_path / "raw", pairs * 3)
+    run_ok("prepare", "input=raw", "output=out", "valid_size=2", "test_size=2", folder=tmp_path)
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert report["pairs_dropped"]["copies"] == 3 and len(report["examples"]["copies"]) == 1
+    (too_long,) = report["examples"]["max_words"]
+    assert too_long["target"] == ("a dog " * 400)[:500] + "…"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

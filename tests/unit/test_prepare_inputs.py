@@ -22,7 +22,8 @@ TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <tuv xml:lang="de"><seg>Ein <hi>roter</hi> Hund &#38; eine Katze</seg></tuv></tu>
 <tu><tuv xml:lang="en"><seg>only English</seg></tuv></tu>
 <tu><note>x</note><tuv lang="de"><seg>zwei
-Zeilen</seg></tuv><tuv lang="en"><seg>first</seg></tuv><tuv lang="en-GB"><seg>second</seg></tuv></tu>
+Zeilen</seg></tuv><tuv lang="en"><seg>first<ph>
+</ph>text</seg></tuv><tuv lang="en-GB"><seg>second</seg></tuv></tu>
 </body></tmx>
 """
 
@@ -41,7 +42,7 @@ def test_tmx(tmp_path: Path, encoding: str) -> None:
     assert list(read_tmx_pairs(path, "de", "en")) == [
         LinePair(4, "Ein roter Hund & eine Katze", "A red dog & a cat"),
         BadLine(path, 6, "no text in de", "no text in de"),
-        LinePair(7, "zwei\nZeilen", "first"),
+        LinePair(7, "zwei\nZeilen", "first text"),
     ]
 
 

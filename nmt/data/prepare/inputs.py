@@ -1,10 +1,11 @@
 """Find and read the input of corpus preparation: aligned files, tables, Parquet, TMX, and zip files of these."""
 
+import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,13 +55,17 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     files: dict[tuple[Path, ...], InputFile] = {}  # by absolute paths: each file is read once
     unused: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            content = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
-            found = find_in_container(path, sorted(content), command)
-        elif path.suffix == ".zip" and path.is_file():
-            found = find_in_container(path, list_members(path), command)
-        else:
-            found = FoundInputs([find_single(key, path, command)], [])
+        try:
+            if path.is_dir():
+                regular, others = list_folder(path)
+                found = find_in_container(path, regular, command)
+                found.unused.extend(others)
+            elif path.suffix == ".zip" and path.is_file():
+                found = find_in_container(path, list_members(path), command)
+            else:
+                found = FoundInputs([find_single(key, path, command)], [])
+        except OSError as error:
+            raise UserError(f"{key}={path} cannot be read: {error.strerror}") from error
         if not found.files:
             names = list_names([str(file.relative_to(path)) for file in found.unused])
             raise UserError(
@@ -130,6 +135,24 @@ def classify(path: Path, siblings: Sequence[Path], command: PrepareRun) -> Input
 
 def strip_compression(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in COMPRESSION_BY_SUFFIX else path
+
+
+def list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of a folder and its subfolders; and what is no file, such as links to folders.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    paths = []
+    for name, subfolders, files in os.walk(folder, onerror=fail):
+        links = [subfolder for subfolder in subfolders if os.path.islink(os.path.join(name, subfolder))]
+        paths += [Path(name, entry) for entry in [*files, *links]]
+    paths = sorted(path for path in paths if not is_hidden(path.relative_to(folder)))
+    return [path for path in paths if path.is_file()], [path for path in paths if not path.is_file()]
 
 
 def list_members(archive: Path) -> list[Path]:

@@ -43,6 +43,7 @@ STORED_SCHEMA = TEXT_SCHEMA.append(pa.field("file", pa.int32())).append(pa.field
 NEW_LINES = re.compile(r"[\r\n]+")  # within a sentence, which will be a line
 STORED_NAME = "pairs.arrow"
 MAX_EXAMPLES = 10  # of the pairs that each rule drops
+SHOWN_TEXT = 500  # characters of a text in an example
 CHUNK_ROWS = 10_000  # stored pairs in memory at a time
 HELD_OUT_SPLITS = ("test", "valid")  # in the order of their choice
 LEAK_RULES = {EXACT: "leaks", NEAR: "near_leaks"}
@@ -117,10 +118,13 @@ class Preparation:
     lengths: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def drop(self, rule: str, pair: Pair) -> None:
-        """Count a dropped pair. Those with the smallest hashes, a random but fixed choice, become examples."""
+        """Count a dropped pair. Different ones with the smallest hashes, a random but fixed choice, become examples."""
         self.dropped[rule] += 1
-        entry = -hash_pair(pair.source, pair.target), pair  # the heap's smallest entry is the one to replace
+        key = -hash_pair(pair.source, pair.target)  # the heap's smallest entry is the one to replace
         heap = self.examples.setdefault(rule, [])
+        if len(heap) == MAX_EXAMPLES and key < heap[0][0] or any(key == other for other, _ in heap):
+            return
+        entry = key, pair._replace(source=shorten(pair.source), target=shorten(pair.target))
         if len(heap) < MAX_EXAMPLES:
             heappush(heap, entry)
         else:
@@ -132,6 +136,11 @@ class Preparation:
         first = self.first_bad_lines.setdefault(key, [])
         if len(first) < MAX_EXAMPLES:
             first.append(line.number)
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text for the report, with an ellipsis if it goes on."""
+    return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…"
 
 
 def hash_pair(source: str, target: str) -> int:

@@ -31,7 +31,6 @@ CHANGES = {  # what the normalizations of a text replace
 }
 SPLITS = ("train", "valid", "test")
 SHOWN_CHARACTERS = 60  # most frequent ones of each side
-SHOWN_TEXT = 500  # characters of a text in the list of examples
 LENGTH_BINS = (1, 2, 3, 5, 8, 12, 17, 23, 30, 40, 60, 100)  # lower bounds, in words
 
 
@@ -124,8 +123,8 @@ def format_unused(found: FoundInputs) -> list[str]:
 def format_examples(rule: str, text: str, done: Preparation) -> str:
     pairs = list_examples(done, rule)
     rows = [
-        f'<tr><td class="text" dir="auto">{escape(pair.source[:SHOWN_TEXT])}</td>'
-        f'<td class="text" dir="auto">{escape(pair.target[:SHOWN_TEXT])}</td>'
+        f'<tr><td class="text" dir="auto">{escape(pair.source)}</td>'
+        f'<td class="text" dir="auto">{escape(pair.target)}</td>'
         f'<td class="place">{escape(pair.file)}:{pair.line}</td></tr>'
         for pair in pairs
     ]

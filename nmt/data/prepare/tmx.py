@@ -1,8 +1,8 @@
 """Read sentence pairs from TMX, the XML format of translation memories (TMX 1.4b), as a stream.
 
-Only text within `seg` is used. Codes of the original format (`bpt`, `ept`, `ph`, `it`, `ut`) are left out. Nothing but
-the file itself is read: a document type declaration is allowed, but its external part is not loaded, and a file that
-declares entities, which could expand to gigabytes, is refused.
+Only text within `seg` is used. Codes of the original format (`bpt`, `ept`, `ph`, `it`, `ut`) are left out, or replaced
+with a space if they hold a line break. Nothing but the file itself is read: a document type declaration is allowed, but
+its external part is not loaded, and a file that declares entities, which could expand to gigabytes, is refused.
 """
 
 from collections.abc import Iterator
@@ -113,8 +113,10 @@ class TmxParser:
             self.finish_unit()
 
     def add_text(self, text: str) -> None:
-        if self.parts is None or self.code_depth or self.problem:
+        if self.parts is None or self.problem:
             return
+        if self.code_depth:
+            text = " " * ("\n" in text)
         self.parts.append(text)
         self.length += len(text)
         if self.length > MAX_LINE_BYTES:
