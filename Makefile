@@ -26,7 +26,7 @@ eval: $(READY)  ## measure RUN on its test split: scores, translations, alignmen
 	$(BIN)/python -m nmt.evaluate checkpoint='$(RUN)' $(ARGS)
 
 test: $(READY)  ## run the tests, two at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)

@@ -20,6 +20,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 # Put this checkout first, also for the process that others are forked from, and keep the folders set by the caller.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+# Commands run with other home folders, in each of which matplotlib would take seconds to list the fonts.
+os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))
 
 settings.register_profile("nmt", deadline=None)  # timings are unreliable beside other processes
 settings.load_profile("nmt")
