@@ -286,7 +286,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
         echo(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
     decimals = {"loss": 4, "ppl": 4, "accuracy": 4, "aer": 4, "entropy": 4}
-    for name in (*decimals, "bleu", "chrf", "ter", "sentences_per_second"):
+    for name in (*decimals, "bleu", "chrf", "ter", "exact_match", "sentences_per_second"):
         value = evaluation.metrics[name]
         if value is None:
             shown = "-"

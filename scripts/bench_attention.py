@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from nmt.config import AttentionConfig, ModelConfig
-from nmt.model.decoder import Decoder, DecoderState
+from nmt.model.decoder import RecurrentDecoder, RecurrentState
 from nmt.model.windows import Memory
 from nmt.runtime.streams import use_utf8
 
@@ -27,18 +27,18 @@ WARM_UP, ROUNDS = 2, 15
 Run = Callable[[int], None]
 
 
-def build_decoder(window: str, positions: int) -> tuple[Decoder, Memory, DecoderState]:
+def build_decoder(window: str, positions: int) -> tuple[RecurrentDecoder, Memory, RecurrentState]:
     """Return a decoder, and encoded sentences of the given length."""
     torch.manual_seed(1)
     attention = AttentionConfig(window=window, half_width=HALF_WIDTH)
-    decoder = Decoder(ModelConfig(embed=HIDDEN, hidden=HIDDEN, dropout=0.0, attention=attention))
+    decoder = RecurrentDecoder(ModelConfig(embed=HIDDEN, hidden=HIDDEN, dropout=0.0, attention=attention))
     outputs_BSM = torch.randn(SENTENCES, positions, HIDDEN)
     with torch.no_grad():
         memory, state = decoder.start(outputs_BSM, [outputs_BSM[:, -1]], torch.full((SENTENCES,), positions))
     return decoder, memory, state
 
 
-def make_decoding_run(decoder: Decoder, memory: Memory, state: DecoderState, beam: int) -> Run:
+def make_decoding_run(decoder: RecurrentDecoder, memory: Memory, state: RecurrentState, beam: int) -> Run:
     """Return run(steps), which decodes one token at a time, as in search."""
     first = state.select(torch.arange(SENTENCES).repeat_interleave(beam))
     embedded_N1E = torch.randn(SENTENCES * beam, 1, HIDDEN)
@@ -52,7 +52,7 @@ def make_decoding_run(decoder: Decoder, memory: Memory, state: DecoderState, bea
     return run
 
 
-def make_training_run(decoder: Decoder, memory: Memory, state: DecoderState) -> Run:
+def make_training_run(decoder: RecurrentDecoder, memory: Memory, state: RecurrentState) -> Run:
     """Return run(steps), a forward and backward pass of teacher forcing, with the gradients of keys and values."""
     embedded_BTE = torch.randn(SENTENCES, max(STEPS), HIDDEN)
     keys, values = memory.keys_BHSA.clone().requires_grad_(), memory.values_BHSM.clone().requires_grad_()
@@ -97,7 +97,7 @@ def main() -> None:
             print(f"{window:<10}{what:<10}{short:>12.2f}{long:>12.2f}{long / short - 1:>+10.0%}", flush=True)
 
 
-RUN_BUILDERS: dict[str, Callable[[Decoder, Memory, DecoderState], Run]] = {
+RUN_BUILDERS: dict[str, Callable[[RecurrentDecoder, Memory, RecurrentState], Run]] = {
     "greedy": partial(make_decoding_run, beam=1),
     "beam 5": partial(make_decoding_run, beam=5),
     "training": make_training_run,

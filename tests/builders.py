@@ -37,6 +37,7 @@ from nmt.config import (
     LinksConfig,
     ModelConfig,
     OptimConfig,
+    SelfAttentionConfig,
     TokenizerConfig,
     TrainConfig,
     TrainRun,
@@ -199,21 +200,20 @@ def write_corpus(folder: Path, **sizes: int) -> Path:
 
 
 VOCABULARY = 13
-STYLES = {
-    "bahdanau": ("bahdanau", True),
-    "luong, input feeding": ("luong", True),
-    "luong": ("luong", False),
-    "gnmt": ("gnmt", False),
+STYLES: dict[str, dict[str, Any]] = {
+    "bahdanau": {"style": "bahdanau"},
+    "luong, input feeding": {"style": "luong", "input_feeding": True},
+    "luong": {"style": "luong", "input_feeding": False},
+    "gnmt": {"style": "gnmt"},
+    "hybrid": {"style": "luong", "input_feeding": False, "encoder": "transformer"},
+    "transformer": {"style": "transformer", "encoder": "transformer"},
 }
 
 
 def make_model(style: str = "bahdanau", cell: str = "lstm", score: str = "additive", **changes: object) -> Seq2Seq:
     """Return a small float64 model; `changes` are fields of ModelConfig."""
-    name, input_feeding = STYLES[style]
     settings = dict(embed=6, hidden=8, dropout=0.0, encoder_layers=2, decoder_layers=2, residual=True) | changes
-    config = ModelConfig(
-        style=name, cell=cell, input_feeding=input_feeding, attention=AttentionConfig(score=score), **settings
-    )
+    config = ModelConfig(cell=cell, attention=AttentionConfig(score=score), **STYLES[style] | settings)
     torch.manual_seed(5)
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
@@ -239,6 +239,9 @@ ATTENTION_STYLES: dict[str, dict[str, Any]] = {
     "input feeding": {"style": "luong", "input_feeding": True},
     "luong": {"style": "luong", "input_feeding": False},
     "gnmt": {"style": "gnmt", "decoder_layers": 3},
+    "hybrid": STYLES["hybrid"],
+    "transformer": STYLES["transformer"],
+    "transformer decoder": {"style": "transformer", "encoder_hidden": 6},
 }
 
 
@@ -253,7 +256,7 @@ def randomize_(module: torch.nn.Module, scale: float) -> None:
 def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2Seq:
     """Return a model of a style whose cell, depth, readout, shortcut and half width vary with `number`.
 
-    `attention` are fields of AttentionConfig.
+    `attention` are fields of AttentionConfig, and except for coverage of a Transformer's self-attention.
     """
     choose = random.Random(number).choice
     sizes = {} if attention["score"] == "none" else {"half_width": choose([1, 2]), "max_positions": REACH}
@@ -261,7 +264,18 @@ def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2S
     settings = {"cell": choose(list(CELL_SPECS)), "decoder_layers": choose([1, 2])} | ATTENTION_STYLES[style]
     settings["readout"] = choose(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
     settings["shortcut"] = choose([False, True])
-    config = ModelConfig(embed=6, hidden=8, dropout=0.0, residual=True, attention=attention_config, **settings)
+    self_attention = (
+        {"score": "scaled_dot"} if attention["score"] == "none" else {**sizes, **attention, "coverage": False}
+    )
+    config = ModelConfig(
+        embed=6,
+        hidden=8,
+        dropout=0.0,
+        residual=True,
+        attention=attention_config,
+        self_attention=SelfAttentionConfig(**self_attention),
+        **settings,
+    )
     model = build_model(config, VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     randomize_(model, 0.4)
@@ -380,6 +394,7 @@ MODEL_VARIANTS: dict[str, dict[str, Any]] = {
     "local_m": {"attention": {"window": "local_m", "half_width": 1, "heads": 2}},
     "local_p": {"style": "luong", "attention": {"window": "local_p", "half_width": 1, "score": "general"}},
     "coverage": {"style": "luong", "input_feeding": False, "attention": {"coverage": True}},
+    "transformer": {"style": "transformer", "encoder": "transformer", "decoder_layers": 2, "attention": {"heads": 2}},
 }
 
 

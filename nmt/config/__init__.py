@@ -18,7 +18,7 @@ from nmt.config.commands import (
     select_immutable_settings,
 )
 from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
-from nmt.config.model import AttentionConfig, ModelConfig
+from nmt.config.model import AttentionConfig, ModelConfig, SelfAttentionConfig
 from nmt.config.prepare import CleaningConfig, PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import LR_SCHEDULES, MONITOR_FLOORS, MONITOR_METRICS, OPTIMIZER_NAMES, OptimConfig, TrainConfig
@@ -49,6 +49,7 @@ __all__ = [
     "OptimConfig",
     "PrepareRun",
     "SearchConfig",
+    "SelfAttentionConfig",
     "TokenizerConfig",
     "TrainConfig",
     "TrainRun",

@@ -2,11 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_at_least, check_choice, check_fraction
 
-MODEL_STYLES = ("bahdanau", "luong", "gnmt")
+MODEL_STYLES = ("bahdanau", "luong", "gnmt", "transformer")
+ENCODER_TYPES = ("rnn", "transformer")
 CELL_TYPES = ("lstm", "gru")
 ATTENTION_SCORES = ("additive", "concat", "dot", "scaled_dot", "general", "location", "none")
 ATTENTION_WINDOWS = ("global", "local_m", "local_p")
@@ -31,33 +33,88 @@ class AttentionConfig:
     size: int | None = setting(None, "dimension of queries and keys; null: model.hidden")
     max_positions: int = setting(256, "score=location: maximum source positions; later pieces get weight 0")
 
+    layer: int | None = setting(None, "style=transformer: decoder layer whose weights are shown, from 0; null: mean")
+    head: int | None = setting(None, "head whose weights are shown and guided, from 0; null: mean")
+
+    section: ClassVar[str] = "model.attention."
+
     def __post_init__(self) -> None:
-        check_choice("model.attention.score", self.score, ATTENTION_SCORES)
-        check_choice("model.attention.window", self.window, ATTENTION_WINDOWS)
-        check_choice("model.attention.normalizer", self.normalizer, ATTENTION_NORMALIZERS)
-        check_at_least(1, "model.attention.", self, "half_width", "heads", "size", "max_positions")
+        check_choice(f"{self.section}score", self.score, ATTENTION_SCORES)
+        check_choice(f"{self.section}window", self.window, ATTENTION_WINDOWS)
+        check_choice(f"{self.section}normalizer", self.normalizer, ATTENTION_NORMALIZERS)
+        check_at_least(1, self.section, self, "half_width", "heads", "size", "max_positions")
+        check_at_least(0, self.section, self, "layer", "head")
+        if self.head is not None and self.head >= self.heads:
+            raise UserError(f"{self.section}head={self.head} must be below {self.section}heads={self.heads}")
         if self.score == "none":
             changed = [item for item in dataclasses.fields(self)[1:] if getattr(self, item.name) != item.default]
-            current = " ".join(f"model.attention.{item.name}={getattr(self, item.name)}" for item in changed)
+            current = " ".join(f"{self.section}{item.name}={getattr(self, item.name)}" for item in changed)
             defaults = " ".join(
-                f"model.attention.{item.name}={'null' if item.default is None else item.default}" for item in changed
+                f"{self.section}{item.name}={'null' if item.default is None else item.default}" for item in changed
             )
             if changed:
                 raise UserError(
-                    f"{current} has no effect with model.attention.score=none; leave it out or write {defaults}"
+                    f"{current} has no effect with {self.section}score=none; leave it out or write {defaults}"
                 )
+
+    @property
+    def has_projections(self) -> bool:
+        """Whether a dot product compares linear maps of queries and keys, and values are mapped too."""
+        return self.heads > 1
+
+    def check_sizes(self, query_size: int, memory_size: int) -> None:
+        """Raise a `UserError` if the number of heads does not divide the sizes, or a setting has no effect."""
+        has_size = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
+        if self.size is not None and not has_size:
+            raise UserError(
+                f"{self.section}size={self.size} has no effect with {self.section}score={self.score}; leave it out"
+            )
+        if memory_size % self.heads:
+            raise UserError(f"{self.section}heads={self.heads} must divide the size of a value, {memory_size}")
+        size = self.size or query_size
+        if has_size and size % self.heads:
+            raise UserError(
+                f"{self.section}heads={self.heads} must divide {size}, which is {self.section}size or else model.hidden"
+            )
+
+
+@dataclass(slots=True)
+class SelfAttentionConfig(AttentionConfig):
+    """Attention of a Transformer layer to the positions of its own sequence, as `AttentionConfig`."""
+
+    score: str = setting("scaled_dot", "additive (= concat) | dot | scaled_dot | general | location")
+    heads: int = setting(4, "number of attention heads")
+
+    section: ClassVar[str] = "model.self_attention."
+
+    def __post_init__(self) -> None:
+        AttentionConfig.__post_init__(self)
+        if self.score == "none":
+            raise UserError("model.self_attention.score=none: a Transformer layer needs a score; leave it out")
+        if self.coverage or self.layer is not None or self.head is not None:
+            raise UserError(
+                "coverage, layer and head are keys of model.attention, not of model.self_attention; leave them out"
+            )
+
+    @property
+    def has_projections(self) -> bool:
+        """Always true: queries, keys and values are maps of the same vectors."""
+        return True
 
 
 @dataclass(slots=True)
 class ModelConfig:
-    """A recurrent encoder and a recurrent decoder with attention."""
+    """An encoder, and a decoder with attention."""
 
-    style: str = setting("bahdanau", "bahdanau (attend before the step) | luong (after it) | gnmt (bottom layer)")
+    encoder: str = setting("rnn", "rnn | transformer (self-attention)")
+    style: str = setting(
+        "bahdanau", "bahdanau (attend before the step) | luong (after it) | gnmt (bottom layer) | transformer"
+    )
     cell: str = setting("lstm", "lstm | gru")
     embed: int = setting(256, "embedding size")
     hidden: int = setting(512, "decoder state size")
     encoder_hidden: int | None = setting(None, "encoder size per direction; null: hidden (/ 2 if bidirectional)")
-    bidirectional: bool = setting(True, "bidirectional encoder")
+    bidirectional: bool = setting(True, "encoder=rnn: bidirectional encoder")
     encoder_layers: int = setting(1, "number of encoder layers")
     decoder_layers: int = setting(1, "number of decoder layers; gnmt needs at least 2")
     dropout: float = setting(0.3, "dropout rate on embeddings, between layers and before the output layer")
@@ -65,24 +122,29 @@ class ModelConfig:
     bridge: str = setting("bridge", "initial decoder state: bridge (learned) | last | mean | zero")
     readout: str = setting("tanh", "style=bahdanau: features before the output layer: tanh | maxout (half of hidden)")
     residual: bool = setting(False, "residual connections around upper layers (gnmt decoder: from the third layer on)")
-    shortcut: bool = setting(False, "add source embeddings to encoder outputs, which makes alignments easier to learn")
+    shortcut: bool = setting(
+        False, "encoder=rnn: add source embeddings to encoder outputs, which makes alignments easier to learn"
+    )
     tie: str = setting("none", "share embeddings: none | two (target and output layer) | three (source as well)")
     kernels: str = setting("fast", "fast | reference (slow, plain PyTorch for reading and debugging)")
+    feed_forward: int | None = setting(None, "Transformer layers: size of the feed-forward part; null: 4 hidden")
     attention: AttentionConfig = field(default_factory=AttentionConfig)
+    self_attention: SelfAttentionConfig = field(default_factory=SelfAttentionConfig)
 
     def __post_init__(self) -> None:
+        check_choice("model.encoder", self.encoder, ENCODER_TYPES)
         check_choice("model.style", self.style, MODEL_STYLES)
         check_choice("model.cell", self.cell, CELL_TYPES)
         check_choice("model.bridge", self.bridge, BRIDGE_TYPES)
         check_choice("model.readout", self.readout, READOUT_TYPES)
         check_choice("model.tie", self.tie, TIE_MODES)
         check_choice("model.kernels", self.kernels, KERNEL_VERSIONS)
-        check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden")
+        check_at_least(1, "model.", self, "embed", "hidden", "encoder_hidden", "feed_forward")
         for name in ("encoder_layers", "decoder_layers"):
             if not 1 <= getattr(self, name) <= MAX_LAYERS:
                 raise UserError(f"model.{name}={getattr(self, name)} must be from 1 to {MAX_LAYERS}")
         check_fraction("model.dropout", self.dropout)
-        if self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
+        if self.encoder == "rnn" and self.encoder_hidden is None and self.bidirectional and self.hidden % 2:
             raise UserError(
                 f"model.hidden={self.hidden} must be even for a bidirectional encoder; or set model.encoder_hidden"
             )
@@ -93,6 +155,17 @@ class ModelConfig:
             )
         if self.readout == "maxout" and self.style != "bahdanau":
             raise UserError(f"model.readout=maxout needs model.style=bahdanau, not {self.style}")
+        if self.style == "transformer" and self.attention.score == "none":
+            raise UserError(
+                "model.style=transformer needs attention to the source; write model.attention.score=scaled_dot"
+            )
+        if (layer := self.attention.layer) is not None:
+            if self.style != "transformer":
+                raise UserError(f"model.attention.layer={layer} needs model.style=transformer, not {self.style}")
+            if layer >= self.decoder_layers:
+                raise UserError(
+                    f"model.attention.layer={layer} must be below model.decoder_layers={self.decoder_layers}"
+                )
         if self.style == "gnmt" and self.decoder_layers < 2:
             raise UserError(
                 "model.style=gnmt needs model.decoder_layers=2 or more, because its upper layers receive the context"
@@ -101,30 +174,22 @@ class ModelConfig:
 
     def check_attention(self) -> None:
         """Raise a `UserError` if settings of attention contradict each other or the sizes of the model."""
-        score, heads = self.attention.score, self.attention.heads
+        score = self.attention.score
         if score == "none" and self.bridge == "zero":
             raise UserError(
                 "with model.attention.score=none model.bridge=zero the decoder would not see the source; "
                 "write model.bridge=bridge"
             )
-        has_projections = score in ("additive", "concat") or heads > 1 and score != "location"
-        if self.attention.size is not None and not has_projections:
-            raise UserError(
-                f"model.attention.size={self.attention.size} has no effect with model.attention.score={score}; "
-                "leave it out"
-            )
-        if score in ("dot", "scaled_dot") and heads == 1 and self.memory != self.hidden:
+        self.attention.check_sizes(self.hidden, self.memory)
+        if score in ("dot", "scaled_dot") and not self.attention.has_projections and self.memory != self.hidden:
             raise UserError(
                 f"model.attention.score={score} multiplies decoder states (size model.hidden={self.hidden}) by encoder "
                 f"outputs (size {self.memory}); make the sizes equal or use general"
             )
-        if self.memory % heads:
-            raise UserError(f"model.attention.heads={heads} must divide the size of an encoder output, {self.memory}")
-        size = self.attention.size or self.hidden
-        if has_projections and size % heads:
-            raise UserError(
-                f"model.attention.heads={heads} must divide {size}, which is model.attention.size or else model.hidden"
-            )
+        if self.encoder == "transformer":
+            self.self_attention.check_sizes(self.memory, self.memory)
+        if self.style == "transformer":
+            self.self_attention.check_sizes(self.hidden, self.hidden)
 
     @property
     def unused_settings(self) -> list[str]:
@@ -135,6 +200,17 @@ class ModelConfig:
             unused.append(f"model.attention.half_width={attention.half_width}")
         if attention.max_positions != default.max_positions and attention.score != "location":
             unused.append(f"model.attention.max_positions={attention.max_positions}")
+        if self.encoder == "transformer":
+            unused += ["model.bidirectional=false"] * (not self.bidirectional)
+        else:
+            unused += [] if self.feed_forward is None else [f"model.feed_forward={self.feed_forward}"]
+            default = SelfAttentionConfig()
+            changed = {item.name: getattr(self.self_attention, item.name) for item in dataclasses.fields(default)}
+            unused += [
+                f"model.self_attention.{key}={value}"
+                for key, value in changed.items()
+                if value != getattr(default, key)
+            ]
         plain_decoder_layers = 2 if self.style == "gnmt" else 1  # layers that never get a residual connection
         if self.residual and self.encoder_layers == 1 and self.decoder_layers == plain_decoder_layers:
             unused.append("model.residual=true")
@@ -151,6 +227,8 @@ class ModelConfig:
     @property
     def memory(self) -> int:
         """Size M of an encoder output."""
+        if self.encoder == "transformer":
+            return self.encoder_hidden or self.hidden
         return self.directions * (self.encoder_hidden or self.hidden // self.directions)
 
     @property

@@ -146,14 +146,17 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = 
 
 
 def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> dict[str, Any]:
-    """Return `{"bleu", "chrf", "ter", "signatures": {"bleu", "chrf", "ter"}}` with sacreBLEU's signatures.
+    """Return `{"bleu", "chrf", "ter", "exact_match", "signatures": {"bleu", "chrf", "ter"}}`.
 
-    Without sentences the scores are None and `signatures` is empty.
+    `exact_match` is the percentage of translations that equal their reference; the signatures are sacreBLEU's. Without
+    sentences the scores are None and `signatures` is empty.
     """
     metrics = build_metrics(tokenizer, references)
     scores = {name: score_corpus(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
-    return {**scores, "signatures": signatures}
+    matches = sum(text == reference for text, reference in zip(hypotheses, references, strict=True))
+    exact_match = 100 * matches / len(references) if references else None
+    return {**scores, "exact_match": exact_match, "signatures": signatures}
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:

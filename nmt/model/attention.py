@@ -9,19 +9,21 @@ width of a window. H heads: in shapes that contain H, sizes are per head. R rows
 that share them (see `windows.py`). N = B x Q queries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config.model import ModelConfig
+from nmt.config.model import AttentionConfig
 from nmt.model import reference
-from nmt.model.kernels import KERNELS
+from nmt.model.kernels import Kernels
 from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.numerics import accumulation_dtype, init_uniform_, step_dtype
 from nmt.model.reference import LinearFn
 from nmt.model.windows import WINDOW_CLASSES, Memory, build_memory
+
+MAX_QUERIES_AT_ONCE = 16  # queries of a row that attend in one call if no gradient is needed
 
 
 class AttentionWeights(NamedTuple):
@@ -42,6 +44,13 @@ class AttentionWeights(NamedTuple):
         dense_BQS = self.weights_BQW.new_zeros(*self.weights_BQW.shape[:2], positions)
         index_BQW = self.first_BQ.unsqueeze(2) + torch.arange(self.weights_BQW.shape[2], device=dense_BQS.device)
         return dense_BQS.scatter(2, index_BQW, self.weights_BQW)
+
+
+def average_weights(weights: Sequence[AttentionWeights], positions: int) -> AttentionWeights:
+    """Return the mean of the weights of several layers or models, over all source positions."""
+    if len(weights) == 1:
+        return weights[0]
+    return AttentionWeights(torch.stack([part.dense(positions) for part in weights]).mean(0), None)
 
 
 AttendFn = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, AttentionWeights | None]]
@@ -65,12 +74,12 @@ class Score(nn.Module):
     key: nn.Module  # projection of values_BSM for all heads, concatenated
     score_keys: Callable[[Tensor, Tensor, Tensor], Tensor]  # (query, keys, position) -> scores_RHQW without coverage
 
-    def __init__(self, config: ModelConfig, coverage_size: int = 1) -> None:
+    def __init__(self, config: AttentionConfig, query_size: int, kernels: Kernels, coverage_size: int = 1) -> None:
         super().__init__()
-        self.kernels = KERNELS[config.kernels]
-        self.heads = config.attention.heads
-        self.size = config.attention.size or config.hidden
-        if config.attention.coverage:
+        self.kernels = kernels
+        self.heads = config.heads
+        self.size = config.size or query_size
+        if config.coverage:
             self.coverage = nn.Parameter(torch.zeros(self.heads, 1, coverage_size))
 
     def forward(
@@ -93,11 +102,10 @@ class Additive(Score):
     With coverage: v . tanh(W q + U k + w_c c + b), See et al. 2017, eq. 11.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        size_per_head = (config.attention.size or config.hidden) // config.attention.heads
-        super().__init__(config, coverage_size=size_per_head)
-        self.query = self.kernels.Linear(config.hidden, self.size, bias=False)
-        self.key = self.kernels.Linear(config.memory, self.size)
+    def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
+        super().__init__(config, query_size, kernels, coverage_size=(config.size or query_size) // config.heads)
+        self.query = kernels.Linear(query_size, self.size, bias=False)
+        self.key = kernels.Linear(memory_size, self.size)
         self.v = nn.Parameter(torch.empty(self.size))
         init_uniform_(self.v.detach(), self.size)
 
@@ -112,15 +120,15 @@ class Additive(Score):
 
 
 class Dot(Score):
-    """q . k, Luong et al. 2015, section 3.1. With several heads: (W q) . (U k) within each head."""
+    """q . k, Luong et al. 2015, section 3.1. With projections: (W q) . (U k) within each head."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
+        super().__init__(config, query_size, kernels)
         self.query = nn.Identity()
         self.key = nn.Identity()
-        if self.heads > 1:
-            self.query = self.kernels.Linear(config.hidden, self.size, bias=False)
-            self.key = self.kernels.Linear(config.memory, self.size, bias=False)
+        if config.has_projections:
+            self.query = kernels.Linear(query_size, self.size, bias=False)
+            self.key = kernels.Linear(memory_size, self.size, bias=False)
 
     def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
         return query_RHQA @ keys_RHWA.transpose(2, 3)
@@ -138,14 +146,14 @@ class General(ScaledDot):
 
     The parameter holds sqrt(A) W: Adam moves every entry of a matrix by about the learning rate, whatever its gradient,
     and entries that move together change a score by |q|_1 |k|_1 times as much. Unscaled, attention collapses onto one
-    position, mostly a wrong one, before it has learned anything. With several heads, (W q) . (U k) = q . (W^T U) k is
+    position, mostly a wrong one, before it has learned anything. With projections, (W q) . (U k) = q . (W^T U) k is
     already of this form.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        if self.heads == 1:
-            self.key = self.kernels.Linear(config.memory, config.hidden, bias=False)
+    def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
+        super().__init__(config, query_size, memory_size, kernels)
+        if not config.has_projections:
+            self.key = kernels.Linear(memory_size, query_size, bias=False)
 
 
 class NoKeys(nn.Module):
@@ -158,10 +166,10 @@ class NoKeys(nn.Module):
 class Location(Score):
     """W q: a score for each source position, regardless of its content, Luong et al. 2015, eq. 8."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.reach = config.attention.max_positions
-        self.query = self.kernels.Linear(config.hidden, self.heads * self.reach, bias=False)
+    def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
+        super().__init__(config, query_size, kernels)
+        self.reach = config.max_positions
+        self.query = kernels.Linear(query_size, self.heads * self.reach, bias=False)
         self.key = NoKeys()
 
     def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
@@ -173,20 +181,22 @@ class Location(Score):
 class Attention(nn.Module):
     """Attention with the configured score, window and normalizer: queries and memory -> contexts and weights."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels, is_causal: bool = False
+    ) -> None:
         super().__init__()
-        self.context_size = config.memory
-        self.heads = config.attention.heads
-        self.uses_position = config.attention.window == "local_m"
-        self.has_coverage = config.attention.coverage
-        self.score = SCORE_CLASSES[config.attention.score](config)
+        self.context_size = memory_size
+        self.heads = config.heads
+        self.shown_head = 0 if config.heads == 1 else config.head  # None: the mean
+        self.uses_position = config.window == "local_m"
+        self.has_coverage = config.coverage
+        self.score = SCORE_CLASSES[config.score](config, query_size, memory_size, kernels)
         self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
-        self.window = WINDOW_CLASSES[config.attention.window](config)
-        self.normalize = NORMALIZER_FNS[config.attention.normalizer]
+        self.window = WINDOW_CLASSES[config.window](config, query_size, kernels, is_causal)
+        self.normalize = NORMALIZER_FNS[config.normalizer]
         self.value = nn.Identity()
         self.output = nn.Identity()
-        if self.heads > 1:
-            kernels = KERNELS[config.kernels]
+        if config.has_projections:
             self.value = kernels.Linear(self.context_size, self.context_size, bias=False)
             self.output = kernels.Linear(self.context_size, self.context_size, bias=False)
 
@@ -195,10 +205,14 @@ class Attention(nn.Module):
 
         They are kept in `step_dtype`: on a CPU, tanh and products with a single query are faster in fp32 than in bf16.
         """
+        return build_memory(*self.project(values_BSM), length_B, self.reach)
+
+    def project(self, values_BSM: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values_BHSM and keys_BHSA."""
         dtype = step_dtype(values_BSM)
         values_BHSM = self.split_heads(self.value(values_BSM).to(dtype))
         keys_BHSA = self.split_heads(self.score.key(values_BSM).to(dtype))
-        return build_memory(values_BHSM, keys_BHSA, length_B, self.reach)
+        return values_BHSM, keys_BHSA
 
     def split_heads(self, x_RQX: Tensor) -> Tensor:
         """Split the last dimension into heads: x_RQX -> x_RHQX."""
@@ -221,7 +235,8 @@ class Attention(nn.Module):
 
         c = sum_s a_s v_s with a = normalize(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
         after which the weights are not normalized again (Luong et al. 2015, eq. 10). Several heads: Vaswani et al.
-        2017, section 3.2.2; the returned weights are the mean over heads. Weights are at least fp32 whatever `dtype`.
+        2017, section 3.2.2; the returned weights are those of `attention.head`, or the mean over heads. Weights are at
+        least fp32 whatever `dtype`.
 
         `position_BQ` is the target position that is predicted, from 0, and `coverage_BQS` the sum of the weights of
         earlier queries; `init_state` says which of them are None. All linear maps are prepared for the loop, see
@@ -250,8 +265,8 @@ class Attention(nn.Module):
             context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
             joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
             context_NM = project_output(joined_NM.to(dtype))
-            mean_RQW = weights_RHQW.mean(1) if self.heads > 1 else weights_RHQW
-            weights_BQW = mean_RQW.view(sentences, queries, -1)
+            shown_RQW = weights_RHQW.mean(1) if self.shown_head is None else weights_RHQW[:, self.shown_head]
+            weights_BQW = shown_RQW.reshape(sentences, queries, -1)
             return context_NM.view(sentences, queries, -1), AttentionWeights(weights_BQW, view.first_BQ)
 
         return attend
@@ -274,6 +289,64 @@ class NoAttention(nn.Module):
             return query_BQD[..., :0], None
 
         return attend
+
+
+class AttentionContext:
+    """Attention during one call of the decoder. Advances position and coverage, and collects the weights.
+
+    N rows, the hypotheses of the sentences in order; T target positions.
+    """
+
+    def __init__(
+        self,
+        attention: Attention | NoAttention,
+        memory: Memory,
+        position_N: Tensor | None,
+        coverage_NS: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.attend_fn = attention.prepare_steps(memory, dtype)
+        self.sentences, _, self.positions, _ = memory.values_BHSM.shape
+        self.position_N = position_N
+        self.coverage_NS = coverage_NS
+        self.weights: list[AttentionWeights] = []  # one entry per call of `attend_fn`
+
+    def attend(self, query_NTD: Tensor) -> Tensor:
+        """Return context_NTM of the next T queries of each row.
+
+        All queries attend in one call, with two exceptions. Without gradients at most `MAX_QUERIES_AT_ONCE` do, since
+        the additive score needs memory for each pair of positions. With coverage they attend one by one, since each
+        depends on the weights of those before it.
+        """
+        rows, steps, size = query_NTD.shape
+        if self.coverage_NS is not None:
+            steps_per_call = 1
+        else:
+            steps_per_call = steps if torch.is_grad_enabled() else MAX_QUERIES_AT_ONCE
+        if steps > steps_per_call:
+            return torch.cat([self.attend(chunk_NTD) for chunk_NTD in query_NTD.split(steps_per_call, 1)], 1)
+        position_BQ = coverage_BQS = None
+        if self.position_N is not None:
+            position_NT = self.position_N.unsqueeze(1) + torch.arange(steps, device=query_NTD.device)
+            position_BQ = position_NT.view(self.sentences, -1)
+            self.position_N = self.position_N + steps
+        if self.coverage_NS is not None:
+            coverage_BQS = self.coverage_NS.view(self.sentences, -1, self.positions)
+        query_BQD = query_NTD.reshape(self.sentences, -1, size)
+        context_BQM, weights = self.attend_fn(query_BQD, position_BQ, coverage_BQS)
+        if weights is not None:
+            self.weights.append(weights.reshape(rows, steps))
+            if self.coverage_NS is not None:
+                self.coverage_NS = self.coverage_NS + self.weights[-1].dense(self.positions).squeeze(1)
+        return context_BQM.reshape(rows, steps, context_BQM.shape[2])
+
+    def concat_weights(self) -> AttentionWeights | None:
+        """Return weights_NTW of all queries, or None without attention."""
+        if not self.weights:
+            return None
+        weights_NTW = torch.cat([weights.weights_BQW for weights in self.weights], 1)
+        firsts = [weights.first_BQ for weights in self.weights if weights.first_BQ is not None]
+        return AttentionWeights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
 
 
 SCORE_CLASSES = {

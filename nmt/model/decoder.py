@@ -21,16 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
-from nmt.model.attention import Attention, AttentionWeights, NoAttention
+from nmt.model.attention import Attention, AttentionContext, AttentionWeights, NoAttention
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import tanh
 from nmt.model.reference import RNNState
 from nmt.model.windows import Memory
 
-MAX_QUERIES_AT_ONCE = 16  # target positions of a row that attend in one call if no gradient is needed
 
-
-class DecoderState(NamedTuple):
+class RecurrentState(NamedTuple):
     """Everything that a hypothesis carries from one target position to the next. Every tensor has N rows."""
 
     cells: tuple[RNNState, ...]  # for each layer (h_ND, c_ND) or (h_ND,)
@@ -38,12 +36,12 @@ class DecoderState(NamedTuple):
     position_N: Tensor | None = None  # position of the next target token, from 0, with window local_m
     coverage_NS: Tensor | None = None  # sum of the attention weights of earlier steps, with coverage
 
-    def select(self, rows_N: Tensor) -> "DecoderState":
+    def select(self, rows_N: Tensor) -> "RecurrentState":
         """Return the given rows in the given order. Rows may repeat."""
         cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
-        return DecoderState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
+        return RecurrentState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
 
-    def scatter_rows(self, rows_N: Tensor, new_rows: "DecoderState") -> "DecoderState":
+    def scatter_rows(self, rows_N: Tensor, new_rows: "RecurrentState") -> "RecurrentState":
         """Return a copy in which `new_rows` replace the given rows."""
 
         def scatter(target: Any, source: Any) -> Any:
@@ -51,61 +49,15 @@ class DecoderState(NamedTuple):
                 return tuple(map(scatter, target, source))
             return None if target is None else target.index_copy(0, rows_N, source)
 
-        return DecoderState(*scatter(tuple(self), tuple(new_rows)))
+        return RecurrentState(*scatter(tuple(self), tuple(new_rows)))
 
-    def trim_source(self, positions: int) -> "DecoderState":
+    def make_room(self, steps: int) -> "RecurrentState":
+        """Return the state itself: a recurrent state does not grow."""
+        return self
+
+    def trim_source(self, positions: int) -> "RecurrentState":
         """Keep the first `positions` source positions."""
         return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
-
-
-class AttentionContext:
-    """Attention during one call of the decoder. Advances position and coverage, and collects the weights."""
-
-    def __init__(
-        self, attention: Attention | NoAttention, memory: Memory, state: DecoderState, dtype: torch.dtype
-    ) -> None:
-        self.attend_fn = attention.prepare_steps(memory, dtype)
-        self.sentences, _, self.positions, _ = memory.values_BHSM.shape
-        self.position_N = state.position_N
-        self.coverage_NS = state.coverage_NS
-        self.weights: list[AttentionWeights] = []  # one entry per call of `attend_fn`
-
-    def attend(self, query_NTD: Tensor) -> Tensor:
-        """Return context_NTM of the next T queries of each row.
-
-        All queries attend in one call, with two exceptions. Without gradients at most `MAX_QUERIES_AT_ONCE` do, since
-        the additive score needs memory for each pair of positions. With coverage they attend one by one, since each
-        depends on the weights of those before it.
-        """
-        rows, steps, size = query_NTD.shape
-        if self.coverage_NS is not None:
-            steps_per_call = 1
-        else:
-            steps_per_call = steps if torch.is_grad_enabled() else MAX_QUERIES_AT_ONCE
-        if steps > steps_per_call:
-            return torch.cat([self.attend(chunk_NTD) for chunk_NTD in query_NTD.split(steps_per_call, 1)], 1)
-        position_BQ = coverage_BQS = None
-        if self.position_N is not None:
-            position_NT = self.position_N.unsqueeze(1) + torch.arange(steps, device=query_NTD.device)
-            position_BQ = position_NT.view(self.sentences, -1)
-            self.position_N = self.position_N + steps
-        if self.coverage_NS is not None:
-            coverage_BQS = self.coverage_NS.view(self.sentences, -1, self.positions)
-        query_BQD = query_NTD.reshape(self.sentences, -1, size)
-        context_BQM, weights = self.attend_fn(query_BQD, position_BQ, coverage_BQS)
-        if weights is not None:
-            self.weights.append(weights.reshape(rows, steps))
-            if self.coverage_NS is not None:
-                self.coverage_NS = self.coverage_NS + self.weights[-1].dense(self.positions).squeeze(1)
-        return context_BQM.reshape(rows, steps, context_BQM.shape[2])
-
-    def concat_weights(self) -> AttentionWeights | None:
-        """Return weights_NTW of all queries, or None without attention."""
-        if not self.weights:
-            return None
-        weights_NTW = torch.cat([weights.weights_BQW for weights in self.weights], 1)
-        firsts = [weights.first_BQ for weights in self.weights if weights.first_BQ is not None]
-        return AttentionWeights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
 
 
 class Bridge(nn.Module):
@@ -141,7 +93,7 @@ class Bridge(nn.Module):
         return tuple((h_BD, zeros_BD)[: self.num_states] for h_BD in initial)
 
 
-class Decoder(nn.Module):
+class RecurrentDecoder(nn.Module):
     """Maps embedded_NTE, state and memory to features_NTD, weights and the new state."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -150,13 +102,17 @@ class Decoder(nn.Module):
         self.style = config.style
         self.residual = config.residual
         self.attention: Attention | NoAttention
-        self.attention = NoAttention() if config.attention.score == "none" else Attention(config)
+        if config.attention.score == "none":
+            self.attention = NoAttention()
+        else:
+            self.attention = Attention(config.attention, config.hidden, config.memory, kernels)
         self.bridge = Bridge(config)
         context = self.attention.context_size
         layers = config.decoder_layers
         self.has_input_feeding = config.style == "luong" and config.input_feeding
         # Whether attention feeds the recurrence, which needs a loop over target positions.
         self.has_step_loop = self.has_input_feeding or config.style == "bahdanau" and context > 0
+        self.reach = self.attention.reach
         self.query_layer = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
         feed = {"bahdanau": context, "luong": config.hidden if self.has_input_feeding else 0, "gnmt": 0}[config.style]
         upper = config.hidden + (context if config.style == "gnmt" else 0)
@@ -171,29 +127,29 @@ class Decoder(nn.Module):
         self.maxout = config.readout == "maxout"
         self.dropout = kernels.Dropout(config.dropout)
 
-    def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, DecoderState]:
+    def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, RecurrentState]:
         """Return the memory and the initial state, one row per sentence, from the outputs of the encoder."""
         cells = self.bridge(outputs_BSM, lasts, length_B)
         feed_BD = torch.zeros_like(cells[0][0]) if self.has_input_feeding else None
         memory = self.attention.project_memory(outputs_BSM, length_B)
-        return memory, DecoderState(cells, feed_BD, *self.attention.init_state(memory))
+        return memory, RecurrentState(cells, feed_BD, *self.attention.init_state(memory))
 
     def forward(
-        self, embedded_NTE: Tensor, state: DecoderState, memory: Memory, inputs_NTG: Tensor | None = None
-    ) -> tuple[Tensor, AttentionWeights | None, DecoderState]:
+        self, embedded_NTE: Tensor, state: RecurrentState, memory: Memory, inputs_NTG: Tensor | None = None
+    ) -> tuple[Tensor, AttentionWeights | None, RecurrentState]:
         """Return features_NTD (which predict the token after each input token), weights_NTW and the final state.
 
         `inputs_NTG` is the result of the bottom layer's `project`, if it is already known. It is used only if
         `has_step_loop`.
         """
-        context = AttentionContext(self.attention, memory, state, embedded_NTE.dtype)
+        context = AttentionContext(self.attention, memory, state.position_N, state.coverage_NS, embedded_NTE.dtype)
         if self.has_step_loop:
             if inputs_NTG is None:
                 inputs_NTG = self.layers[0].project(embedded_NTE)
             features_NTD, cells, feed_ND = self.run_steps(embedded_NTE, inputs_NTG, state, context)
         else:
             features_NTD, cells, feed_ND = self.run_layers(embedded_NTE, state, context)
-        new_state = DecoderState(cells, feed_ND, context.position_N, context.coverage_NS)
+        new_state = RecurrentState(cells, feed_ND, context.position_N, context.coverage_NS)
         return features_NTD, context.concat_weights(), new_state
 
     def compute_features(self, context_NTM: Tensor, state_NTD: Tensor, embedded_NTE: Tensor) -> Tensor:
@@ -209,7 +165,7 @@ class Decoder(nn.Module):
         return readout_NTD.unflatten(2, (-1, 2)).amax(3) if self.maxout else tanh(readout_NTD)
 
     def run_layers(
-        self, embedded_NTE: Tensor, state: DecoderState, context: AttentionContext
+        self, embedded_NTE: Tensor, state: RecurrentState, context: AttentionContext
     ) -> tuple[Tensor, tuple[RNNState, ...], None]:
         """Run one layer after the other over all positions, for styles in which attention does not feed back."""
         x_NTD = embedded_NTE
@@ -230,7 +186,7 @@ class Decoder(nn.Module):
         return x_NTD, tuple(cells), None
 
     def run_steps(
-        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: DecoderState, context: AttentionContext
+        self, embedded_NTE: Tensor, inputs_NTG: Tensor, state: RecurrentState, context: AttentionContext
     ) -> tuple[Tensor, tuple[RNNState, ...], Tensor | None]:
         """Loop over target positions, for styles in which attention feeds the recurrence.
 

@@ -1,4 +1,4 @@
-"""The encoder: a stack of GRU or LSTM layers over the source, in one direction or both.
+"""The recurrent encoder: a stack of GRU or LSTM layers over the source, in one direction or both.
 
 Shapes: B sentences, S source positions, R = B x S positions of a batch, E embedding size, D state size of one
 direction, M output size: D times the number of directions.
@@ -19,7 +19,7 @@ def compute_reverse_order(length_B: Tensor, positions: int) -> Tensor:
     return (reversed_BS + first_B1).flatten()
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """Maps embedded_BSE to outputs_BSM and the final state of each layer.
 
     Sentences are padded at the end, so a forward layer never sees padding before a token; a backward layer reads each

@@ -6,6 +6,7 @@ layer, R target tokens (without padding if it is dropped), V vocabulary.
 """
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,13 @@ from nmt.config import PAD
 from nmt.config.model import ModelConfig
 from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
-from nmt.model.decoder import Decoder, DecoderState
-from nmt.model.encoder import Encoder
+from nmt.model.decoder import RecurrentDecoder
+from nmt.model.encoder import RecurrentEncoder
 from nmt.model.kernels import FAST, KERNELS
 from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
 from nmt.model.loss import Loss
-from nmt.model.windows import Memory
+from nmt.model.transformer import TransformerDecoder, TransformerEncoder
 
 # Devices that drop padding before the output layer. On others, the host would have to wait for the number of tokens.
 PADDING_DROP_DEVICES = ("cpu",)
@@ -49,10 +50,10 @@ class Seq2Seq(nn.Module):
         self.target_embedding = build_embedding(target_vocab, config.embed)
         is_shared = config.tie == "three"
         self.source_embedding = self.target_embedding if is_shared else build_embedding(source_vocab, config.embed)
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
-        self.attends = self.decoder.attention.context_size > 0
-        self.reach = self.decoder.attention.reach  # number of source positions that attention can reach; None: all
+        self.encoder = ENCODER_CLASSES[config.encoder](config)
+        self.decoder: RecurrentDecoder | TransformerDecoder = DECODER_CLASSES[config.style](config)
+        self.attends = config.attention.score != "none"
+        self.reach = self.decoder.reach  # number of source positions that attention can reach; None: all
         self.dropout = kernels.Dropout(config.dropout)
         is_tied = config.tie != "none"
         needs_map = is_tied and config.features != config.embed
@@ -74,7 +75,7 @@ class Seq2Seq(nn.Module):
                     "precision=int8 needs model.kernels=fast, and this model has reference; write precision=fp32"
                 )
             return
-        step_layers = set(self.decoder.layers) if self.decoder.has_step_loop else set()
+        step_layers = list(self.decoder.layers) if self.decoder.has_step_loop else []
         for module in self.modules():
             if isinstance(module, Linear):
                 module.prepare_for_inference(int8)
@@ -89,15 +90,20 @@ class Seq2Seq(nn.Module):
         if len(table_VE) * len(bottom.bias_ih) <= MAX_TABLE_NUMEL:
             self.inputs_VG = bottom.project(table_VE)
 
-    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Memory, DecoderState]:
-        """Encode sources, which end with `</s>`. Return memory and initial decoder state, one row per sentence."""
+    def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]:
+        """Encode sources, which end with `</s>`. Return memory and initial decoder state, one row per sentence.
+
+        Their types are those of the decoder's `start`.
+        """
         embedded_BSE = self.dropout(self.source_embedding(source_BS).to(self.dtype))
         outputs_BSM, lasts = self.encoder(embedded_BSE, length_B)
         return self.decoder.start(outputs_BSM, lasts, length_B)
 
-    def decode(
-        self, tokens_NT: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[Tensor, AttentionWeights | None, DecoderState]:
+    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]:
+        """Call `run_decoder` with a state that has room for the tokens."""
+        return self.run_decoder(tokens_NT, state.make_room(tokens_NT.shape[1]), memory)
+
+    def run_decoder(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]:
         """Run the decoder over T input tokens.
 
         Returns features_NTD, which predict the token after each input token, the attention weights_NTW (None without
@@ -160,3 +166,12 @@ def build_model(config: ModelConfig, source_vocab: int, target_vocab: int) -> Se
             f"out of memory for a model with model.embed={config.embed} model.hidden={config.hidden} and vocabularies "
             f"of {source_vocab:,} and {target_vocab:,} pieces; reduce model.embed, model.hidden or the vocabulary"
         ) from None
+
+
+ENCODER_CLASSES = {"rnn": RecurrentEncoder, "transformer": TransformerEncoder}
+DECODER_CLASSES = {
+    "bahdanau": RecurrentDecoder,
+    "luong": RecurrentDecoder,
+    "gnmt": RecurrentDecoder,
+    "transformer": TransformerDecoder,
+}

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.config.model import ModelConfig
-from nmt.model.kernels import KERNELS
+from nmt.config.model import AttentionConfig
+from nmt.model.kernels import Kernels
 from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
 
 MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
@@ -30,6 +30,11 @@ class Memory(NamedTuple):
     length_B: Tensor  # source length, `</s>` included
     visible_B: Tensor  # number of positions that attention can reach, at most the length
     bias_BS: Tensor  # fp32, added to scores: 0, and `MASK_BIAS` from `visible_B` on
+
+    @property
+    def positions(self) -> int:
+        """The number of source positions S."""
+        return self.bias_BS.shape[1]
 
     def select(self, rows_B: Tensor) -> "Memory":
         """Return the given rows in the given order."""
@@ -68,34 +73,46 @@ def build_memory(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach
 
 
 class GlobalWindow(nn.Module):
-    """The whole sentence."""
+    """The whole sentence. If it is causal, a query at position t sees the positions up to t."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig, query_size: int, kernels: Kernels, is_causal: bool = False) -> None:
         super().__init__()
+        self.is_causal = is_causal
 
     def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> ViewFn:
         """Return get_view(query_ND, position_BQ) -> WindowView for one step loop."""
-        position_RW = torch.arange(memory.bias_BS.shape[1], device=memory.bias_BS.device).unsqueeze(0)
-        bias_RHQW = memory.bias_BS[:, None, None]
-        view = WindowView(memory.keys_BHSA, memory.values_BHSM, position_RW, bias_RHQW)
-        return lambda query_ND, position_BQ: view
+        position_RW = torch.arange(memory.positions, device=memory.bias_BS.device).unsqueeze(0)
+        view = WindowView(memory.keys_BHSA, memory.values_BHSM, position_RW, memory.bias_BS[:, None, None])
+        if not self.is_causal:
+            return lambda query_ND, position_BQ: view
+
+        def get_causal_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
+            assert position_BQ is not None
+            is_later_BHQW = position_RW > position_BQ[:, None, :, None]
+            return view._replace(bias_RHQW=view.bias_RHQW.masked_fill(is_later_BHQW, MASK_BIAS))
+
+        return get_causal_view
 
 
 class LocalMWindow(nn.Module):
     """{s : |s - c| <= w}, c = min(t, S - 1): the t-th target token attends around the t-th source position.
 
     t counts from 0 (Luong et al. 2015, section 3.2, local-m). The window is cut at the ends of the sentence, not
-    shifted.
+    shifted. If it is causal, it is cut after position t, and S is t + 1.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: AttentionConfig, query_size: int, kernels: Kernels, is_causal: bool = False) -> None:
         super().__init__()
-        self.half_width = config.attention.half_width
-        self.kernels = KERNELS[config.kernels]
+        self.half_width = config.half_width
+        self.is_causal = is_causal
+        self.rows_for_steps = kernels.rows_for_steps
 
-    def prepare_focus(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Return get_focus(query_ND, position_BQ) -> focus_BQ, the source position around which each query attends."""
-        return lambda query_ND, position_BQ: position_BQ
+    def prepare_focus(self, dtype: torch.dtype) -> Callable[..., Tensor]:
+        """Return get_focus(query_ND, position_BQ, length_BQ) -> focus_BQ, the position that each query attends around.
+
+        `length_BQ` is the number of positions to choose from; its shape may be (B, 1).
+        """
+        return lambda query_ND, position_BQ, length_BQ: position_BQ
 
     def compute_gain(self, distance_BQW: Tensor) -> Tensor | float:
         """Return the factor of the weights at this distance from the position that the query attends to."""
@@ -111,15 +128,24 @@ class LocalMWindow(nn.Module):
         sentences, heads, positions, _ = memory.values_BHSM.shape
         device = memory.length_B.device
         width = 2 * self.half_width + 1
-        length_B1, visible_B11 = memory.length_B.unsqueeze(1), memory.visible_B.view(-1, 1, 1)
-        get_focus = self.prepare_focus(length_B1, dtype)
+        length_B1, visible_B1 = memory.length_B.unsqueeze(1), memory.visible_B.unsqueeze(1)
+        get_focus_in = self.prepare_focus(dtype)
 
-        def compute_center(focus_BQ: Tensor) -> Tensor:
-            return torch.minimum(focus_BQ.detach().floor().long(), length_B1 - 1)
+        def get_focus(query_ND: Tensor, position_BQ: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            """Return focus_BQ, center_BQ, and visible_BQ: how many of the first positions may be attended to."""
+            length_BQ, visible_BQ = length_B1, visible_B1
+            if self.is_causal:
+                assert position_BQ is not None
+                length_BQ = position_BQ + 1
+                visible_BQ = torch.minimum(visible_B1, length_BQ)
+            focus_BQ = get_focus_in(query_ND, position_BQ, length_BQ)
+            return focus_BQ, torch.minimum(focus_BQ.detach().floor().long(), length_BQ - 1), visible_BQ
 
-        def compute_bias_and_gain(focus_BQ: Tensor, center_BQ: Tensor, position_BQW: Tensor) -> tuple[Tensor, Tensor]:
+        def compute_bias_and_gain(
+            focus_BQ: Tensor, center_BQ: Tensor, visible_BQ: Tensor, position_BQW: Tensor
+        ) -> tuple[Tensor, Tensor]:
             near_BQW = (position_BQW - center_BQ.unsqueeze(2)).abs() <= self.half_width
-            seen_BQW = near_BQW & (position_BQW < visible_B11)
+            seen_BQW = near_BQW & (position_BQW < visible_BQ.unsqueeze(2))
             gain_BQW = seen_BQW * self.compute_gain(position_BQW - focus_BQ.unsqueeze(2))
             return ~seen_BQW * MASK_BIAS, gain_BQW
 
@@ -127,9 +153,8 @@ class LocalMWindow(nn.Module):
             position_1S = torch.arange(positions, device=device).unsqueeze(0)
 
             def get_masked_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
-                focus_BQ = get_focus(query_ND, position_BQ)
-                center_BQ = compute_center(focus_BQ)
-                bias_BQS, gain_BQS = compute_bias_and_gain(focus_BQ, center_BQ, position_1S.unsqueeze(0))
+                where = get_focus(query_ND, position_BQ)
+                bias_BQS, gain_BQS = compute_bias_and_gain(*where, position_1S.unsqueeze(0))
                 bias_RHQW, gain_RHQW = bias_BQS.unsqueeze(1), gain_BQS.unsqueeze(1)
                 return WindowView(memory.keys_BHSA, memory.values_BHSM, position_1S, bias_RHQW, gain_RHQW)
 
@@ -137,16 +162,15 @@ class LocalMWindow(nn.Module):
 
         offset_W = torch.arange(width, device=device)
         head_BQHW = positions * torch.arange(sentences * heads, device=device).view(sentences, 1, heads, 1)
-        gather_keys = self.kernels.rows_for_steps(memory.keys_BHSA.flatten(0, 2))
-        gather_values = self.kernels.rows_for_steps(memory.values_BHSM.flatten(0, 2))
+        gather_keys = self.rows_for_steps(memory.keys_BHSA.flatten(0, 2))
+        gather_values = self.rows_for_steps(memory.values_BHSM.flatten(0, 2))
 
         def get_gathered_view(query_ND: Tensor, position_BQ: Tensor | None) -> WindowView:
-            focus_BQ = get_focus(query_ND, position_BQ)
-            center_BQ = compute_center(focus_BQ)
+            focus_BQ, center_BQ, visible_BQ = get_focus(query_ND, position_BQ)
             first_BQ = (center_BQ - self.half_width).clamp(0, positions - width)
             position_BQW = first_BQ.unsqueeze(2) + offset_W
             index_RHW = (head_BQHW + position_BQW.unsqueeze(2)).flatten(0, 1)
-            bias_BQW, gain_BQW = compute_bias_and_gain(focus_BQ, center_BQ, position_BQW)
+            bias_BQW, gain_BQW = compute_bias_and_gain(focus_BQ, center_BQ, visible_BQ, position_BQW)
             bias_RHQW = bias_BQW.flatten(0, 1)[:, None, None]
             gain_RHQW = gain_BQW.flatten(0, 1)[:, None, None]
             position_RW = position_BQW.flatten(0, 1)
@@ -163,19 +187,19 @@ class LocalPWindow(LocalMWindow):
     parameter holds sqrt(D) v, for the reason given at `General`: otherwise the sigmoid soon saturates.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.point = self.kernels.Linear(config.hidden, config.hidden, bias=False)
-        self.v = nn.Parameter(torch.empty(config.hidden))
-        init_uniform_(self.v.detach(), config.hidden)
+    def __init__(self, config: AttentionConfig, query_size: int, kernels: Kernels, is_causal: bool = False) -> None:
+        super().__init__(config, query_size, kernels, is_causal)
+        self.point = kernels.Linear(query_size, query_size, bias=False)
+        self.v = nn.Parameter(torch.empty(query_size))
+        init_uniform_(self.v.detach(), query_size)
 
-    def prepare_focus(self, length_B1: Tensor, dtype: torch.dtype) -> Callable[..., Tensor]:
+    def prepare_focus(self, dtype: torch.dtype) -> Callable[..., Tensor]:
         linear = self.point.prepare_steps(dtype)
 
-        def get_focus(query_ND: Tensor, position_BQ: Tensor | None) -> Tensor:
+        def get_focus(query_ND: Tensor, position_BQ: Tensor | None, length_BQ: Tensor) -> Tensor:
             hidden_ND = tanh(linear(query_ND)).to(accumulation_dtype(dtype))
             logit_N = hidden_ND @ self.v.to(accumulation_dtype(dtype)) * self.v.numel() ** -0.5
-            return length_B1 * torch.sigmoid(logit_N.view(len(length_B1), -1))
+            return length_BQ * torch.sigmoid(logit_N.view(len(length_BQ), -1))
 
         return get_focus
 

@@ -88,7 +88,7 @@ def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) 
     printed = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
     metrics = json.loads((results / "metrics.json").read_text())
-    assert {"bleu", "chrf", "ter", "loss", "ppl", "sentences_per_second", "signatures"} <= metrics.keys()
+    assert {"bleu", "chrf", "ter", "exact_match", "loss", "ppl", "sentences_per_second", "signatures"} <= metrics.keys()
     assert metrics["aer"] is None and f"{metrics['entropy']:.4f}" in printed
     assert "tok:13a" in metrics["signatures"]["bleu"] and f"{metrics['bleu']:.2f}" in printed
     translations = (results / "translations.txt").read_text(encoding="utf-8").split("\n")[:-1]

@@ -24,6 +24,7 @@ from nmt.config import (
     ModelConfig,
     OptimConfig,
     SearchConfig,
+    SelfAttentionConfig,
     TokenizerConfig,
     TrainConfig,
     TrainRun,
@@ -125,7 +126,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
         ("model.attention=dot", "model.attention=dot: model.attention is a section; set its keys"),
         ("data=txt", "data=txt is not one of hub, jsonl, parquet, text, toy, tsv; did you mean 'text'?"),
-        ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, luong, luong2015"),
+        ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, hybrid, luong, luong2015"),
         ("init_from=", "init_from=: the value is missing; leave init_from out or write init_from=VALUE"),
         ("name=2024_11_24", """name=2024_11_24 would be read as 20241124; quote it: 'name="2024_11_24"'"""),
         ("data.path=1.10", "data.path=1.10 would be read as 1.1; quote it"),
@@ -291,7 +292,24 @@ def test_command_line_in_process_of_its_own(
             lambda: ModelConfig(attention=AttentionConfig(score="location", size=8)),
             "model.attention.size=8 has no effect",
         ),
-        (lambda: ModelConfig(attention=AttentionConfig(heads=3)), "model.attention.heads=3 must divide .* output, 512"),
+        (lambda: ModelConfig(attention=AttentionConfig(heads=3)), "model.attention.heads=3 must divide .* value, 512"),
+        (lambda: SelfAttentionConfig(coverage=True), "coverage, layer and head are keys of model.attention, not of"),
+        (lambda: SelfAttentionConfig(score="none"), "model.self_attention.score=none: a Transformer layer needs"),
+        (lambda: ModelConfig(attention=AttentionConfig(head=1)), "attention.head=1 must be below .*heads=1"),
+        (
+            lambda: ModelConfig(attention=AttentionConfig(layer=0)),
+            "layer=0 needs model.style=transformer, not bahdanau",
+        ),
+        (
+            lambda: ModelConfig(style="transformer", attention=AttentionConfig(layer=1)),
+            "model.attention.layer=1 must be below model.decoder_layers=1",
+        ),
+        (
+            lambda: ModelConfig(style="transformer", attention=AttentionConfig(score="none")),
+            "model.style=transformer needs attention to the source",
+        ),
+        (lambda: SelfAttentionConfig(window="far"), "model.self_attention.window=far is not one of"),
+        (lambda: ModelConfig(encoder="transformer", encoder_hidden=6), "model.self_attention.heads=4 must divide .* 6"),
         (
             lambda: ModelConfig(attention=AttentionConfig(heads=4, size=6)),
             "model.attention.heads=4 must divide 6, which is model.attention.size",
@@ -375,6 +393,14 @@ def test_unused_settings_are_listed() -> None:
     assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).unused_settings == [
         "model.shortcut=true"
     ]
+    self_attention = SelfAttentionConfig(heads=2, window="local_m")
+    assert ModelConfig(self_attention=self_attention, feed_forward=9).unused_settings == [
+        "model.feed_forward=9",
+        "model.self_attention.window=local_m",
+        "model.self_attention.heads=2",
+    ]
+    transformer = ModelConfig(encoder="transformer", bidirectional=False, feed_forward=9, self_attention=self_attention)
+    assert transformer.unused_settings == ["model.bidirectional=false"]
 
 
 def test_data_override_keeps_unset_values_of_run() -> None:

@@ -27,7 +27,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "local_p": lambda: sharpen(make_attention_model("bahdanau", 1, window="local_p", score="dot"), 1.5),
     "none": lambda: sharpen(make_attention_model("input feeding", 2, score="none"), 1.5),
+    "transformer": lambda: sharpen(make_model("transformer")),
+    "transformer, local_m, coverage": lambda: sharpen(
+        make_attention_model("transformer", 3, score="additive", window="local_m", coverage=True), 1.5
+    ),
     "two models": lambda: Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))]),
+    "two kinds of models": lambda: Ensemble([sharpen(make_model("transformer")), sharpen(make_model("luong"))]),
 }
 
 

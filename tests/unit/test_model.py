@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from nmt.config import PAD, ModelConfig
 from nmt.config.model import BRIDGE_TYPES, TIE_MODES
 from nmt.model import reference
-from nmt.model.decoder import DecoderState
-from nmt.model.encoder import Encoder, compute_reverse_order
+from nmt.model.decoder import RecurrentState
+from nmt.model.encoder import RecurrentEncoder, compute_reverse_order
 from nmt.model.kernels import KERNELS
 from nmt.model.kernels.gather import permute_positions
 from nmt.model.kernels.linear import Dropout, linear_for_steps
@@ -122,7 +122,7 @@ def test_encoder_matches_stack_of_packed_torch_layers(cell: str, bidirectional: 
     embedded_BSE = torch.randn(4, 6, 6, generator=generator, dtype=torch.float64)
     sizes: dict[str, Any] = dict(cell=cell, embed=6, hidden=8, bidirectional=bidirectional, encoder_layers=layers)
     for residual in (False, True):
-        encoder = Encoder(ModelConfig(**sizes, residual=residual)).double().eval()
+        encoder = RecurrentEncoder(ModelConfig(**sizes, residual=residual)).double().eval()
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.normal_(std=0.5, generator=generator)
@@ -309,7 +309,7 @@ def test_reversing_sentences_twice_restores_them() -> None:
 
 
 def test_state_select_gathers_rows_in_given_order() -> None:
-    state = DecoderState(((torch.arange(4.0).unsqueeze(1),),), torch.arange(4.0).unsqueeze(1) * 10)
+    state = RecurrentState(((torch.arange(4.0).unsqueeze(1),),), torch.arange(4.0).unsqueeze(1) * 10)
     selected = state.select(torch.tensor([2, 2, 0]))
     assert selected.cells[0][0].flatten().tolist() == [2, 2, 0]
     assert selected.feed_ND is not None and selected.feed_ND.flatten().tolist() == [20, 20, 0]
@@ -325,6 +325,16 @@ def test_dropout_zeroes_expected_fraction_and_preserves_mean() -> None:
         assert set(y.unique().tolist()) == {0.0, x[0, 0].div(1 - p).item()}
         assert (y[:, :-1] * y[:, 1:] == 0).double().mean() == pytest.approx(1 - (1 - p) ** 2, abs=0.005)
         assert dropout.eval()(x) is x
+
+
+def list_transformer_dropout(part: str, sentences: int, positions: int, attentions: int) -> list[tuple[Any, ...]]:
+    """Return the calls of dropout in three layers: of the results of each attention, and in the feed-forward part."""
+    calls: list[tuple[Any, ...]] = []
+    for layer in range(3):
+        result = (f"{part}.layers.{layer}.dropout", 0.3, sentences, positions, 8)
+        hidden = (f"{part}.layers.{layer}.feed_forward.dropout", 0.3, sentences, positions, 32)
+        calls += [*[result] * attentions, hidden, result]
+    return calls
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -353,6 +363,10 @@ def test_dropout_is_applied_to_embeddings_between_layers_and_before_output(
     has_step_loop = style in ("bahdanau", "luong, input feeding")  # draws one mask for all steps and layers
     upper_layers = [("decoder.dropout", 0.3, 5, 2, 4, 8)] if has_step_loop else [("decoder.dropout", 0.3, 4, 5, 8)] * 2
     encoder = [("dropout", 0.3, 4, 6, 6), *[("encoder.dropout", 0.3, 4, 6, 8)] * 2]
+    if style in ("hybrid", "transformer"):
+        encoder[1:] = list_transformer_dropout("encoder", 4, 6, 1)
+    if style == "transformer":
+        upper_layers = list_transformer_dropout("decoder", 4, 5, 2)
     num_pieces = int((batch[2][:, 1:] != PAD).sum())
     calls, plain_loss = run(0)
     assert calls == [*encoder, ("dropout", 0.3, 4, 5, 6), *upper_layers, ("dropout", 0.3, num_pieces, 8)]

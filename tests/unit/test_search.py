@@ -58,6 +58,8 @@ def test_log_probabilities_and_topk_match_torch(size: int, dtype: torch.dtype, k
 @pytest.mark.parametrize("beam", [1, 4])
 def test_search_scores_and_weights_match_forced_decoding(style: str, beam: int) -> None:
     model = sharpen(make_model(style))
+    with torch.no_grad():
+        model.output.bias[EOS] += 2
     source_BS, length_B, _ = make_ragged_batch()
     config = SearchConfig(beam=beam, n_best=beam, max_length=9)
     num_ended = 0

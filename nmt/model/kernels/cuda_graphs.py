@@ -219,12 +219,13 @@ class GraphedModel:
         self.reach = model.reach
         self.start = model.start
         self.logits = model.logits
-        self.step = GraphedCallable(model.decode)
+        self.step = GraphedCallable(model.run_decoder)
 
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> Any:
         """Decode as the model does. Only single tokens use graphs: longer targets rarely repeat a shape."""
-        decode = self.step if tokens_NT.shape[1] == 1 else self.model.decode
-        return decode(tokens_NT, state, memory)
+        if tokens_NT.shape[1] > 1:
+            return self.model.decode(tokens_NT, state, memory)
+        return self.step(tokens_NT, state.make_room(1), memory)
 
 
 def maybe_graph(model: Any, device: torch.device) -> Any:

@@ -91,7 +91,7 @@ def make_int8_linear(weight_OI: Tensor, bias_O: Tensor | None) -> LinearFn:
         y_NO = torch._int_mm(int8_NI, int8_IO).to(x.dtype).mul_(scale_O).mul_(scale_N1)
         if bias_O is not None:
             y_NO += bias_O
-        return add_optional(y_NO.view(*x.shape[:-1], -1), addend)
+        return add_optional(y_NO.view(*x.shape[:-1], y_NO.shape[1]), addend)
 
     return apply_int8
 

@@ -50,7 +50,8 @@ def apply_to_rows(linear: LinearFn, x: Tensor) -> Tensor:
     if x.dim() != 3 or x.shape[1] == 1:
         return linear(x)
     x_RI = x.flatten(0, 1)
-    return linear(pad_rows(x_RI))[: len(x_RI)].view(*x.shape[:2], -1)
+    y_RO = linear(pad_rows(x_RI))
+    return y_RO[: len(x_RI)].view(*x.shape[:2], y_RO.shape[1])
 
 
 def cast_linear_weights(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
