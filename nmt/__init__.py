@@ -1,4 +1,4 @@
-"""Recurrent, attention-based machine translation.
+"""Attention-based machine translation.
 
 import nmt
 

@@ -85,6 +85,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "luong, feeding": {"style": "luong"},
     "luong": {"style": "luong", "input_feeding": False},
     "bahdanau": {"style": "bahdanau"},
+    "hybrid": {"style": "luong", "input_feeding": False, "encoder": "transformer"},
+    "transformer": {"style": "transformer", "encoder": "transformer", "attention": {"heads": 2}},
 }
 BARE_VARIANTS = {"nn.LSTM over sentences": STYLES["gnmt"], "nn.LSTMCell, feeding": STYLES["luong, feeding"]}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -221,7 +223,7 @@ def list_correctness_checks(setting: Setting) -> list[Check]:
         *((f"whole layers, {cell}", partial(check_whole_layers, cell=cell)) for cell in CELL_SPECS),
         *(
             (f"search, {name}, {cell}", partial(check_search, name=name, cell=cell))
-            for name in names[:4]
+            for name in names[: len(STYLES)]
             for cell in cells
         ),
         ("fp16's loss scale", check_loss_scale),

@@ -62,6 +62,16 @@ class AttentionConfig:
         """Whether a dot product compares linear maps of queries and keys, and values are mapped too."""
         return self.heads > 1
 
+    @property
+    def unused_settings(self) -> list[str]:
+        """Settings with a non-default value that have no effect on this attention, as `key=value`."""
+        default, unused = AttentionConfig(), []
+        if self.half_width != default.half_width and self.window == "global":
+            unused.append(f"{self.section}half_width={self.half_width}")
+        if self.max_positions != default.max_positions and self.score != "location":
+            unused.append(f"{self.section}max_positions={self.max_positions}")
+        return unused
+
     def check_sizes(self, query_size: int, memory_size: int) -> None:
         """Raise a `UserError` if the number of heads does not divide the sizes, or a setting has no effect."""
         has_size = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
@@ -70,7 +80,10 @@ class AttentionConfig:
                 f"{self.section}size={self.size} has no effect with {self.section}score={self.score}; leave it out"
             )
         if memory_size % self.heads:
-            raise UserError(f"{self.section}heads={self.heads} must divide the size of a value, {memory_size}")
+            raise UserError(
+                f"{self.section}heads={self.heads} must divide the size of what is attended to, {memory_size}; change "
+                "model.hidden, or model.encoder_hidden for the source"
+            )
         size = self.size or query_size
         if has_size and size % self.heads:
             raise UserError(
@@ -88,9 +101,9 @@ class SelfAttentionConfig(AttentionConfig):
     section: ClassVar[str] = "model.self_attention."
 
     def __post_init__(self) -> None:
-        AttentionConfig.__post_init__(self)
         if self.score == "none":
             raise UserError("model.self_attention.score=none: a Transformer layer needs a score; leave it out")
+        AttentionConfig.__post_init__(self)
         if self.coverage or self.layer is not None or self.head is not None:
             raise UserError(
                 "coverage, layer and head are keys of model.attention, not of model.self_attention; leave them out"
@@ -148,7 +161,7 @@ class ModelConfig:
             raise UserError(
                 f"model.hidden={self.hidden} must be even for a bidirectional encoder; or set model.encoder_hidden"
             )
-        if self.bridge in ("last", "mean") and self.memory != self.hidden:
+        if self.style != "transformer" and self.bridge in ("last", "mean") and self.memory != self.hidden:
             raise UserError(
                 f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
                 f"(model.hidden={self.hidden}); make them equal or write model.bridge=bridge"
@@ -194,27 +207,31 @@ class ModelConfig:
     @property
     def unused_settings(self) -> list[str]:
         """Settings with a non-default value that have no effect on this model, as `key=value`."""
-        attention, default = self.attention, AttentionConfig()
-        unused = []
-        if attention.half_width != default.half_width and attention.window == "global":
-            unused.append(f"model.attention.half_width={attention.half_width}")
-        if attention.max_positions != default.max_positions and attention.score != "location":
-            unused.append(f"model.attention.max_positions={attention.max_positions}")
-        if self.encoder == "transformer":
-            unused += ["model.bidirectional=false"] * (not self.bidirectional)
+        is_transformer = self.style == "transformer"
+        has_rnn_encoder = self.encoder == "rnn"
+        unused = self.attention.unused_settings
+        if is_transformer or not has_rnn_encoder:
+            unused += self.self_attention.unused_settings
         else:
-            unused += [] if self.feed_forward is None else [f"model.feed_forward={self.feed_forward}"]
             default = SelfAttentionConfig()
             changed = {item.name: getattr(self.self_attention, item.name) for item in dataclasses.fields(default)}
+            unused += [] if self.feed_forward is None else [f"model.feed_forward={self.feed_forward}"]
             unused += [
                 f"model.self_attention.{key}={value}"
                 for key, value in changed.items()
                 if value != getattr(default, key)
             ]
+        if not has_rnn_encoder:
+            unused += ["model.bidirectional=false"] * (not self.bidirectional)
+            unused += [f"model.cell={self.cell}"] * (is_transformer and self.cell != "lstm")
+        if is_transformer and self.bridge != "bridge":
+            unused.append(f"model.bridge={self.bridge}")
         plain_decoder_layers = 2 if self.style == "gnmt" else 1  # layers that never get a residual connection
-        if self.residual and self.encoder_layers == 1 and self.decoder_layers == plain_decoder_layers:
+        has_upper_layers = has_rnn_encoder and self.encoder_layers > 1
+        has_upper_layers |= not is_transformer and self.decoder_layers > plain_decoder_layers
+        if self.residual and not has_upper_layers:
             unused.append("model.residual=true")
-        if self.shortcut and attention.score == "none":
+        if self.shortcut and (self.attention.score == "none" or not has_rnn_encoder):
             unused.append("model.shortcut=true")
         if not self.input_feeding and self.style != "luong":
             unused.append("model.input_feeding=false")

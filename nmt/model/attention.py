@@ -238,8 +238,8 @@ class Attention(nn.Module):
         2017, section 3.2.2; the returned weights are those of `attention.head`, or the mean over heads. Weights are at
         least fp32 whatever `dtype`.
 
-        `position_BQ` is the target position that is predicted, from 0, and `coverage_BQS` the sum of the weights of
-        earlier queries; `init_state` says which of them are None. All linear maps are prepared for the loop, see
+        `position_BQ` is the position of each query in its own sequence, from 0, and `coverage_BQS` the sum of the
+        weights of earlier queries. Either may be None if it is not used. All linear maps are prepared for the loop, see
         `linear_for_steps`.
         """
         project_query = prepare_projection(self.score.query, dtype)
@@ -292,9 +292,10 @@ class NoAttention(nn.Module):
 
 
 class AttentionContext:
-    """Attention during one call of the decoder. Advances position and coverage, and collects the weights.
+    """Attention during one call of a decoder, or of a Transformer layer.
 
-    N rows, the hypotheses of the sentences in order; T target positions.
+    Advances position and coverage, and collects the weights. N rows: the hypotheses of the sentences, in order. T
+    target positions.
     """
 
     def __init__(

@@ -23,7 +23,10 @@ MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid N
 
 
 class Memory(NamedTuple):
-    """The encoded source. One row per sentence, however many hypotheses it has. Passed as an argument, never stored."""
+    """What is attended to: the encoded source, or in self-attention the sequence itself.
+
+    One row per sentence, however many hypotheses it has. Passed as an argument, never stored.
+    """
 
     values_BHSM: Tensor
     keys_BHSA: Tensor  # the values as the score needs them, projected once per sentence

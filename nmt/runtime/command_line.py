@@ -267,7 +267,7 @@ def list_config_groups(command: str) -> list[str]:
     """Return the config groups in the defaults list of a command, such as `data` and `model`."""
     defaults = OmegaConf.load(CONFIG_DIR / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
-    return [name for name in names if not name.startswith("override ")]
+    return [name.removeprefix("optional ") for name in names if not name.startswith("override ")]
 
 
 def describe_os_error(error: OSError) -> str:

@@ -56,11 +56,16 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_dataset(folder: Path, data: dict[str, Any]) -> None:
     """Write a corpus in the layout of a recipe's dataset.
 
-    The layout is text files, JSON lines, Parquet shards named by a dataset card, or Parquet as converted by the hub.
+    The layout is text files, tables, JSON lines, Parquet shards named by a dataset card, or Parquet as converted by
+    the hub.
     """
     folder.mkdir()
     subset = data.get("subset")
     for split, pairs in generate(1, {"train": 60, "valid": 8, "test": 2}).items():
+        if data.get("source") == "1":
+            lines = (f"{pair.german}\t{len(pair.german.split()) % 2}\n" for pair in pairs)
+            (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+            continue
         if data.get("path") is None:
             for side, texts in (("source", [p.german for p in pairs]), ("target", [p.english for p in pairs])):
                 (folder / f"{split}.{data[side]}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")

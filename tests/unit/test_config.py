@@ -292,7 +292,10 @@ def test_command_line_in_process_of_its_own(
             lambda: ModelConfig(attention=AttentionConfig(score="location", size=8)),
             "model.attention.size=8 has no effect",
         ),
-        (lambda: ModelConfig(attention=AttentionConfig(heads=3)), "model.attention.heads=3 must divide .* value, 512"),
+        (
+            lambda: ModelConfig(attention=AttentionConfig(heads=3)),
+            "model.attention.heads=3 must divide .* attended to, 512",
+        ),
         (lambda: SelfAttentionConfig(coverage=True), "coverage, layer and head are keys of model.attention, not of"),
         (lambda: SelfAttentionConfig(score="none"), "model.self_attention.score=none: a Transformer layer needs"),
         (lambda: ModelConfig(attention=AttentionConfig(head=1)), "attention.head=1 must be below .*heads=1"),
@@ -399,8 +402,16 @@ def test_unused_settings_are_listed() -> None:
         "model.self_attention.window=local_m",
         "model.self_attention.heads=2",
     ]
+    self_attention = replace(self_attention, max_positions=9)
     transformer = ModelConfig(encoder="transformer", bidirectional=False, feed_forward=9, self_attention=self_attention)
-    assert transformer.unused_settings == ["model.bidirectional=false"]
+    assert transformer.unused_settings == ["model.self_attention.max_positions=9", "model.bidirectional=false"]
+    assert replace(transformer, encoder="rnn", style="transformer").unused_settings == [
+        "model.self_attention.max_positions=9"
+    ]
+    both = ModelConfig(
+        encoder="transformer", style="transformer", cell="gru", bridge="zero", residual=True, shortcut=True
+    )
+    assert both.unused_settings == ["model.cell=gru", "model.bridge=zero", "model.residual=true", "model.shortcut=true"]
 
 
 def test_data_override_keeps_unset_values_of_run() -> None:

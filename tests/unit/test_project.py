@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from builders import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -51,13 +52,19 @@ def test_config_files_compose(path: Path) -> None:
     group = path.parent.name if path.parent != CONFIG_DIR else None
     command = "train" if group else path.stem
     overrides = REQUIRED_SETTINGS.get(command, ["checkpoint=runs/x"])
-    if group:
+    if group == "data_model":  # chosen by itself
+        overrides = [
+            f"{name}={choice}" for name, choice in zip(("data", "model"), path.stem.split("_", 1), strict=True)
+        ]
+    elif group:
         needs_path = path.stem != "toy" and group != "model"
         overrides = [f"{group}={path.stem}", *(["data.path=x"] if needs_path else [])]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         run = to_dataclasses(compose(command, overrides=overrides))
     assert isinstance(run, COMMANDS[command])
+    if group == "data_model":
+        assert run.optim.lr == yaml.safe_load(path.read_text(encoding="utf-8"))["optim"]["lr"]
     assert "_target_" not in path.read_text(encoding="utf-8")
 
 
