@@ -86,7 +86,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "luong": {"style": "luong", "input_feeding": False},
     "bahdanau": {"style": "bahdanau"},
     "hybrid": {"style": "luong", "input_feeding": False, "encoder": "transformer"},
-    "transformer": {"style": "transformer", "encoder": "transformer", "attention": {"heads": 2}},
+    "transformer": {"style": "transformer", "encoder": "transformer"},
 }
 BARE_VARIANTS = {"nn.LSTM over sentences": STYLES["gnmt"], "nn.LSTMCell, feeding": STYLES["luong, feeding"]}
 VARIANTS: dict[str, dict[str, Any]] = {

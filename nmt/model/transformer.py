@@ -222,9 +222,8 @@ class TransformerDecoderLayer(nn.Module):
         self, x_NTD: Tensor, state: LayerState, position_N: Tensor, memory: Memory
     ) -> tuple[Tensor, LayerState, AttentionWeights | None]:
         """Return x_NTD, the new state and the weights_NTW of attention to the source."""
-        rows, steps, _ = x_NTD.shape
         normed_NTD = self.self_attention_norm(x_NTD)
-        position_NT = position_N.unsqueeze(1) + torch.arange(steps, device=position_N.device)
+        position_NT = position_N.unsqueeze(1) + torch.arange(x_NTD.shape[1], device=position_N.device)
         state = state.write(*self.self_attention.project(normed_NTD), position_NT)
         room_N = torch.full_like(position_N, state.keys_NHCA.shape[2])
         past = build_memory(state.values_NHCD, state.keys_NHCA, room_N, self.self_attention.reach)
