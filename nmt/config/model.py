@@ -32,7 +32,6 @@ class AttentionConfig:
     coverage: bool = setting(False, "let the score see the attention that each source piece has received")
     size: int | None = setting(None, "dimension of queries and keys; null: model.hidden")
     max_positions: int = setting(256, "score=location: maximum source positions; later pieces get weight 0")
-
     layer: int | None = setting(None, "style=transformer: decoder layer whose weights are shown, from 0; null: mean")
     head: int | None = setting(None, "head whose weights are shown and guided, from 0; null: mean")
 
@@ -140,7 +139,7 @@ class ModelConfig:
     )
     tie: str = setting("none", "share embeddings: none | two (target and output layer) | three (source as well)")
     kernels: str = setting("fast", "fast | reference (slow, plain PyTorch for reading and debugging)")
-    feed_forward: int | None = setting(None, "Transformer layers: size of the feed-forward part; null: 4 hidden")
+    feed_forward: int | None = setting(None, "Transformer layers: size of the feed-forward part; null: 4 times hidden")
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     self_attention: SelfAttentionConfig = field(default_factory=SelfAttentionConfig)
 

@@ -1,5 +1,5 @@
 """Compare systems trained with several seeds: is a difference larger than chance variation in seeds and test sentences
-explains?
+would explain?
 
 The score of run i of system a on the test sentences is modeled as
 

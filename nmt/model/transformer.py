@@ -213,17 +213,16 @@ class TransformerDecoderLayer(nn.Module):
     def start(self, outputs_BSM: Tensor, length_B: Tensor) -> tuple[Memory, LayerState]:
         """Return the memory of the source, and the state before the first target position."""
         memory = self.attention.project_memory(outputs_BSM, length_B)
-        values_BHCD, keys_BHCA = self.self_attention.project(
-            outputs_BSM.new_zeros(len(outputs_BSM), 0, self.self_attention.context_size)
-        )
+        nothing_B0D = outputs_BSM.new_zeros(len(outputs_BSM), 0, self.self_attention.context_size)
+        values_BHCD, keys_BHCA = self.self_attention.project(nothing_B0D)  # C = 0, and the sizes of the projections
         return memory, LayerState(values_BHCD, keys_BHCA, self.attention.init_state(memory)[1])
 
     def forward(
-        self, x_NTD: Tensor, state: LayerState, position_N: Tensor, memory: Memory
+        self, x_NTD: Tensor, state: LayerState, position_NT: Tensor, memory: Memory
     ) -> tuple[Tensor, LayerState, AttentionWeights | None]:
         """Return x_NTD, the new state and the weights_NTW of attention to the source."""
+        position_N = position_NT[:, 0]
         normed_NTD = self.self_attention_norm(x_NTD)
-        position_NT = position_N.unsqueeze(1) + torch.arange(x_NTD.shape[1], device=position_N.device)
         state = state.write(*self.self_attention.project(normed_NTD), position_NT)
         room_N = torch.full_like(position_N, state.keys_NHCA.shape[2])
         past = build_memory(state.values_NHCD, state.keys_NHCA, room_N, self.self_attention.reach)
@@ -267,7 +266,7 @@ class TransformerDecoder(nn.Module):
         x_NTD = self.input(embedded_NTE, position_NT)
         layers, weights = [], []
         for layer, layer_state, layer_memory in zip(self.layers, state.layers, memory, strict=True):
-            x_NTD, layer_state, layer_weights = layer(x_NTD, layer_state, state.position_N, layer_memory)
+            x_NTD, layer_state, layer_weights = layer(x_NTD, layer_state, position_NT, layer_memory)
             layers.append(layer_state)
             weights.append(layer_weights)
         new_state = TransformerState(tuple(layers), state.position_N + steps)
