@@ -33,15 +33,17 @@ from nmt.evaluation.comparison import (
     has_seeds,
     write_comparison,
 )
+from nmt.evaluation.heads import HeadWeights, compute_head_weights
 from nmt.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,
     format_perplexity,
     resolve_tokenizer,
     score_by_overlap,
+    sentence_chrf,
 )
 from nmt.evaluation.plot import draw_heat_map
-from nmt.evaluation.report import build_report
+from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, build_report, sort_worst_first
 from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_precision, move_model
@@ -222,6 +224,11 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         "search": asdict(search),
     }
     evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
+    heads: list[HeadWeights] = []
+    if len(run.model.layers_and_heads) > 1:
+        worst = sort_worst_first(sentence_chrf(texts, references))[:MAX_PAIRS_WITH_HEADS]
+        # Without CUDA graphs, which would replay the layer and head with which they were recorded.
+        heads = compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
     if rank():
         return evaluation
     training_data = replace(run.data, cache=command.data.cache)
@@ -235,7 +242,8 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         write_atomically(
             new_folder / "alignments.jsonl", (translation.record.to_json() + "\n" for translation in translations)
         )
-        write_atomically(new_folder / "report.html", [build_report(title, metrics, sources, references, translations)])
+        page = build_report(title, metrics, sources, references, translations, heads)
+        write_atomically(new_folder / "report.html", [page])
         write_atomically(
             new_folder / "metrics.json",
             [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],

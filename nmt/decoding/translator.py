@@ -19,7 +19,7 @@ from nmt.config import EOS, UNK, SearchConfig
 from nmt.data.batching import SHAPE_MULTIPLE, make_batch
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_by_words
 from nmt.data.words import join_sentences, split_words
-from nmt.decoding.alignment import Record
+from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.hypotheses import Hypothesis
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
@@ -281,6 +281,7 @@ class Translator:
         """Return the given targets with their log-probabilities, computed by forced decoding."""
         source_ids = self.tokenizer.source.encode(list(sources))
         target_ids = self.tokenizer.target.encode(list(targets))
+        warn_if_out_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
         hypotheses = self.force_decode(source_ids, target_ids, progress, keep_weights=False)
         return [
             self.to_translation(source, hypothesis) for source, hypothesis in zip(source_ids, hypotheses, strict=True)
@@ -317,6 +318,7 @@ class Translator:
         target_ids, target_index = self.tokenizer.target.encode_words(marked_targets, joined=segment)
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
         rows = [row for row, length in enumerate(lengths) if length <= max_length]
+        warn_if_out_of_reach(self.model, [len(source_ids[row]) + 1 for row in rows], "lines")
         decoded = self.force_decode([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
         hypotheses = dict(zip(rows, decoded, strict=True))
         records = []
@@ -342,11 +344,29 @@ class Translator:
             )
         return records
 
+    def compute_weights(self, translations: Sequence[Translation]) -> list[np.ndarray | None]:
+        """Return the attention weights_TS of translations that exist already, by forced decoding.
+
+        None stands for an empty line and for one that was translated in parts.
+        """
+        source, target = self.tokenizer.source.processor, self.tokenizer.target.processor
+        rows = [row for row, option in enumerate(translations) if option.source_pieces.count(EOS_PIECE) == 1]
+        source_ids = [source.piece_to_id(translations[row].source_pieces[:-1]) for row in rows]
+        target_ids = [
+            target.piece_to_id([piece for piece in translations[row].target_pieces if piece != EOS_PIECE])
+            for row in rows
+        ]
+        hypotheses = self.force_decode(source_ids, target_ids, progress=False)
+        weights: list[np.ndarray | None] = [None] * len(translations)
+        for row, ids, hypothesis in zip(rows, source_ids, hypotheses, strict=True):
+            weights_TS = self.to_translation(ids, hypothesis).weights_TS
+            weights[row] = None if weights_TS is None else weights_TS[: len(translations[row].target_pieces)]
+        return weights
+
     def force_decode(
         self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool, keep_weights: bool = True
     ) -> list[Hypothesis]:
         """Score pairs of sentences given as ids."""
-        warn_if_out_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, Hypothesis]]:
             batch = make_batch([source_ids[row] for row in rows], [target_ids[row] for row in rows]).to(self.device)

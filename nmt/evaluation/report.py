@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import numpy as np
 
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
+from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 from nmt.runtime.html import fill_template
 
 MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
+MAX_PAIRS_WITH_HEADS = 100  # of them, those that have the attention weights of each layer and head
 MAX_MATRIX_CELLS = 10_000  # larger matrices are left out
 REPORT_SCORE_NAMES = METRIC_NAMES | {"aer": "AER"}  # scores shown in large type
 
@@ -30,6 +33,7 @@ def build_report(
     sources: Sequence[str],
     references: Sequence[str],
     translations: Sequence[Translation],
+    heads: Sequence[HeadWeights] = (),
 ) -> str:
     """Return the HTML page.
 
@@ -37,11 +41,14 @@ def build_report(
         measures: content of `metrics.json`, `signatures` included.
         sources, references, translations: all of the corpus, in order. Of more than `MAX_REPORT_PAIRS` pairs, the worst
             by chrF are shown.
+        heads: the weights of each layer and head, which the reader can choose.
     """
     texts = [translation.text for translation in translations]
     chrf = sentence_chrf(texts, references)
-    worst = sorted(range(len(chrf)), key=chrf.__getitem__)[:MAX_REPORT_PAIRS]
-    pairs = [build_pair(row + 1, sources[row], references[row], translations[row], chrf[row]) for row in worst]
+    pairs = [
+        build_pair(row + 1, sources[row], references[row], translations[row], chrf[row], heads)
+        for row in sort_worst_first(chrf)[:MAX_REPORT_PAIRS]
+    ]
     scores = {label: measures[name] for name, label in REPORT_SCORE_NAMES.items() if name in measures}
     if scores.get("AER", 0) is None:
         del scores["AER"]  # the corpus has no gold links
@@ -59,13 +66,20 @@ def build_report(
         "SIGNATURES": format_definitions(signatures),
         "CHART": draw_bleu_chart("BLEU by source length", "words", ranges),
         "OVERLAP": draw_overlap_chart(measures.get("by_overlap", {})),
+        "HEADS": write_head_choice(heads),
         "NOTE": write_note(len(chrf), pairs),
         "DATA": dump_script_json(pairs),
     }
     return fill_template(Path(__file__).with_suffix(".html"), parts)
 
 
-def build_pair(line: int, source: str, reference: str, translation: Translation, chrf: float) -> dict[str, Any]:
+def sort_worst_first(chrf: Sequence[float]) -> list[int]:
+    return sorted(range(len(chrf)), key=chrf.__getitem__)
+
+
+def build_pair(
+    line: int, source: str, reference: str, translation: Translation, chrf: float, heads: Sequence[HeadWeights] = ()
+) -> dict[str, Any]:
     """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
     source_words = restore_unknown_words(source, record.source_words)
@@ -83,9 +97,18 @@ def build_pair(line: int, source: str, reference: str, translation: Translation,
         pair["glued"] = glued
     weights = record.word_weights()
     if weights is not None and 0 < weights.size <= MAX_MATRIX_CELLS:
-        percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
-        pair["rows"] = [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
+        pair["rows"] = round_to_percent(weights)
+        matrices = [replace(record, weights=head.weights.get(line - 1)).word_weights() for head in heads]
+        rows_of_heads = [round_to_percent(matrix) for matrix in matrices if matrix is not None]
+        if rows_of_heads:  # all heads have weights of the same pairs
+            pair["heads"] = rows_of_heads
     return pair
+
+
+def round_to_percent(weights: np.ndarray) -> list[list[int]]:
+    """Return [source word, percent, source word, percent, ...] of each translated word, without zeros."""
+    percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
+    return [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
 
 
 def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
@@ -119,6 +142,17 @@ def format_measure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}" if 0 < abs(value) < 1 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write_head_choice(heads: Sequence[HeadWeights]) -> str:
+    """Return an HTML select element with the layers and heads; nothing if there is no choice."""
+    if not heads:
+        return ""
+    options = "".join(f'<option value="{index}">{head.label}</option>' for index, head in enumerate(heads))
+    return (
+        '<select id="shown" aria-label="Layer and head of attention">'
+        f'<option value="">Attention as in alignments.jsonl</option>{options}</select>'
+    )
 
 
 def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:

@@ -300,7 +300,9 @@ def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_p
     first, *_, last = (event["loss"] for event in read_all_events(run) if event["event"] == "train")
     assert last < first - 0.5
     run_ok("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=0", folder=tmp_path)
-    assert len((run / "eval" / "test" / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+    results = run / "eval" / "test"
+    assert len((results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+    assert ('<select id="shown"' in (results / "report.html").read_text()) == (model == "transformer")
 
 
 @pytest.mark.parametrize(

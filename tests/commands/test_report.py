@@ -12,9 +12,11 @@ from builders import PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nmt.config.model import LayerAndHead
 from nmt.data.tokenizer import group_by_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation import report
+from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import bleu, compute_scores
 from nmt.evaluation.report import build_report
 
@@ -200,7 +202,8 @@ def browser_session(tmp_path_factory):
     translations = [make_translation(source, text) for source, text in zip(sources, texts, strict=True)]
     translations[0] = make_translation(sources[0], texts[0], WEIGHTS)
     path = folder / "report.html"
-    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations)
+    heads = [HeadWeights(LayerAndHead(1, head), {0: WEIGHTS[[1 - head, head, 2, 3]]}) for head in (0, 1)]
+    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, heads)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
     yield SimpleNamespace(browser=browser, path=path)
@@ -268,7 +271,7 @@ def test_hovering_word_highlights_other_side_by_weight(browser, place):
 def test_keyboard_navigation_of_matrix(browser):
     browser.press("Tab")
     assert browser.evaluate("document.activeElement.id") == "filter"
-    browser.press("Tab", "Tab")
+    browser.press("Tab", "Tab", "Tab")
     assert get_focused_cell(browser) == {"s": "0", "t": "0"} and get_tooltip(browser) == "Der → zzz0.75"
     browser.press("ArrowRight", "ArrowDown")
     assert get_focused_cell(browser) == {"s": "1", "t": "1"} and get_highlights(browser) == {"Hund": 1, "qqq": 1}
@@ -307,6 +310,21 @@ def test_filter_order_and_more_controls(browser):
     assert (
         lines() == [] and browser.evaluate("getComputedStyle(more).display") == "none" and get_tooltip(browser) is None
     )
+
+
+def test_reader_chooses_layer_and_head(browser):
+    assert browser.evaluate("[...shown.options].map(option => option.text)") == [
+        "Attention as in alignments.jsonl",
+        "layer 1, head 0",
+        "layer 1, head 1",
+    ]
+    expected = {"": WEIGHTS[0], "0": WEIGHTS[1], "1": WEIGHTS[0]}
+    for value, weights in expected.items():
+        browser.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
+        cells = browser.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
+        assert [float(cell) for cell in cells] == list(weights[:3])
+        shown_pairs = 1 if value else len(PAIRS)  # only the first has weights of heads
+        assert browser.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
 
 
 def test_color_schemes_and_narrow_window(browser):
