@@ -32,8 +32,9 @@ SIZE, QUERIES, POSITIONS = 8, 3, 5
 NOT_RUN = {
     ". .venv/bin/activate": "changes the shell that runs it",
     "pip install": "downloads packages",
-    "mkdir bt": "plain shell, between commands that are checked",
+    "mkdir corpus": "plain shell, between commands that are checked",
     "cp mono.en": "plain shell, between commands that are checked",
+    "cp corpus": "plain shell, between commands that are checked",
     "head=$(scontrol": "needs Slurm",
     "python -m nmt.train -m hydra/launcher=submitit_slurm": "needs Slurm",
     "python -m nmt.train -m hydra/launcher=joblib": "needs the extra `sweep`; test_sweeps.py runs it where it is there",
