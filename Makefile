@@ -25,8 +25,8 @@ train: $(READY)  ## train on the built-in corpus, then measure it; minutes on tw
 eval: $(READY)  ## measure RUN on its test split: scores, translations, alignments. ARGS: settings of nmt.evaluate
 	$(BIN)/python -m nmt.evaluate checkpoint='$(RUN)' $(ARGS)
 
-test: $(READY)  ## run the tests, two at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder $(ARGS)
+test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
+	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)

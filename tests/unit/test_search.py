@@ -181,7 +181,7 @@ def test_search_options_apply_per_sentence_independent_of_batch(options: str) ->
     """Check scores against forced decoding, tokens against a batch of one, length limits and prefixes."""
     model = sharpen(make_model())
     source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
-    config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
+    config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 7} | SEARCH_OPTIONS[options])
     prefixes = [[], [5], [7, 7], [4, 5, 6], [], [9]]
     together = search(model, source_BS, length_B, config, prefixes=prefixes)
     for row, hypotheses in enumerate(together):
@@ -228,7 +228,7 @@ def test_refilling_finished_rows_does_not_change_results(
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     descending, mixed = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)
-    for lengths, active_counts in ((descending, (1, 5, 20)), (mixed, (3, 12))):
+    for lengths, active_counts in ((descending, (1, 5)), (mixed, (3,))):
         source_BS, length_B, _ = make_ragged_batch(lengths)
         unlimited = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
         assert len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 2
