@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
-from datasets import Dataset
 from hydra.core.hydra_config import HydraConfig
 
 from nmt.config import MONITOR_METRICS, TrainRun
@@ -50,7 +50,7 @@ from nmt.training.run_dir import find_starting_point, open_run_folder
 from nmt.training.state import Progress, TrainState, broadcast_state, derive_seed
 
 
-def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, Dataset, str]:
+def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPairs, pa.Table, str]:
     """Return the encoded training pairs, the validation pairs, and a key of both.
 
     Without a `tokenizer`, one is trained. With `data.streaming` the training pairs are empty until the first window.
@@ -78,7 +78,7 @@ def needs_word_tokens(run: TrainRun) -> bool:
     return run.data.alignments is not None or run.tokenizer.type == "word"
 
 
-def warn_of_unspaced_text(run: TrainRun, valid: Dataset) -> None:
+def warn_of_unspaced_text(run: TrainRun, valid: pa.Table) -> None:
     """Warn if a word tokenizer would take sentences without spaces for single words."""
     if run.tokenizer.type != "word":
         return

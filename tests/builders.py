@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -56,6 +55,7 @@ from nmt.data.encoding import (
     get_or_train_tokenizer,
     sort_by_length,
 )
+from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.stream import (
     Window,
     stream_windows,
@@ -443,9 +443,7 @@ def make_pairs(source: list[int], target: list[int]) -> EncodedPairs:
         offsets = np.cumsum([0, *(length - 1 for length in lengths)])
         sides.append(EncodedSide(np.arange(offsets[-1], dtype=np.int32), offsets))
     order, runs = sort_by_length(np.array([source, target]))
-    return EncodedPairs(
-        "", Dataset.from_dict({"source": [], "target": []}), Tokenizer, *sides, order, runs, 100, 0.0, False
-    )  # type: ignore[arg-type]
+    return EncodedPairs("", TEXT_SCHEMA.empty_table(), Tokenizer, *sides, order, runs, 100, 0.0, False)  # type: ignore[arg-type]
 
 
 SMALL_SETTINGS = (
@@ -559,7 +557,7 @@ def make_run(path: Path, *, seed: int = 1, **data: Any) -> TrainRun:
 
 def list_pairs(window: Window) -> list[Pair]:
     pairs = window.pairs.pairs
-    return list(zip(pairs["source"], pairs["target"], strict=True))
+    return list(zip(pairs["source"].to_pylist(), pairs["target"].to_pylist(), strict=True))
 
 
 def take_windows(run: TrainRun, tokenizer: Tokenizer, count: int, offsets: Any = ()) -> list[Window]:

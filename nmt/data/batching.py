@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from nmt.config import BOS, EOS, PAD, TrainConfig
+from nmt.data.corpus import take_rows
 from nmt.data.encoding import Array, EncodedPairs, Indices, RowArray
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_links import GoldLinks, alignment_targets
@@ -270,7 +271,9 @@ def collate(encoded: EncodedPairs, rows: Indices) -> Batch:
     targets: list[TokenIds] = [encoded.target[row] for row in rows]
     batch = make_batch(sources, targets)
     if encoded.guided:
-        alignment_BTS = batch_alignment_targets(encoded.tokenizer, encoded.pairs[rows], sources, targets)
+        alignment_BTS = batch_alignment_targets(
+            encoded.tokenizer, take_rows(encoded.pairs, rows).to_pydict(), sources, targets
+        )
         return batch._replace(alignment_BTS=alignment_BTS)
     return batch
 

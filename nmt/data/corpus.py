@@ -1,10 +1,11 @@
-"""Load sentence pairs from any source as a `datasets.Dataset` with the columns `source` and `target`.
+"""Load sentence pairs from any source as a memory-mapped Arrow table with the columns `source` and `target`.
 
 Pairs from files of lines also have the column `line`, the line number, unless the split is in shards. Errors name the
 file and line, and nothing of a refused file is cached.
 """
 
 import errno
+import importlib
 import json
 import logging
 from collections import defaultdict
@@ -13,13 +14,11 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from glob import escape
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import datasets
-import huggingface_hub.utils
 import pyarrow as pa
-from datasets import Dataset, DatasetDict
-from datasets.table import InMemoryTable
+import pyarrow.parquet as pq
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig
@@ -69,11 +68,12 @@ TEXT_TYPE_CHECKS = (  # Arrow types that may hold text; some writers store strin
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
+LINKS_TYPE = pa.list_(pa.list_(pa.int64()))  # [source word, target word] of each link of a pair
 DroppedLines = dict[tuple[Path, str], list[int]]  # by file and kind of problem: the count, then first line numbers
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def load_pairs(data: DataConfig, split: str) -> Dataset:
+def load_pairs(data: DataConfig, split: str) -> pa.Table:
     """Load the sentence pairs of a split: train, valid or test, or a name that the corpus itself uses.
 
     Pairs with an empty side are kept. `data.limit` applies to the split train. If there are gold links (of the built-in
@@ -83,25 +83,34 @@ def load_pairs(data: DataConfig, split: str) -> Dataset:
     Raises:
         UserError: there is no such split, it is empty, or something in it is not a pair of texts.
     """
-    with silence_libraries():
-        pairs = PAIR_READERS[data.format](data, split)
+    pairs = PAIR_READERS[data.format](data, split)
     if not len(pairs):
         raise UserError(f"the split {split} of data.path={data.path} is empty")
     if data.alignments is not None:
         pairs = add_gold_links(pairs, data, split)
     if split == "train" and data.limit is not None:
-        pairs = pairs.select(range(min(data.limit, len(pairs))))
+        pairs = pairs.slice(0, data.limit)
     return pairs
 
 
-def iter_column(pairs: Dataset, name: str) -> Iterator[str]:
-    """Yield the texts of a column, holding few in memory; ten times faster than iterating over `pairs[name]`."""
-    for batch in pairs.select_columns(name).iter(READ_BATCH_SIZE):
-        yield from batch[name]
+def iter_column(pairs: pa.Table, name: str) -> Iterator[str]:
+    """Yield the texts of a column, converting few at a time."""
+    for batch in pairs.select([name]).to_batches(READ_BATCH_SIZE):
+        yield from batch.column(name).to_pylist()
+
+
+def take_rows(pairs: pa.Table, rows: Iterable[int]) -> pa.Table:
+    """Return the pairs in these rows. `Table.take` may copy whole columns first."""
+    return pa.concat_tables([pairs.slice(0, 0), *(pairs.slice(int(row), 1) for row in rows)])
+
+
+def map_table(path: Path) -> pa.Table:
+    """Return the table in a file of Arrow's stream format, memory-mapped."""
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
 # ---------------------------------------------------------------------------------------------------- files of lines
-def read_files(data: DataConfig, split: str) -> Dataset:
+def read_files(data: DataConfig, split: str) -> pa.Table:
     """Read the pairs of files of lines, cached under a digest of the files, and log which lines were dropped.
 
     Dropped lines are also logged if the pairs come from the cache.
@@ -133,8 +142,8 @@ def read_files(data: DataConfig, split: str) -> Dataset:
     key = compute_key()
     folder = get_or_build(cache_folder(data) / "text" / key, fill)
     warn_of_report(json.loads((folder / DROPPED_LINES_FILE).read_bytes()), files)
-    pairs = Dataset.from_file(str(folder / PAIRS_FILE))
-    return pairs if len(shards) == 1 else pairs.remove_columns("line")  # ambiguous in shards
+    pairs = map_table(folder / PAIRS_FILE)
+    return pairs if len(shards) == 1 else pairs.drop_columns("line")  # ambiguous in shards
 
 
 def read_shards(
@@ -190,7 +199,7 @@ def describe_origins(data: DataConfig, split: str) -> tuple[str, str]:
     return f"{where}, {data.source}", f"{where}, {data.target}"
 
 
-def add_gold_links(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
+def add_gold_links(pairs: pa.Table, data: DataConfig, split: str) -> pa.Table:
     """Add the gold links of DIR/SPLIT.<data.alignments>, which may be compressed, if there is such a file."""
     names = [
         f"{name}.{data.alignments}{suffix}"
@@ -213,7 +222,7 @@ def add_gold_links(pairs: Dataset, data: DataConfig, split: str) -> Dataset:
             [(source_map[i], target_map[j]) for i, j in sorted(getattr(pair_links, name))]
             for pair_links, (source_map, target_map) in zip(gold, word_maps, strict=True)
         ]
-        pairs = pairs.add_column(name, links)
+        pairs = pairs.append_column(name, pa.array(links, LINKS_TYPE))
     return pairs
 
 
@@ -226,64 +235,44 @@ def map_to_space_words(line: str) -> list[int]:
     return [index for index, word in enumerate(split_on_spaces(line)) for _ in word.split()]
 
 
-# ----------------------------------------------------------------------------------------------------- parquet and hub
-def read_parquet(data: DataConfig, split: str) -> Dataset:
+# ----------------------------------------------------------------------------------------------------------- parquet
+def read_parquet(data: DataConfig, split: str) -> pa.Table:
+    """Return the pairs of Parquet files, converted to text in the cache."""
     files = find_parquet_files(data, split)
-    names = ", ".join(files)
-    cache = cache_folder(data) / "parquet"
-    with convert_load_errors(data, names, cache):
-        table = load_with_cache(cache, "parquet", data_files=list(map(escape, files)), split="train")
-    return select_text_columns(table, names, data)
+    parts = (TEXT_CACHE_VERSION, "parquet", data.source, data.target, [digest_file(Path(file)) for file in files])
+    return cache_tables(iterate_parquet(files, data), repr(parts), data)
 
 
-def read_hub(data: DataConfig, split: str) -> Dataset:
-    """Read a dataset of the hub, or a local folder with the layout of one or with text files."""
-    if has_text_files(data, split):
-        return read_files(data, split)
-    if data.streaming:
-        return Dataset(InMemoryTable(pa.concat_tables([TEXT_SCHEMA.empty_table(), *stream_pairs(data, split)])))
-    path = resolve_hub_path(data)
-    cache = cache_folder(data) / "hub" if path.is_dir() else None  # None: the cache of the hub's library
-    log.info(f"loading {path}" if cache else f"loading {path} from the hub")
-    with convert_load_errors(data, "", cache):
-        table = load_with_cache(cache, str(path), data.subset, revision=data.revision)
-    return select_text_columns(select_split(table, split, data), f"the split {split} of {path}", data)
+def iterate_parquet(files: list[str], data: DataConfig) -> Iterator[pa.Table]:
+    """Yield the pairs of Parquet files as checked text."""
+    for file in files:
+        with convert_read_errors(file):
+            reader = pq.ParquetFile(file)
+            columns = flatten_structs(reader.schema_arrow.empty_table()).column_names
+        check_columns(columns, file, data)
+        batches = reader.iter_batches(READ_BATCH_SIZE, columns=[data.source, data.target])
+        row = 0
+        while True:
+            with convert_read_errors(file):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            table = flatten_structs(pa.Table.from_batches([batch]))
+            yield cast_to_text(rename_sides(table, data), file, row, data)
+            row += len(table)
 
 
-def stream_pairs(data: DataConfig, split: str) -> Iterator[pa.Table]:
-    """Yield the pairs of Parquet files or of a split on the hub without caching them or downloading other splits."""
-    files = find_parquet_files(data, split) if data.format == "parquet" else []
-    names = ", ".join(files)
-    where = names or f"the split {split} of {data.path}"
-    row = 0
-    with convert_load_errors(data, names):
-        if files:
-            load = partial(datasets.load_dataset, "parquet", data_files=list(map(escape, files)), split="train")
-        else:
-            load = partial(datasets.load_dataset, str(resolve_hub_path(data)), data.subset, revision=data.revision)
-        with silence_libraries():
-            loaded = load(streaming=True)
-        rows = loaded if files else select_split(loaded, split, data)
-        for table in rows.with_format("arrow").iter(READ_BATCH_SIZE):
-            table = flatten_structs(table)
-            check_columns(table.column_names, where, data)
-            pairs = pa.table({"source": table[data.source], "target": table[data.target]})
-            yield cast_to_text(pairs, where, row, data)
-            row += len(pairs)
+@contextmanager
+def convert_read_errors(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} cannot be read: {first_line(error)}") from error
 
 
-def resolve_hub_path(data: DataConfig) -> Path:
-    """Return the name of a dataset on the hub or a local folder.
-
-    Raises:
-        UserError: the path of the folder contains characters that the library reads as a glob pattern.
-    """
-    path = Path(str(data.path))
-    if path.is_dir() and (full_path := str(path.resolve())) != escape(full_path):
-        raise UserError(
-            f"data.path={path}: the datasets library reads *, ? and [ in {full_path} as a pattern; rename it"
-        )
-    return path
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without a full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def flatten_structs(table: pa.Table) -> pa.Table:
@@ -293,92 +282,12 @@ def flatten_structs(table: pa.Table) -> pa.Table:
     return table
 
 
-@contextmanager
-def convert_load_errors(data: DataConfig, files: str, cache: Path | None = None) -> Iterator[None]:
-    """Convert errors of the datasets library to a `UserError` with the first line of the innermost cause.
-
-    `files` are those that are read, empty for the hub; `cache` is where the library writes, to report a full disk.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # the library, the network and the hub raise errors without a common base class
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        if cache and isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
-            raise cache_write_error(cache, cause) from error
-        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
-        if files:
-            raise UserError(f"{files} cannot be read: {reason}") from error
-        keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
-        raise UserError(
-            f"data.path={data.path}{keys} cannot be loaded: {reason}. Check the name, the subset, the revision and the "
-            "connection, or use a local folder: data.path=FOLDER"
-        ) from error
+def rename_sides(table: pa.Table, data: DataConfig) -> pa.Table:
+    """Return the columns `data.source` and `data.target` under the names `source` and `target`."""
+    return pa.table({"source": table[data.source], "target": table[data.target]})
 
 
-def select_split(table: Any, split: str, data: DataConfig) -> Any:
-    name = next((name for name in list_split_names(split) if name in table), None)
-    if name is None:
-        raise UserError(f"data.path={data.path} has no split {split}; it has {list_names(list(table))}")
-    return table[name]
-
-
-def load_with_cache(cache: Path | None, *args: Any, **kwargs: Any) -> Any:
-    """Call `datasets.load_dataset` and rebuild damaged entries of this cache.
-
-    The library itself notices at most that a file is truncated. `cache` is None for the library's own cache, which is
-    not checked.
-    """
-    load = partial(datasets.load_dataset, *args, **kwargs, keep_in_memory=False)
-    if cache is None:
-        return load(cache_dir=None)
-    load = partial(load, cache_dir=str(cache))
-    try:
-        table = load()
-    except Exception:
-        # A list, since each check removes a damaged folder.
-        if all([is_valid(file.parent) for file in list(cache.rglob(DIGESTS_FILE))]):
-            raise
-        table = load()
-    splits = list(table.values()) if isinstance(table, DatasetDict) else [table]
-    folders = {Path(file["filename"]).parent for split in splits for file in split.cache_files}
-    if not all([is_valid(folder) for folder in folders if (folder / DIGESTS_FILE).exists()]):
-        return load_with_cache(cache, *args, **kwargs)
-    for folder in folders:
-        if not (folder / DIGESTS_FILE).exists():
-            write_digests(folder)
-    return table
-
-
-def select_text_columns(table: Dataset, where: str, data: DataConfig) -> Dataset:
-    """Return the columns `data.source` and `data.target`, which may be nested as in `translation.de`, as checked text.
-
-    Columns of strings are used in place; other types of text, such as views or bytes, are converted in the cache.
-    """
-    table = table.flatten()
-    check_columns(table.column_names, where, data)
-    names = {data.source: "source", data.target: "target"}
-    pairs = table.select_columns(list(names)).rename_columns(names)
-
-    def cast_batches() -> Iterator[pa.Table]:
-        rows = 0
-        for batch in pairs.with_format("arrow").iter(READ_BATCH_SIZE):
-            yield cast_to_text(batch, where, rows, data)
-            rows += len(batch)
-
-    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in pairs.data.schema.types):
-        for _ in cast_batches():  # only to check the texts
-            pass
-        return pairs
-
-    parts = (TEXT_CACHE_VERSION, *names, [digest_file(Path(file["filename"])) for file in pairs.cache_files])
-    return cache_tables(cast_batches(), repr(parts), data)
-
-
-def cache_tables(tables: Iterable[pa.Table], key: str, data: DataConfig) -> Dataset:
+def cache_tables(tables: Iterable[pa.Table], key: str, data: DataConfig) -> pa.Table:
     """Return the pairs of these tables, memory-mapped from a file of the cache that is found by the key."""
 
     def fill(part: Path) -> None:
@@ -387,7 +296,7 @@ def cache_tables(tables: Iterable[pa.Table], key: str, data: DataConfig) -> Data
                 writer.write_table(table)
 
     folder = cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest()
-    return Dataset.from_file(str(get_or_build(folder, fill) / PAIRS_FILE))
+    return map_table(get_or_build(folder, fill) / PAIRS_FILE)
 
 
 def check_columns(names: list[str], where: str, data: DataConfig) -> None:
@@ -437,11 +346,157 @@ def cast_to_text(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa
     return pa.table(columns, schema=TEXT_SCHEMA)
 
 
+# --------------------------------------------------------------------------------------------------------------- hub
+def read_hub(data: DataConfig, split: str) -> pa.Table:
+    """Read a dataset of the hub, or a local folder with the layout of one or with text files."""
+    if has_text_files(data, split):
+        return read_files(data, split)
+    if data.streaming:
+        return pa.concat_tables([TEXT_SCHEMA.empty_table(), *stream_pairs(data, split)])
+    path = resolve_hub_path(data)
+    cache = cache_folder(data) / "hub" if path.is_dir() else None  # None: the cache of the datasets library
+    log.info(f"loading {path}" if cache else f"loading {path} from the hub")
+    with convert_hub_errors(data, cache):
+        splits = load_with_cache(cache, str(path), data.subset, revision=data.revision)
+    rows = select_split(splits, split, data)
+    files = [Path(file["filename"]) for file in rows.cache_files]
+    return select_text_columns(rows.data.table, f"the split {split} of {path}", files, data)
+
+
+def stream_pairs(data: DataConfig, split: str) -> Iterator[pa.Table]:
+    """Yield the pairs of Parquet files or of a split on the hub without caching them or downloading other splits."""
+    if data.format == "parquet":
+        yield from iterate_parquet(find_parquet_files(data, split), data)
+        return
+    datasets = import_datasets()
+    where = f"the split {split} of {data.path}"
+    row = 0
+    with convert_hub_errors(data):
+        with silence_libraries():
+            splits = datasets.load_dataset(
+                str(resolve_hub_path(data)), data.subset, revision=data.revision, streaming=True
+            )
+        for table in select_split(splits, split, data).with_format("arrow").iter(READ_BATCH_SIZE):
+            table = flatten_structs(table)
+            check_columns(table.column_names, where, data)
+            yield cast_to_text(rename_sides(table, data), where, row, data)
+            row += len(table)
+
+
+def import_datasets() -> ModuleType:
+    """Import the datasets library, which takes a second and is only needed for datasets of the hub.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("datasets")
+    except ModuleNotFoundError:
+        raise UserError("data.format=hub needs the datasets library; install it: pip install datasets") from None
+
+
+def resolve_hub_path(data: DataConfig) -> Path:
+    """Return the name of a dataset on the hub or a local folder.
+
+    Raises:
+        UserError: the path of the folder contains characters that the library reads as a glob pattern.
+    """
+    path = Path(str(data.path))
+    if path.is_dir() and (full_path := str(path.resolve())) != escape(full_path):
+        raise UserError(
+            f"data.path={path}: the datasets library reads *, ? and [ in {full_path} as a pattern; rename it"
+        )
+    return path
+
+
+@contextmanager
+def convert_hub_errors(data: DataConfig, cache: Path | None = None) -> Iterator[None]:
+    """Convert errors of the datasets library to a `UserError` with the first line of the innermost cause.
+
+    `cache` is where the library writes, to report a full disk.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the library, the network and the hub raise errors without a common base class
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if cache and isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
+            raise cache_write_error(cache, cause) from error
+        keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
+        raise UserError(
+            f"data.path={data.path}{keys} cannot be loaded: {first_line(cause)}. Check the name, the subset, the "
+            "revision and the connection, or use a local folder: data.path=FOLDER"
+        ) from error
+
+
+def select_split(splits: Any, split: str, data: DataConfig) -> Any:
+    name = next((name for name in list_split_names(split) if name in splits), None)
+    if name is None:
+        raise UserError(f"data.path={data.path} has no split {split}; it has {list_names(list(splits))}")
+    return splits[name]
+
+
+def load_with_cache(cache: Path | None, *args: Any, **kwargs: Any) -> Any:
+    """Call `datasets.load_dataset` and rebuild damaged entries of this cache.
+
+    The library itself notices at most that a file is truncated. `cache` is None for the library's own cache, which is
+    not checked.
+    """
+    load = partial(import_datasets().load_dataset, *args, **kwargs, keep_in_memory=False)
+    with silence_libraries():
+        if cache is None:
+            return load(cache_dir=None)
+        load = partial(load, cache_dir=str(cache))
+        try:
+            splits = load()
+        except Exception:
+            # A list, since each check removes a damaged folder.
+            if all([is_valid(file.parent) for file in list(cache.rglob(DIGESTS_FILE))]):
+                raise
+            splits = load()
+    folders = {Path(file["filename"]).parent for rows in splits.values() for file in rows.cache_files}
+    if not all([is_valid(folder) for folder in folders if (folder / DIGESTS_FILE).exists()]):
+        return load_with_cache(cache, *args, **kwargs)
+    for folder in folders:
+        if not (folder / DIGESTS_FILE).exists():
+            write_digests(folder)
+    return splits
+
+
+def select_text_columns(table: pa.Table, where: str, files: list[Path], data: DataConfig) -> pa.Table:
+    """Return the columns `data.source` and `data.target`, which may be nested as in `translation.de`, as checked text.
+
+    Columns of strings are used in place; other types of text, such as views or bytes, are converted in the cache.
+
+    Args:
+        files: the files that the table is mapped from.
+    """
+    table = flatten_structs(table)
+    check_columns(table.column_names, where, data)
+    pairs = rename_sides(table, data)
+
+    def cast_batches() -> Iterator[pa.Table]:
+        for row in range(0, len(pairs), READ_BATCH_SIZE):
+            yield cast_to_text(pairs.slice(row, READ_BATCH_SIZE), where, row, data)
+
+    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in pairs.schema.types):
+        for _ in cast_batches():  # only to check the texts
+            pass
+        return pairs
+    parts = (TEXT_CACHE_VERSION, data.source, data.target, [digest_file(file) for file in files])
+    return cache_tables(cast_batches(), repr(parts), data)
+
+
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Disable the libraries' progress bars and log messages."""
+    """Disable the progress bars and log messages of the libraries that read the hub."""
+    datasets = import_datasets()
+    utils = importlib.import_module("huggingface_hub.utils")
     with ExitStack() as stack:
-        for library, logger in ((datasets, datasets.logging), (huggingface_hub.utils, huggingface_hub.utils.logging)):
+        for library, logger in ((datasets, datasets.logging), (utils, utils.logging)):
             if not library.are_progress_bars_disabled():
                 library.disable_progress_bars()
                 stack.callback(library.enable_progress_bars)
@@ -454,7 +509,7 @@ def silence_libraries() -> Iterator[None]:
 generate_toy_splits = lru_cache(maxsize=1)(toy.generate)  # takes seconds, and a run reads two splits
 
 
-def read_toy(data: DataConfig, split: str) -> Dataset:
+def read_toy(data: DataConfig, split: str) -> pa.Table:
     split = "valid" if split in VALID_SPLITS else split
     if split not in toy.SPLITS:
         raise UserError(f"the built-in corpus has no split {split}; it has {list_names(list(toy.SPLITS))}")
@@ -464,12 +519,12 @@ def read_toy(data: DataConfig, split: str) -> Dataset:
     def orient_links(links: Iterable[tuple[int, int]]) -> list[list[int]]:
         return [[german, english] if from_german else [english, german] for german, english in links]
 
-    return Dataset.from_dict(
+    return pa.table(
         {
             "source": [pair.german if from_german else pair.english for pair in pairs],
             "target": [pair.english if from_german else pair.german for pair in pairs],
-            "sure": [orient_links(pair.sure) for pair in pairs],
-            "possible": [orient_links(pair.possible) for pair in pairs],
+            "sure": pa.array([orient_links(pair.sure) for pair in pairs], LINKS_TYPE),
+            "possible": pa.array([orient_links(pair.possible) for pair in pairs], LINKS_TYPE),
         }
     )
 

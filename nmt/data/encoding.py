@@ -20,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import sentencepiece
-from datasets import Dataset
 from tqdm import tqdm
 from xxhash import xxh3_128
 
 from nmt.config import TrainRun
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import describe_origins
+from nmt.data.corpus import describe_origins, take_rows
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer
 from nmt.data.word_links import get_gold_links
 from nmt.errors import UserError
@@ -69,7 +68,7 @@ class EncodedPairs:
     """The training pairs."""
 
     key: str  # hash of all texts and the tokenizer
-    pairs: Dataset
+    pairs: pa.Table
     tokenizer: Tokenizer
     source: EncodedSide
     target: EncodedSide
@@ -121,7 +120,7 @@ def sort_by_length(lengths: Array) -> tuple[Indices, Indices]:
 
 # ------------------------------------------------------------------------------------------------------------ encoding
 def encode_corpus(
-    pairs: Dataset, tokenizer: Tokenizer, run: TrainRun, mixture_weights: Sequence[tuple[int, float]] = ()
+    pairs: pa.Table, tokenizer: Tokenizer, run: TrainRun, mixture_weights: Sequence[tuple[int, float]] = ()
 ) -> EncodedPairs:
     """Encode the training pairs, or load them from the cache if the same texts were encoded with the same tokenizer.
 
@@ -191,7 +190,7 @@ def map_file(path: Path, dtype: type[np.generic]) -> Array:
 
 
 def encode_side(
-    folder: Path, name: str, pairs: Dataset, side: LanguageTokenizer, max_length: int, threads: int
+    folder: Path, name: str, pairs: pa.Table, side: LanguageTokenizer, max_length: int, threads: int
 ) -> None:
     """Write the ids of one side and the offsets of its rows.
 
@@ -273,17 +272,20 @@ def no_pairs_error(limit: int) -> UserError:
     )
 
 
-def log_left_out(where: str, side: str, reason: str, count: int, first: list[int], pairs: Dataset) -> None:
+def log_left_out(where: str, side: str, reason: str, count: int, first: list[int], pairs: pa.Table) -> None:
     """Log which lines of a side are left out, or which pairs if the text was not read from lines.
 
     Args:
         first: the first rows that are left out.
     """
     has_lines = "line" in pairs.column_names
-    numbers = pairs[first]["line"] if has_lines else [row + 1 for row in first]
+    rows = take_rows(pairs, first)
+    numbers = rows["line"].to_pylist() if has_lines else [row + 1 for row in first]
     lines = pluralize(count, "line" if has_lines else "pair")
     log.info(f"left out {lines} of {where}: {reason} ({format_first_lines(numbers)})")
-    with_returns = [number for number, text in zip(numbers, pairs[first][side], strict=True) if text.count("\r") > 1]
+    with_returns = [
+        number for number, text in zip(numbers, rows[side].to_pylist(), strict=True) if text.count("\r") > 1
+    ]
     if with_returns:
         log.warning(
             f"{where}: carriage returns (CR, \\r) in some of these lines ({format_first_lines(with_returns)}); if "
@@ -292,7 +294,7 @@ def log_left_out(where: str, side: str, reason: str, count: int, first: list[int
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer
-def get_or_train_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
+def get_or_train_tokenizer(pairs: pa.Table, run: TrainRun) -> Tokenizer:
     """Train the configured tokenizer on the training pairs, or load it from the cache.
 
     For a side with more than `TOKENIZER_SAMPLE` lines, a random sample of that many is used.
@@ -323,7 +325,7 @@ def get_or_train_tokenizer(pairs: Dataset, run: TrainRun) -> Tokenizer:
     return load_tokenizer(folder)
 
 
-def sample_texts(pairs: Dataset, name: str) -> Iterator[str]:
+def sample_texts(pairs: pa.Table, name: str) -> Iterator[str]:
     """Yield the texts of a side, or a sample of `TOKENIZER_SAMPLE` if there are more.
 
     The sample is deterministic and spread evenly: one random text of each of `TOKENIZER_SAMPLE` equal parts.
@@ -341,12 +343,12 @@ def sample_texts(pairs: Dataset, name: str) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys
-def content_key(pairs: Dataset, tokenizer: Tokenizer) -> str:
+def content_key(pairs: pa.Table, tokenizer: Tokenizer) -> str:
     """Return a hash of all texts and the tokenizer."""
     return xxh3_128(f"{text_key(pairs)} {tokenizer.fingerprint}".encode()).hexdigest()
 
 
-def text_key(pairs: Dataset) -> str:
+def text_key(pairs: pa.Table) -> str:
     """Return a hash of all texts of both sides, independent of the files they were read from."""
     keys = []
     for name in SIDES:
@@ -360,7 +362,7 @@ def text_key(pairs: Dataset) -> str:
     return " ".join(keys)
 
 
-def gold_key(pairs: Dataset) -> str:
+def gold_key(pairs: pa.Table) -> str:
     """Return a hash of all gold links, or an empty string if there are none."""
     gold = get_gold_links(pairs)
     if gold is None:
@@ -369,10 +371,10 @@ def gold_key(pairs: Dataset) -> str:
     return hashlib.sha256(repr(links).encode()).hexdigest()[:32]
 
 
-def iterate_texts(pairs: Dataset, name: str) -> Iterator[pa.Array]:
+def iterate_texts(pairs: pa.Table, name: str) -> Iterator[pa.Array]:
     """Yield the texts of a side in chunks, in the order of the file."""
-    for table in pairs.select_columns(name).with_format("arrow").iter(ENCODING_CHUNK):
-        yield table[name].combine_chunks()
+    for row in range(0, len(pairs), ENCODING_CHUNK):
+        yield pairs[name].slice(row, ENCODING_CHUNK).combine_chunks()
 
 
 def text_buffers(texts: pa.Array) -> tuple[Indices, memoryview]:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from nmt.config import UNK, DataConfig
 from nmt.data.corpus import READ_BATCH_SIZE, cache_tables, load_pairs
@@ -52,7 +50,7 @@ def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
             )
 
 
-def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
+def load_mixture(data: DataConfig) -> tuple[pa.Table, list[tuple[int, float]]]:
     """Load all training pairs and, if there are several corpora, the end row and the weight of each."""
     parts = list_corpora(data)
     if len(parts) == 1:
@@ -62,10 +60,10 @@ def load_mixture(data: DataConfig) -> tuple[Dataset, list[tuple[int, float]]]:
         with name_corpus_in_errors(number):
             loaded.append(tag_corpus(load_pairs(part.data, "train"), part.tag, data))
     ends = itertools.accumulate(map(len, loaded))
-    return datasets.concatenate_datasets(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
+    return pa.concat_tables(loaded), list(zip(ends, (part.weight for part in parts), strict=True))
 
 
-def load_training_text(data: DataConfig, consequence: str) -> Dataset | None:
+def load_training_text(data: DataConfig, consequence: str) -> pa.Table | None:
     """Load all training pairs of a run for an analysis. Returns None, with a warning, if they cannot be read.
 
     consequence: what is left out then, for the warning.
@@ -93,13 +91,13 @@ def name_corpus_in_errors(number: int) -> Iterator[None]:
         raise UserError(message, error.any_rank) from None
 
 
-def tag_corpus(pairs: Dataset, tag: str | None, data: DataConfig) -> Dataset:
+def tag_corpus(pairs: pa.Table, tag: str | None, data: DataConfig) -> pa.Table:
     """Reduce a corpus to its texts and add its tag; the result is cached unless nothing needs to be changed."""
-    pairs = pairs.select_columns(SIDES)
-    if tag is None and pairs.data.schema.types == TEXT_SCHEMA.types:
+    pairs = pairs.select(SIDES)
+    if tag is None and pairs.schema.types == TEXT_SCHEMA.types:
         return pairs
-    batches = pairs.with_format("arrow").iter(READ_BATCH_SIZE)
-    tables = (prepend_tag(table.cast(TEXT_SCHEMA), tag) for table in batches)
+    parts = (pairs.slice(row, READ_BATCH_SIZE) for row in range(0, len(pairs), READ_BATCH_SIZE))
+    tables = (prepend_tag(part.cast(TEXT_SCHEMA), tag) for part in parts)
     return cache_tables(tables, f"{text_key(pairs)} {tag}", data)
 
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import regex
-from datasets import Dataset
 from tqdm import tqdm
 from xxhash import xxh3_128
 
@@ -170,7 +169,7 @@ class OverlapIndex:
         return kinds_N
 
 
-def find_overlap(pairs: Dataset, train: Dataset, data: DataConfig) -> npt.NDArray[np.int8]:
+def find_overlap(pairs: pa.Table, train: pa.Table, data: DataConfig) -> npt.NDArray[np.int8]:
     """Return how each pair occurs in the training text, by its source or its target: `UNSEEN`, `NEAR` or `EXACT`.
 
     The result is cached, because reading the training text takes seconds for each 100,000 pairs.
@@ -182,17 +181,17 @@ def find_overlap(pairs: Dataset, train: Dataset, data: DataConfig) -> npt.NDArra
         with tqdm(
             total=len(train), desc="comparing with training text", unit=" pairs", leave=False, disable=None
         ) as bar:
-            for batch in train.select_columns(SIDES).iter(READ_BATCH_SIZE):
+            for batch in train.select(SIDES).to_batches(READ_BATCH_SIZE):
                 for side, index in indices.items():
-                    index.find(batch[side])
-                bar.update(len(batch[SIDES[0]]))
+                    index.find(batch.column(side).to_pylist())
+                bar.update(len(batch))
         np.save(part / KINDS_FILE, np.maximum(*(index.kinds() for index in indices.values())))
 
     kinds: npt.NDArray[np.int8] = np.load(get_or_build(cache_folder(data) / "overlap" / key, fill) / KINDS_FILE)
     return kinds
 
 
-def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
+def warn_of_overlap(data: DataConfig, train: pa.Table, valid: pa.Table) -> None:
     """Warn if the very same sentences are in the training text and in the validation or test split."""
     splits = {"valid": valid}
     with suppress(UserError):  # there may be no test split
@@ -202,8 +201,8 @@ def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
         texts = {split: pa.array(iter_column(pairs, side), pa.string()) for split, pairs in splits.items()}
         held_out = pa.concat_arrays(list(texts.values())).unique()
         common = set[str]()
-        for batch in train.select_columns(side).with_format("arrow").iter(READ_BATCH_SIZE):
-            column = batch[side].cast(pa.string())
+        for batch in train.select([side]).to_batches(READ_BATCH_SIZE):
+            column = batch.column(side).cast(pa.string())
             common.update(column.filter(pc.is_in(column, value_set=held_out)).to_pylist())
         common.discard("")
         for split, column in texts.items():
@@ -217,6 +216,6 @@ def warn_of_overlap(data: DataConfig, train: Dataset, valid: Dataset) -> None:
         side = next(side for side, found_rows in sides.items() if found_rows[row].as_py())
         log.warning(
             f"{count:,} of {len(is_common):,} pairs of the split {split} have a source or target that is also in the "
-            f"training text, such as {clip_repr(splits[split][row][side])}; scores on these pairs measure "
+            f"training text, such as {clip_repr(splits[split][side][row].as_py())}; scores on these pairs measure "
             "memorization. nmt.evaluate scores them separately, and nmt.prepare makes splits without them"
         )

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
 
 from nmt.config import DataConfig
-from nmt.data.corpus import describe_origins
+from nmt.data.corpus import describe_origins, take_rows
 from nmt.data.mixing import list_corpora
 from nmt.data.readers import clip_repr
 from nmt.runtime.lines import pluralize
@@ -82,11 +81,11 @@ class TextSample(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
-def sample_sides(pairs: Dataset, names: tuple[str, str], tag: str | None = None) -> tuple[TextSample, TextSample]:
+def sample_sides(pairs: pa.Table, names: tuple[str, str], tag: str | None = None) -> tuple[TextSample, TextSample]:
     """Return evenly spaced samples of both sides, with `tag` removed from the sources."""
     total = len(pairs)
     rows = np.unique(np.linspace(0, total - 1, min(total, SAMPLE_LINES)).astype(np.int64))
-    table = pairs.select(rows).with_format("arrow")[:]
+    table = take_rows(pairs, rows)
     numbers = table["line"].to_numpy() if "line" in table.column_names else rows + 1
     source, target = (table[side].combine_chunks().cast(pa.large_string()) for side in ("source", "target"))
     if tag is not None:
@@ -95,7 +94,7 @@ def sample_sides(pairs: Dataset, names: tuple[str, str], tag: str | None = None)
 
 
 def warn_of_training_text(
-    data: DataConfig, pairs: Dataset, ends: Sequence[int], valid: Dataset, words: bool = False
+    data: DataConfig, pairs: pa.Table, ends: Sequence[int], valid: pa.Table, words: bool = False
 ) -> None:
     """Check the training pairs of each corpus and the validation pairs.
 
@@ -109,14 +108,14 @@ def warn_of_training_text(
     start = 0
     for part, end in zip(list_corpora(data), ends, strict=True):
         if end > start:
-            rows = pairs.select(range(start, end))
+            rows = pairs.slice(start, end - start)
             samples.append(sample_sides(rows, describe_origins(part.data, "train"), part.tag))
         start = end
     samples.append(sample_sides(valid, describe_origins(data, "valid")))
     warn_of_processing(*samples, leave_out={TOKENIZED} if words else ())
 
 
-def warn_of_evaluation(data: DataConfig, pairs: Dataset, translations: Sequence[str]) -> None:
+def warn_of_evaluation(data: DataConfig, pairs: pa.Table, translations: Sequence[str]) -> None:
     """Check an evaluation split and its translations."""
     if data.format == "toy":
         return

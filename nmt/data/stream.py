@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
-from datasets.table import InMemoryTable
 from xxhash import xxh3_128
 
 from nmt.config import DataConfig, TrainRun
@@ -143,13 +141,12 @@ def merge_shares(
     if not len(rows):
         return None
     order, runs = sort_by_length(lengths[:, rows] + 1)
-    pairs = Dataset(InMemoryTable(table))
-    return EncodedPairs("", pairs, tokenizer, source, target, rows[order], runs, limit, 0.0, guided=False)
+    return EncodedPairs("", table, tokenizer, source, target, rows[order], runs, limit, 0.0, guided=False)
 
 
 def build_empty_pairs(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
     """Return the placeholder for the training pairs until the first window is loaded."""
-    pairs = Dataset(InMemoryTable(TEXT_SCHEMA.empty_table()))
+    pairs = TEXT_SCHEMA.empty_table()
     no_rows = np.zeros(0, dtype=np.int64)
     side = EncodedSide(no_rows.astype(np.int32), no_rows)
     limit = run.data.max_length
@@ -226,7 +223,7 @@ def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Tab
             warn_of_dropped_lines(file, problem, *counts)
 
 
-def sample_stream(run: TrainRun) -> Dataset:
+def sample_stream(run: TrainRun) -> pa.Table:
     """Return the first pairs of each corpus for tokenizer training: its share of a million, or all it has."""
     tables = []
     counts = pairs_per_corpus(run.data, TOKENIZER_SAMPLE)
@@ -237,7 +234,7 @@ def sample_stream(run: TrainRun) -> Dataset:
                     break
                 tables.append(table[:count])
                 count -= len(tables[-1])
-    return Dataset(InMemoryTable(pa.concat_tables(tables)))
+    return pa.concat_tables(tables)
 
 
 def compute_stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:

@@ -55,14 +55,14 @@ def resample_subwords(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPa
         total=2 * (last - first), desc="segmenting", unit=" lines", leave=False, disable=rank() > 0 or None
     ) as bar:
         for name, side in sides.items():
-            texts = encoded.pairs.select_columns(name)
             best = getattr(encoded, name)
             parts = []
             for start in range(first, last, TEXTS_PER_SEED):
                 chunk_rows = rows[start : min(start + TEXTS_PER_SEED, last)]
+                texts = encoded.pairs[name].slice(chunk_rows[0], chunk_rows[-1] - chunk_rows[0] + 1).to_pylist()
                 parts.append(
                     sample_ids(
-                        texts[chunk_rows][name],
+                        [texts[row] for row in chunk_rows - chunk_rows[0]],
                         [best[row] for row in chunk_rows],
                         side,
                         encoded.sampling,

@@ -7,16 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from nmt.data.words import detect_script
 from nmt.errors import UserError
 from nmt.runtime.lines import LineReader, open_decompressed, read_lines
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Link = tuple[int, int]
 Sentences = list[list[str]]  # words of each sentence
@@ -82,11 +79,12 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
     return GoldLinks.from_pairs(links["-"], links["p"] + links["?"])
 
 
-def get_gold_links(pairs: "Dataset") -> list[GoldLinks] | None:
+def get_gold_links(pairs: pa.Table) -> list[GoldLinks] | None:
     """Return the gold links of each pair of a corpus, or None if it has none."""
     if "sure" not in pairs.column_names:
         return None
-    return [GoldLinks.from_pairs(pair["sure"], pair["possible"]) for pair in pairs.select_columns(["sure", "possible"])]
+    links = zip(pairs["sure"].to_pylist(), pairs["possible"].to_pylist(), strict=True)
+    return [GoldLinks.from_pairs(sure, possible) for sure, possible in links]
 
 
 def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentences) -> list[GoldLinks]:

@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from nmt.config import TrainRun, flatten_keys, select_immutable_settings
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
@@ -278,6 +279,15 @@ def verify_checkpoint(folder: Path, only: str | None = None) -> dict[str, Any]:
     return manifest
 
 
+class NoInitialization(TorchFunctionMode):
+    """Makes the functions of `nn.init` do nothing. On the meta device `normal_` would import PyTorch's compiler."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
+
+
 def load_config_and_tokenizer(run_folder: Path, folder: Path) -> tuple[TrainRun, Tokenizer]:
     """Verify a checkpoint, check the shapes of its weights, and return its settings and tokenizer.
 
@@ -296,7 +306,7 @@ def load_config_and_tokenizer(run_folder: Path, folder: Path) -> tuple[TrainRun,
         raise UserError(
             f"{what} differs from what {folder} was trained with: it is damaged or was edited; restore the original"
         )
-    with torch.device("meta"):  # damaged settings may ask for more memory than there is
+    with torch.device("meta"), NoInitialization():  # damaged settings may ask for more memory than there is
         meta_model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     check_tensor_shapes(folder / MODEL_FILE, get_unique_parameters(meta_model), "the model's settings")
     return config, tokenizer

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, SearchConfig, TrainConfig
 from nmt.data.batching import Batches, epoch_batches, padding_waste
-from nmt.data.corpus import iter_column
+from nmt.data.corpus import iter_column, take_rows
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.subword_sampling import resample_subwords
 from nmt.decoding.translator import Translator, warn_if_out_of_reach
@@ -378,7 +378,7 @@ def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
 
 def pairs_to_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
     """Yield each pair and its pieces as a line of JSON."""
-    columns = encoded.pairs[rows]
+    columns = take_rows(encoded.pairs, rows).to_pydict()
     for number, row in enumerate(rows.tolist()):
         pair = {"pair": row + 1} | {name: values[number] for name, values in columns.items()}
         pair["source_pieces"] = encoded.tokenizer.source.pieces(encoded.source[row].tolist())

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
-from datasets import Dataset
 
 from nmt.config import TrainRun
 from nmt.data.batching import NO_SHAPES
@@ -79,7 +79,7 @@ class TrainState:
     tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
     train_pairs: EncodedPairs
-    valid: Dataset
+    valid: pa.Table
     progress: Progress
     tensorboard: Any = None  # SummaryWriter, if TensorBoard is installed
     stream: Iterator[Window] | None = None  # streaming: the windows to come; `train_pairs` are of the current one

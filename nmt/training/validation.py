@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
-from datasets import Dataset
 
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batching import Batch, make_batch
@@ -41,7 +41,7 @@ class ForcedBatch(NamedTuple):
 
 
 @torch.inference_mode()
-def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: Dataset, device: torch.device) -> dict[str, Any]:
+def evaluate_loss(model: Seq2Seq, tokenizer: Tokenizer, pairs: pa.Table, device: torch.device) -> dict[str, Any]:
     """Measure a model under teacher forcing, with the pairs shared among all ranks.
 
     Returns:

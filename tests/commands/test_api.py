@@ -1,6 +1,8 @@
 """Tests of the Python API and of exported models."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,16 @@ def test_api_matches_commands(model: nmt.Model, home: Path) -> None:
     assert pairs and [a for a, _ in pairs] == pytest.approx([b for _, b in pairs], abs=1e-4)
     [record] = model.align(LINES[:1], [best[0].text])
     assert record.source_words == LINES[0].split() and record.links() == best[0].record.links()
+
+
+def test_translating_does_not_import_compiler_and_libraries_for_training(home: Path) -> None:
+    """Each of them takes about a second to import."""
+    program = (
+        "import sys, nmt; nmt.load('runs/mine').translate(['Der Hund schläft .']); "
+        "print({'datasets', 'pandas', 'sacrebleu', 'torch._dynamo'} & sys.modules.keys())"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], cwd=home, capture_output=True, check=True).stdout
+    assert printed.decode().strip() == "set()"
 
 
 def test_ranking_score(home: Path) -> None:

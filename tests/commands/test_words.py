@@ -4,9 +4,9 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from builders import run_error, run_ok
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
@@ -160,11 +160,11 @@ def test_join_sentences_adds_space_only_between_spaced_scripts() -> None:
 
 def test_word_tokenizer_on_unspaced_text_warns(caplog: pytest.LogCaptureFixture) -> None:
     run = TrainRun(tokenizer=TokenizerConfig(type="word"))
-    warn_of_unspaced_text(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
+    warn_of_unspaced_text(run, pa.table({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
     assert "the target text has few spaces" in caplog.text and "source" not in caplog.text
     caplog.clear()
-    warn_of_unspaced_text(run, Dataset.from_dict({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
-    warn_of_unspaced_text(TrainRun(), Dataset.from_dict({"source": ["狗今天看见书。"], "target": ["x"]}))
+    warn_of_unspaced_text(run, pa.table({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
+    warn_of_unspaced_text(TrainRun(), pa.table({"source": ["狗今天看见书。"], "target": ["x"]}))
     assert not caplog.text
 
 

@@ -233,7 +233,7 @@ def test_load_pairs_rejects_or_drops_damaged_lines(kind: str, folder: Path) -> N
         except UserError:
             assert not good
             continue
-        actual = {row["line"]: (row["source"], row["target"]) for row in pairs}
+        actual = {row["line"]: (row["source"], row["target"]) for row in pairs.to_pylist()}
         assert actual == good and len(pairs) == len(good)
         try:
             assert len(load_pairs(DataConfig(**settings), "train")) == len(expected) == len(good)
@@ -539,7 +539,7 @@ def test_gold_links_of_damaged_text_are_in_range_or_rejected(folder: Path) -> No
         except UserError:
             outcomes[False] += 1
             continue
-        for row in pairs:
+        for row in pairs.to_pylist():
             source, target = (len([word for word in row[side].split(" ") if word]) for side in ("source", "target"))
             assert all(0 <= s < source and 0 <= t < target for s, t in row["sure"] + row["possible"])
         outcomes[True] += 1

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,8 +51,8 @@ def read(tmp_path: Path) -> Read:
         data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **settings})
         pairs = load_pairs(data, split)
         assert pairs.column_names in (["source", "target"], ["source", "target", "line"])
-        read.lines = list(pairs["line"]) if "line" in pairs.column_names else None  # type: ignore[attr-defined]
-        return list(pairs["source"]), list(pairs["target"])
+        read.lines = pairs["line"].to_pylist() if "line" in pairs.column_names else None  # type: ignore[attr-defined]
+        return pairs["source"].to_pylist(), pairs["target"].to_pylist()
 
     return read
 
@@ -227,7 +228,7 @@ def test_dropping_lines_preserves_line_numbers(
                 load_pairs(data, "train")
             return
         pairs = load_pairs(data, "train")
-    assert list(pairs["line"]) == expected and list(map(int, pairs["source"])) == expected
+    assert pairs["line"].to_pylist() == expected and list(map(int, pairs["source"].to_pylist())) == expected
 
 
 def test_describe_origins_names_files_or_columns(tmp_path: Path) -> None:
@@ -395,11 +396,11 @@ def test_damaged_cache_is_rebuilt(
 @pytest.mark.parametrize("pattern", ["*.arrow", "dataset_info.json"])
 def test_damaged_cache_of_datasets_library_is_rebuilt(read: Read, tmp_path: Path, damage: str, pattern: str) -> None:
     write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
-    assert read({}, format="parquet") == PAIRS
+    assert read({}, format="hub") == PAIRS
     [file] = (tmp_path / "cache").rglob(pattern)
     DAMAGES[damage](file)
-    assert read({}, format="parquet") == PAIRS
-    assert read({}, format="parquet") == PAIRS
+    assert read({}, format="hub") == PAIRS
+    assert read({}, format="hub") == PAIRS
 
 
 @contextmanager
@@ -418,7 +419,8 @@ def test_full_disk_raises_and_leaves_no_partial_cache(read: Read, tmp_path: Path
     files = TEXT if format == "text" else {}
     if not files:
         write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
-    message = f"^the cache {tmp_path}/cache/{format} cannot be written .File too large.; make room .*data.cache=FOLDER$"
+    name = "hub" if format == "hub" else "text"
+    message = f"^the cache {tmp_path}/cache/{name} cannot be written .File too large.; make room .*data.cache=FOLDER$"
     with limit_file_size(10_000), pytest.raises(UserError, match=message):
         read(files, format=format)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.suffix != ".lock"]
@@ -494,7 +496,7 @@ def test_block_reader_matches_naive_line_reader(
         patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
         try:
             pairs = load_pairs(data, "train")
-            actual: Any = list(zip(pairs["line"], pairs["source"], pairs["target"], strict=True))
+            actual: Any = list(zip(*(pairs[name].to_pylist() for name in ("line", "source", "target")), strict=True))
         except UserError as error:
             actual = str(error).removeprefix(f"{folder}/")
     assert actual == expected if isinstance(expected, list) else actual.startswith(expected)
@@ -772,7 +774,7 @@ def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> Non
             )
             for _ in range(2):  # the second time from the cache
                 pairs = load_pairs(data, "train")
-                assert (pairs["source"][:], pairs["target"][:]) == (texts, ["a", "b", "c", "d"])
+                assert (pairs["source"].to_pylist(), pairs["target"].to_pylist()) == (texts, ["a", "b", "c", "d"])
         [batch] = stream_pairs(replace(data, format="parquet"), "train")
         assert batch["source"].to_pylist() == texts
 
@@ -804,7 +806,7 @@ def test_folder_names_with_glob_characters(tmp_path: Path) -> None:
         data = DataConfig(
             format="parquet", path=str(tmp_path / "x[1]"), streaming=streaming, cache=str(tmp_path / "cache")
         )
-        assert load_pairs(data, "valid")["source"][:] == ["x[1]"]
+        assert load_pairs(data, "valid")["source"].to_pylist() == ["x[1]"]
         with pytest.raises(UserError, match="as a pattern; rename it"):
             load_pairs(replace(data, format="hub"), "valid")
 
@@ -857,6 +859,13 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
         load_pairs(data, "train")
 
 
+def test_missing_datasets_library_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data = DataConfig(format="hub", path="owner/name", cache=str(tmp_path))
+    with pytest.raises(UserError, match="data.format=hub needs the datasets library; install it: pip install datasets"):
+        load_pairs(data, "train")
+
+
 # --- built-in corpus
 @pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
 def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -865,7 +874,7 @@ def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.Monke
     data = DataConfig(source=source, target=target, seed=3)
     pairs, expected = load_pairs(data, "validation"), corpus.generate_toy_splits(3)["valid"]
     assert len(pairs) == len(expected) == 10
-    for row, pair in zip(pairs, expected, strict=True):
+    for row, pair in zip(pairs.to_pylist(), expected, strict=True):
         assert {row["source"], row["target"]} == {pair.german, pair.english}
         assert row["source"] == (pair.german if source == "de" else pair.english)
         german = 0 if source == "de" else 1

@@ -141,7 +141,7 @@ def make_data_config(path: Path, *corpora: CorpusConfig, **data: Any) -> DataCon
 
 def load_mixture_pairs(data: DataConfig) -> tuple[list[Pair], list[tuple[int, float]]]:
     pairs, shares = load_mixture(data)
-    return list(zip(pairs["source"], pairs["target"], strict=True)), shares
+    return list(zip(pairs["source"].to_pylist(), pairs["target"].to_pylist(), strict=True)), shares
 
 
 def test_corpora_inherit_data_settings() -> None:
@@ -333,7 +333,7 @@ def test_tagged_text_has_same_pieces_in_cache_and_stream(tmp_path: Path) -> None
     tokenizer = make_tagged_tokenizer("bpe", True)
     mixture, shares = load_mixture(run.data)
     encoded = encode_corpus(mixture, tokenizer, run, shares)
-    expected = tokenizer.source.encode(list(mixture["source"]))
+    expected = tokenizer.source.encode(mixture["source"].to_pylist())
     assert [encoded.source[row].tolist() for row in range(80)] == expected
     assert {ids[0] for ids in expected[40:]} == {tokenizer.source.encode(["<bt>"])[0][0]}
     run.data.streaming = True

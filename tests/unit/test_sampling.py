@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from datasets import Dataset
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import subword_sampling as sampling
 from nmt.data.batching import epoch_batches, padding_waste
+from nmt.data.corpus import take_rows
 from nmt.data.encoding import EncodedPairs, encode_corpus, sort_by_length
 from nmt.data.subword_sampling import resample_subwords
 from nmt.data.tokenizer import train_tokenizer
@@ -27,7 +28,7 @@ def encoded(tmp_path: Path, request: pytest.FixtureRequest) -> EncodedPairs:
     texts[0][5], texts[1][40], texts[0][50] = "", " ", "ab " * 90
     config = TokenizerConfig(type=request.param, vocab_size=275, joint=False, sampling=0.3)
     run = TrainRun(data=DataConfig(cache=str(tmp_path), max_length=30), tokenizer=config)
-    pairs = Dataset.from_dict({"source": texts[0], "target": texts[1]})
+    pairs = pa.table({"source": texts[0], "target": texts[1]})
     return encode_corpus(pairs, train_tokenizer(*texts, config), run)
 
 
@@ -42,7 +43,8 @@ def test_each_epoch_has_same_text_in_different_pieces(encoded: EncodedPairs) -> 
     assert sorted(epoch_0.order) == sorted(encoded.order) and len(epoch_0) == 57
     for name, tokenizer in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         best, first, second, repeated = (getattr(pairs, name) for pairs in (encoded, epoch_0, epoch_1, epoch_0_again))
-        assert [tokenizer.decode(first[row].tolist()) for row in epoch_0.order] == epoch_0.pairs[epoch_0.order][name]
+        texts = take_rows(epoch_0.pairs, epoch_0.order)[name].to_pylist()
+        assert [tokenizer.decode(first[row].tolist()) for row in epoch_0.order] == texts
         assert first.ids.tolist() == repeated.ids.tolist() != second.ids.tolist()
         assert first.ids.dtype == best.ids.dtype
         assert any(first[row].tolist() != best[row].tolist() for row in epoch_0.order)

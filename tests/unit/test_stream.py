@@ -36,7 +36,6 @@ from builders import (
     write_corpus,
     write_files,
 )
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +43,7 @@ from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig
 from nmt.data import readers, stream, subword_sampling
 from nmt.data.batching import collate, epoch_batches
+from nmt.data.corpus import map_table
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
 from nmt.data.stream import (
     compute_stream_key,
@@ -207,7 +207,7 @@ def test_window_is_encoded_like_a_corpus(tmp_path: Path, type: str, caplog: pyte
     actual = window.pairs
     assert "train: 66 pairs, dropped 3 with an empty side, 1 longer than data.max_length=30" in caplog.text
     expected = encode_corpus(
-        Dataset.from_list([{"source": source, "target": target} for source, target in pairs]), tokenizer, run
+        pa.Table.from_pylist([{"source": source, "target": target} for source, target in pairs]), tokenizer, run
     )
     for a, e in ((actual.source, expected.source), (actual.target, expected.target)):
         assert a.ids.dtype == e.ids.dtype and a.offsets.tolist() == e.offsets.tolist()
@@ -265,11 +265,11 @@ def test_tokenizer_is_trained_on_first_pairs(tmp_path: Path, monkeypatch: pytest
     run = make_run(paths[0], corpora=[CorpusConfig(str(paths[1]), 0.5)])
     all_pairs = [pair for shards in corpora for shard in shards for pair in shard]
     sample = sample_stream(run)
-    assert sorted(zip(sample["source"], sample["target"], strict=True)) == sorted(all_pairs)
+    assert sorted(zip(sample["source"].to_pylist(), sample["target"].to_pylist(), strict=True)) == sorted(all_pairs)
     monkeypatch.setattr(stream, "TOKENIZER_SAMPLE", 30)
     sample = sample_stream(run)
     expected = next(build_naive_windows(corpora, [20, 10], 1, None))
-    assert list(zip(sample["source"], sample["target"], strict=True)) == expected
+    assert list(zip(sample["source"].to_pylist(), sample["target"].to_pylist(), strict=True)) == expected
     run.tokenizer.vocab_size = 290
     assert get_or_train_tokenizer(sample, run) == get_or_train_tokenizer(sample_stream(run), run)
 
@@ -541,7 +541,7 @@ def test_two_processes_give_same_losses_on_parquet(text: Path, tmp_path: Path) -
 def test_streamed_text_is_not_cached(uninterrupted: Path) -> None:
     cache = uninterrupted.parents[1] / "cache"
     [cached_validation] = cache.rglob("pairs.arrow")
-    assert len(Dataset.from_file(str(cached_validation))) == 7 and not list(cache.rglob("source.ids"))
+    assert len(map_table(cached_validation)) == 7 and not list(cache.rglob("source.ids"))
 
 
 def test_streaming_without_max_steps_raises(text: Path, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import sacrebleu
 import torch
 from builders import CPU, list_checkpoints, make_state, read_events, write_corpus
-from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -169,7 +169,7 @@ def test_validation_bleu_compares_greedy_translations_with_targets(corpus: Path,
 
     greedy, beam_5 = translate(1), translate(5)
     targets[::2] = greedy[::2]
-    state.valid = Dataset.from_dict({"source": sources, "target": targets})
+    state.valid = pa.table({"source": sources, "target": targets})
     greedy_bleu, beam_5_bleu = (sacrebleu.corpus_bleu(texts, [targets]).score for texts in (greedy, beam_5))
     assert 99 > greedy_bleu > beam_5_bleu + 20
     assert validate(state)["bleu"] == pytest.approx(greedy_bleu) == read_events(tmp_path, "validate")[0]["bleu"]
@@ -564,7 +564,7 @@ def test_validation_skips_very_long_lines_and_splits_large_batches(
     state = make_state(corpus, tmp_path, max_steps=1)
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
     long_pairs = {"source": ["Hund " * 20_000, "Ein Hund"], "target": ["A dog", "dog " * 5_000]}
-    with_long_pairs = concatenate_datasets([state.valid.select_columns([*long_pairs]), Dataset.from_dict(long_pairs)])
+    with_long_pairs = pa.concat_tables([state.valid.select([*long_pairs]), pa.table(long_pairs)])
     assert evaluate_loss(state.model, state.tokenizer, with_long_pairs, CPU) == scores
     assert "2 pairs of more than 1,000 pieces (first: 13, 14)" in caplog.text
     loss = state.model.loss
