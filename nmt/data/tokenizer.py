@@ -39,6 +39,7 @@ BYTE_PIECES = 256  # ids after the specials and the tags
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
 DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
+NORMALIZER_SPEC, DENORMALIZER_SPEC = 3, 5  # numbers of these fields in a model file
 MAX_MODEL_BYTES = 2**28  # bytes read of a model file; far more than any real model
 MAX_REPLACEMENT_BYTES = 256  # normalized form of a character; Unicode's longest in NFKC, U+FDFA, has 33
 UNKNOWN_PENALTY = 10.0  # log-probability of an unknown character below the worst piece, as in SentencePiece
@@ -102,6 +103,16 @@ class LanguageTokenizer:
         is_identity = self.processor.normalize(text) == SPACE_SYMBOL + text.replace(" ", SPACE_SYMBOL)
         has_inner_space = any(SPACE_SYMBOL in piece[1:] for piece in self.vocabulary)
         return self.has_byte_fallback and self.is_bpe and is_identity and not has_inner_space
+
+    @cached_property
+    def squeezes_spaces(self) -> bool:
+        """Whether normalization removes spaces at the ends of a line and repeated ones."""
+        return bool(self.processor.normalize(" a  b ") == "▁a▁b")
+
+    @cached_property
+    def character_map(self) -> bytes:
+        """The map of characters of the normalization, compiled by SentencePiece; empty if characters stay as they are."""
+        return b"".join(read_character_maps(self.model, NORMALIZER_SPEC))
 
     def must_exceed(self, line: str, limit: int) -> bool:
         """Return whether the length of a line alone implies that it has more than `limit` pieces.
@@ -519,11 +530,16 @@ def longest_replacement(model: bytes) -> int:
 
     A `NormalizerSpec` stores the length of an index of what is replaced, the index, and the replacements end to end.
     """
-    specs = [content for number, content in read_protobuf_fields(model) if number in (3, 5)]  # (de)normalizer_spec
-    charsmaps = [content for spec in specs for number, content in read_protobuf_fields(spec) if number == 2]
+    charsmaps = read_character_maps(model, NORMALIZER_SPEC, DENORMALIZER_SPEC)
     index_ends = [4 + int.from_bytes(charsmap[:4], "little") for charsmap in charsmaps]
     texts = [text for charsmap, end in zip(charsmaps, index_ends, strict=True) for text in charsmap[end:].split(b"\0")]
     return max(map(len, texts), default=0)
+
+
+def read_character_maps(model: bytes, *spec_numbers: int) -> list[bytes]:
+    """Return the maps of characters of a SentencePiece model in these fields."""
+    specs = [content for number, content in read_protobuf_fields(model) if number in spec_numbers]
+    return [content for spec in specs for number, content in read_protobuf_fields(spec) if number == 2]
 
 
 def read_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -4,9 +4,7 @@ The page loads nothing from the network. Its structure, style and script are in 
 filled in with escaped text and with a block of JSON that the script renders.
 """
 
-import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -19,7 +17,7 @@ from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
-from nmt.runtime.html import fill_template
+from nmt.runtime.html import dump_script_json, fill_template
 
 MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
 MAX_PAIRS_WITH_HEADS = 100  # of them, those that have the attention weights of each layer and head
@@ -122,12 +120,6 @@ def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
         if start >= 0:
             end = start + len(word)
     return glued
-
-
-def dump_script_json(value: Any) -> str:
-    """Return JSON that is safe in a script element: without `</script>`, comments, and JavaScript line terminators."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def format_definitions(values: dict[str, Any]) -> str:
