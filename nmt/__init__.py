@@ -24,8 +24,10 @@ from nmt.decoding.translator import Translation, Translator, check_scores, warn_
 from nmt.errors import UserError
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import maybe_graph
+from nmt.page.export import build_page
 from nmt.runtime.command_line import build_settings
 from nmt.runtime.device import choose_device, choose_precision, move_model
+from nmt.runtime.text_io import open_output
 from nmt.training.checkpoint import export_model, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
@@ -92,15 +94,16 @@ class Model:
         target_words = [line.split() for line in target_lines]
         return self.translator.align(source_words, target_words, segment=True)
 
-    def export(self, folder: str | Path) -> None:
-        """Export the model for inference to a folder that all commands accept as `checkpoint=`.
+    def export(self, path: str | Path) -> None:
+        """Export the model: to one HTML file that translates in any browser, if the path ends in `.html`.
 
-        The checkpoint is read again, in full precision. If the run is still training, its current best is exported.
+        Any other path is a new folder, which all commands accept as `checkpoint=`. The page stores the weights in
+        8 bits and follows the settings of search. The checkpoint is read again, in full precision. If the run is still
+        training, its current best is exported.
         """
         if len(self.paths) > 1:
             raise UserError("an ensemble of several models cannot be exported; export each model")
-        model, tokenizer, config, *_ = load_model(self.paths[0], self.average)
-        export_model(model, tokenizer, config, Path(folder))
+        export_checkpoint(self.paths[0], path, self.average, self.translator.config)
 
 
 def load(
@@ -161,6 +164,24 @@ def open_translator(
     model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
     key = " ".join(loaded.key for loaded in loaded_models)
     return Translator(maybe_graph(model, device), first.tokenizer, search.for_trained_on(*training_data), device, key)
+
+
+def export_checkpoint(
+    checkpoint: str, output: str | Path, average: int, search: SearchConfig, title: str | None = None
+) -> None:
+    """Export a model to a page or a folder, for `Model.export` and `nmt.export`.
+
+    Raises:
+        UserError: the checkpoint cannot be read, the output cannot be written, the folder exists, or a setting of
+            search does not work in a page.
+    """
+    model, tokenizer, config, *_ = load_model(checkpoint, average)
+    if str(output).lower().endswith(".html"):
+        page = build_page(model, tokenizer, config, search, title)
+        with open_output(str(output)) as file:
+            file.write(page.encode())
+    else:
+        export_model(model, tokenizer, config, Path(output))
 
 
 def check_lines(*sides: Iterable[str]) -> list[list[str]]:

@@ -294,10 +294,39 @@ class AlignRun:
                 )
 
 
+@dataclass(slots=True)
+class ExportRun:
+    """Settings of `python -m nmt.export`."""
+
+    checkpoint: Any = setting(None, "run folder (best checkpoint, else the last) or step folder")
+    output: str | None = setting(None, "FILE.html: a page that translates; else a new folder, for checkpoint=")
+    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
+    title: str | None = setting(None, "output=FILE.html: title of the page; null: the two languages")
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint, "auto", "auto")
+        if isinstance(self.checkpoint, list):
+            raise UserError(
+                f"checkpoint=[{','.join(map(str, self.checkpoint))}]: an ensemble of several models cannot be "
+                "exported; export each model"
+            )
+        self.checkpoint = str(self.checkpoint)
+        if not self.output:
+            raise UserError("output is not set; give a page, output=FILE.html, or a new folder, output=FOLDER")
+        check_at_least(1, "", self, "average")
+        is_page = self.output.lower().endswith(".html")
+        if not is_page and (unused := self.search.format_changed(*(item.name for item in fields(SearchConfig)))):
+            raise UserError(f"{unused} has no effect with output={self.output}, which is no .html file; leave it out")
+        if not is_page and self.title is not None:
+            raise UserError(f"title={self.title} has no effect with output={self.output}, which is no .html file")
+
+
 COMMANDS: dict[str, type] = {
     "prepare": PrepareRun,
     "train": TrainRun,
     "evaluate": EvaluateRun,
     "translate": TranslateRun,
     "align": AlignRun,
+    "export": ExportRun,
 }

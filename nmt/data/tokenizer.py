@@ -111,7 +111,7 @@ class LanguageTokenizer:
 
     @cached_property
     def character_map(self) -> bytes:
-        """The map of characters of the normalization, compiled by SentencePiece; empty if characters stay as they are."""
+        """The normalization of characters as SentencePiece compiles it; empty if they stay as they are."""
         return b"".join(read_character_maps(self.model, NORMALIZER_SPEC))
 
     def must_exceed(self, line: str, limit: int) -> bool:

@@ -1,0 +1,198 @@
+// -------------------------------------------------------------------------------------------------- page
+const [source, mirror, translation, state, notes, detail, options, grid, copy, clear, beam] = [
+  "source", "mirror", "translation", "status", "notes", "detail", "options", "matrix", "copy", "clear", "beam",
+].map(id => document.getElementById(id));
+const PAUSE = 250;  // milliseconds without typing after which the translation starts
+let results = [];  // of each line, undefined while it is translated
+let choices = [];  // of each line, the number of the option that is shown
+let current = 0;  // the line whose details are shown
+
+/** Label a text with the English name of its language, given its code. */
+function showLanguage(label, text, code) {
+  label.textContent = code;
+  try {
+    label.textContent = new Intl.DisplayNames("en", { type: "language" }).of(code);
+    text.lang = code;
+  } catch {
+    // the name of a column that is no code
+  }
+}
+
+const words = (side, axis) => side.words.flatMap((word, i) =>
+  [gap(i, side.glued), make("span", { class: "word", [axis]: i }, word)]);
+
+/** Show the words of the source behind the text that was typed. */
+function showMirror() {
+  mirror.replaceChildren(...source.value.split("\n").map((line, number) => {
+    const node = make("div", { dir: "auto", "data-pair": number });
+    let end = 0;
+    results[number]?.source.words.forEach((word, s) => {
+      const start = line.indexOf(word, end);
+      if (start < 0) return;  // the tokenizer has normalized it
+      node.append(line.slice(end, start), make("span", { class: "word", "data-s": s }, word));
+      end = start + word.length;
+    });
+    node.append(line.slice(end));
+    return node;
+  }));
+}
+
+const chosen = line => results[line]?.options[choices[line] ?? 0];
+
+/** Return the node of a line of the translation. */
+function lineNode(line) {
+  while (translation.childElementCount <= line) {
+    translation.append(make("p", { dir: "auto", "data-pair": translation.childElementCount }));
+  }
+  return translation.children[line];
+}
+
+function showLine(line, value) {
+  const node = lineNode(line), isText = typeof value === "string", option = isText ? null : chosen(line);
+  node.classList.toggle("writing", isText);
+  node.replaceChildren(...(isText ? [value] : option ? words(option, "data-t") : []));
+  node.tabIndex = option ? 0 : -1;
+  if (!option) return;
+  const noWeights = option.words.map(() => results[line].source.words.map(() => 0));
+  weightsOf.set(String(line), option.weights ?? noWeights);
+}
+
+/** Show alternatives and attention of a line. */
+function showDetail(line) {
+  current = line;
+  for (const [number, node] of [...translation.children].entries()) {
+    node.setAttribute("aria-current", number === line && translation.childElementCount > 1);
+  }
+  const option = chosen(line);
+  detail.hidden = !option;
+  if (!option) return;
+  options.replaceChildren(...results[line].options.map(({ text, score }, number) => {
+    const button = make("button", { type: "button", "aria-pressed": number === (choices[line] ?? 0) },
+      make("span", { dir: "auto" }, text || "(empty)"), make("small", { title: "log-probability" }, score.toFixed(2)));
+    button.addEventListener("click", () => choose(line, number));
+    return make("li", {}, button);
+  }));
+  options.parentNode.hidden = results[line].options.length < 2;
+  grid.parentNode.hidden = !option.weights || !option.words.length;
+  grid.dataset.pair = line;
+  grid.replaceChildren();
+  if (!grid.parentNode.hidden) {
+    grid.append(matrix({ source: results[line].source.words, translation: option.words }, option.weights));
+  }
+}
+
+function choose(line, number) {
+  choices[line] = number;
+  showLine(line, results[line]);
+  showDetail(line);
+  options.children[number].firstChild.focus();
+}
+
+/** Say what was split or cut. */
+function showNotes() {
+  notes.replaceChildren(...results.flatMap((result, index) => {
+    const name = results.length > 1 ? `Line ${index + 1}` : "The text", said = [];
+    if (result?.parts > 1) said.push(`${name} is long; it was translated in ${result.parts} parts.`);
+    if (result?.isCut) said.push(`${name}: the translation was cut at its maximum length.`);
+    if (result?.isBeyondReach) said.push(`${name} is longer than the model can look: its end gets no attention.`);
+    return said.map(text => make("li", {}, text));
+  }));
+}
+
+async function translate() {
+  const text = source.value, start = performance.now();
+  const lines = text.split("\n");
+  results = lines.map(() => undefined);
+  choices = [];
+  light(null);
+  while (translation.childElementCount > lines.length) translation.lastChild.remove();
+  translation.setAttribute("aria-busy", "true");
+  state.textContent = text.trim() ? "Translating \u2026" : "";
+  try {
+    const done = await translator.translate(text, { beam: +beam.value }, (line, value) => {
+      if (typeof value !== "string") results[line] = value;
+      showLine(line, value);
+      if (typeof value !== "string" && line === Math.min(current, lines.length - 1)) showDetail(line);
+    });
+    if (!done) return;  // the text has changed
+    const first = results.findIndex(result => result.options.length);
+    if (!chosen(current)) showDetail(Math.max(0, first));
+    showMirror();
+    showNotes();
+    state.textContent = first < 0 ? "" : `Translated in ${((performance.now() - start) / 1000).toFixed(1)} s`;
+    copy.disabled = first < 0;
+  } catch (error) {
+    state.textContent = `This browser cannot run the model: ${error.message}`;
+  }
+  translation.setAttribute("aria-busy", "false");
+}
+
+async function copyTranslation() {
+  const text = results.map((_, line) => chosen(line)?.text ?? "").join("\n");
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // without permission
+    const field = make("textarea", { "aria-hidden": true });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+    copy.focus();
+  }
+  state.textContent = "Copied";
+}
+
+let timer = null;
+
+function translateSoon(delay) {
+  clearTimeout(timer);
+  timer = setTimeout(translate, delay);
+}
+
+source.addEventListener("input", () => {
+  results = [];
+  light(null);
+  showMirror();
+  translateSoon(PAUSE);
+});
+beam.addEventListener("change", () => translateSoon(0));
+copy.addEventListener("click", copyTranslation);
+clear.addEventListener("click", () => {
+  source.value = "";
+  source.dispatchEvent(new Event("input"));
+  source.focus();
+});
+// The words of the mirror lie below the text field, which receives the events.
+source.addEventListener("pointermove", ({ clientX, clientY }) => {
+  const word = document.elementsFromPoint(clientX, clientY).find(node => node.matches("#mirror .word"));
+  if (word) select(word);
+  light(word ?? null);
+});
+source.addEventListener("pointerleave", () => light(null));
+
+/** Show the line of a word or of a focused node in detail. */
+function select(node) {
+  const line = node.closest("[data-pair]")?.dataset.pair;
+  if (line !== undefined && +line !== current && chosen(+line)) showDetail(+line);
+}
+
+for (const name of ["pointerover", "focusin"]) {
+  translation.addEventListener(name, event => select(event.target));
+}
+followPointerAndFocus(translation);
+followPointerAndFocus(grid);
+
+const { languages, parameters, attends, search: { beam: width } } = translator.info;
+showLanguage(document.getElementById("source-name"), source, languages.source);
+showLanguage(document.getElementById("translation-name"), translation, languages.target);
+for (const value of [...new Set([1, 5, width])].sort((a, b) => a - b)) {
+  beam.append(make("option", { value }, value === 1 ? "Greedy search: fast" : `Beam search: ${value} hypotheses`));
+}
+beam.value = width;
+document.getElementById("about").textContent =
+  `${parameters.toLocaleString("en")} parameters, in 8 bits${attends ? "" : "; this model has no attention"}. Made with nmt.`;
+showMirror();
+translator.ready.then(() => source.value && translate(), error => {
+  state.textContent = `This browser cannot run the model: ${error.message}`;
+});
