@@ -14,7 +14,7 @@ from nmt.runtime.logging import log, log_to_stderr
 @main("export")
 def export(command: ExportRun) -> None:
     log_to_stderr()
-    export_checkpoint(command.checkpoint, command.output, command.average, command.search, command.title)
+    export_checkpoint(command.checkpoint, str(command.output), command.average, command.search, command.title)
     log.info(f"exported {command.checkpoint} to {command.output}")
 
 

@@ -78,7 +78,7 @@ SHARED = ROOT.parent / "shared" / "data"  # real corpora beside the checkout, if
 CONTEXT = multiprocessing.get_context("forkserver")
 # Preload torch._dynamo too, which the first optimizer of a process imports.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "nmt.train", "nmt.prepare", "nmt.evaluate", "nmt.translate", "nmt.align", "torch._dynamo"]
+    ["pytest", "nmt.train", "nmt.prepare", "nmt.evaluate", "nmt.translate", "nmt.align", "nmt.export", "torch._dynamo"]
 )
 TINY_SETTINGS = (
     "tokenizer.vocab_size=500",
@@ -253,8 +253,8 @@ def randomize_(module: torch.nn.Module, scale: float) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
 
 
-def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2Seq:
-    """Return a model of a style whose cell, depth, readout, shortcut and half width vary with `number`.
+def make_attention_config(style: str, number: int = 0, **attention: Any) -> ModelConfig:
+    """Return the settings of a model of a style; cell, depth, readout, shortcut and half width vary with `number`.
 
     `attention` are fields of AttentionConfig, and except for coverage of a Transformer's self-attention.
     """
@@ -267,7 +267,7 @@ def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2S
     self_attention = (
         {"score": "scaled_dot"} if attention["score"] == "none" else {**sizes, **attention, "coverage": False}
     )
-    config = ModelConfig(
+    return ModelConfig(
         embed=6,
         hidden=8,
         dropout=0.0,
@@ -276,7 +276,11 @@ def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2S
         self_attention=SelfAttentionConfig(**self_attention),
         **settings,
     )
-    model = build_model(config, VOCABULARY, VOCABULARY).double()
+
+
+def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2Seq:
+    """Return a float64 model of `make_attention_config` with random parameters."""
+    model = build_model(make_attention_config(style, number, **attention), VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     randomize_(model, 0.4)
     return model
@@ -610,3 +614,64 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "groups": {"groups": 2, "diversity": 1.0},
     "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
 }
+
+
+# ---------------------------------------------------------------------------------------------------------- odd text
+ODD_CHARACTERS = (
+    "  \t\0\x07\x1c\x7f\x85\n\r\u00a0\u0301\u1680\u2028\u2029\u200d\u202e\u2581\u2585\u3000\ufeff\ufffd<>&\"'\\{}aäשמ"
+    "😀🏽"
+)
+SPECIAL_STRINGS = (
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "▁<unk>",
+    "<0x41>",
+    "<0x0A>",
+    " ⁇ ",
+    "</script>",
+    "<!--",
+    "Der Hund ",
+    "0-0",
+)
+ODD_LINES = [
+    "Der Hund schläft .",
+    "",
+    "   ",
+    "emoji 😀👩‍👩‍👧",
+    "مرحبا بالعالم",
+    "tab\there",
+    "bell\x07 and \x00 NUL",
+    "lone \r carriage return",
+    "line\u2028separator",
+    "▁ underline",
+    "x" * 10_000,
+    "a b c . " * 1_250,
+    "Ende",
+]
+HOSTILE = [
+    "<script>hacked=1</script>",
+    "</script><script>hacked=1</script>",
+    "</script x",
+    "<!--<script>",
+    "-->",
+    "]]>",
+    "</title><b>",
+    "<img src=x onerror=hacked=1>",
+    "\" onfocus='hacked=1' autofocus=\"",
+    "&lt;b&gt;&amp;",
+    "\u2028hacked=1//",
+    "\u202eright\u202cto\u2066left",
+    "<!--DATA-->",
+    "<!--TITLE-->",
+    "\\",
+    "\\u003c",
+    "\x00\x1b[31m",
+    "${hacked=1}",
+    "__proto__",
+    "constructor",
+    "مرحبا",
+    "👩‍👩‍👧",
+    "w" * 300,
+]

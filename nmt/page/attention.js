@@ -1,7 +1,7 @@
 // Words of sentence pairs, a matrix of the attention between them, and highlighting of what belongs together.
 //
-// Words have data-s or data-t, their number in the source or the translation, and are inside of elements with data-pair,
-// the name of their pair; `weightsOf` has its weights. The page has an element `tip` for the weight of a cell.
+// Words have data-s or data-t, their number in the source or the translation, inside of elements with data-pair, the
+// name of their pair; `weightsOf` has its weights. The page has an element `tip` for the weight of a cell.
 const LARGE = 24;  // words; longer pairs get smaller cells
 const tip = document.getElementById("tip");
 const weightsOf = new Map();  // by the name of a pair: weights, [translated word][source word]

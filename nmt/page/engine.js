@@ -1,4 +1,4 @@
-// The model: `nmt/model/` in plain JavaScript, one sentence at a time. Names and equations are those of the Python files.
+// The model: `nmt/model/` in plain JavaScript, one sentence at a time. Names and equations are those of Python.
 //
 // Vectors are Float32Arrays. Several vectors of one size are one array, row after row, or a list of vectors. Sizes in
 // comments: N hypotheses, S source positions, D decoder, M memory (encoder output), A queries and keys, V vocabulary.
@@ -49,14 +49,18 @@ class Weights {
   }
 }
 
-/** Return x W^T + b for all rows of x. Four rows at a time share the conversion of each weight. */
+/**
+ * Return x W^T + b for all rows of x.
+ *
+ * Most time goes into these loops. A weight is converted once for four rows of x, and of a single row each value is
+ * converted once for four rows of W.
+ */
 function multiply({ rows, columns, values, scales }, bias, x) {
-  const count = x.length / columns, out = new Float32Array(count * rows);
-  for (let r = 0; r < rows; r++) {
-    const start = r * columns, scale = scales[r], added = bias ? bias[r] : 0;
-    let n = 0;
-    for (; n + 4 <= count; n += 4) {
-      const a = n * columns, b = a + columns, c = b + columns, d = c + columns;
+  const count = x.length / columns, out = new Float32Array(count * rows), fours = count - count % 4;
+  for (let n = 0; n < fours; n += 4) {
+    const a = n * columns, b = a + columns, c = b + columns, d = c + columns;
+    for (let r = 0; r < rows; r++) {
+      const start = r * columns;
       let sumA = 0, sumB = 0, sumC = 0, sumD = 0;
       for (let i = 0; i < columns; i++) {
         const weight = values[start + i];
@@ -65,21 +69,34 @@ function multiply({ rows, columns, values, scales }, bias, x) {
         sumC += weight * x[c + i];
         sumD += weight * x[d + i];
       }
-      out[n * rows + r] = sumA * scale + added;
-      out[(n + 1) * rows + r] = sumB * scale + added;
-      out[(n + 2) * rows + r] = sumC * scale + added;
-      out[(n + 3) * rows + r] = sumD * scale + added;
+      out[n * rows + r] = sumA;
+      out[(n + 1) * rows + r] = sumB;
+      out[(n + 2) * rows + r] = sumC;
+      out[(n + 3) * rows + r] = sumD;
     }
-    for (; n < count; n++) {
-      const a = n * columns;
-      let even = 0, odd = 0, i = 0;
-      for (; i + 1 < columns; i += 2) {
-        even += values[start + i] * x[a + i];
-        odd += values[start + i + 1] * x[a + i + 1];
+  }
+  for (let n = fours; n < count; n++) {
+    const start = n * columns;
+    let r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      const a = r * columns, b = a + columns, c = b + columns, d = c + columns;
+      let sumA = 0, sumB = 0, sumC = 0, sumD = 0;
+      for (let i = 0; i < columns; i++) {
+        const value = x[start + i];
+        sumA += values[a + i] * value;
+        sumB += values[b + i] * value;
+        sumC += values[c + i] * value;
+        sumD += values[d + i] * value;
       }
-      if (i < columns) even += values[start + i] * x[a + i];
-      out[n * rows + r] = (even + odd) * scale + added;
+      out[n * rows + r] = sumA;
+      out[n * rows + r + 1] = sumB;
+      out[n * rows + r + 2] = sumC;
+      out[n * rows + r + 3] = sumD;
     }
+    for (; r < rows; r++) out[n * rows + r] = dot(x, values, start, r * columns, columns);
+  }
+  for (let n = 0; n < count; n++) {
+    for (let r = 0; r < rows; r++) out[n * rows + r] = out[n * rows + r] * scales[r] + (bias ? bias[r] : 0);
   }
   return out;
 }
@@ -456,7 +473,7 @@ class RecurrentDecoder {
     };
   }
 
-  /** Read a token for each of N hypotheses. Return features N x D, weights [N vectors of size S] or null, the new state. */
+  /** Read a token for each hypothesis. Return features N x D, weights [N vectors of size S] or null, the new state. */
   step(embedded, state, memory) {
     const { style, hidden, residual } = this.config, count = state.cells[0][0].length / hidden;
     const cells = [...state.cells];

@@ -1,11 +1,13 @@
 // -------------------------------------------------------------------------------------------------- page
-const [source, mirror, translation, state, notes, detail, options, grid, copy, clear, beam] = [
-  "source", "mirror", "translation", "status", "notes", "detail", "options", "matrix", "copy", "clear", "beam",
+const [source, mirror, translation, state, notes, detail, options, grid, copy, clear, beam, about] = [
+  "source", "mirror", "translation", "status", "notes", "detail", "options", "matrix", "copy", "clear", "beam", "about",
 ].map(id => document.getElementById(id));
 const PAUSE = 250;  // milliseconds without typing after which the translation starts
+const RANKING = "log-probability, divided by the length penalty";
 let results = [];  // of each line, undefined while it is translated
 let choices = [];  // of each line, the number of the option that is shown
 let current = 0;  // the line whose details are shown
+let timer = null;  // of the translation that is about to start
 
 /** Label a text with the English name of its language, given its code. */
 function showLanguage(label, text, code) {
@@ -66,9 +68,9 @@ function showDetail(line) {
   const option = chosen(line);
   detail.hidden = !option;
   if (!option) return;
-  options.replaceChildren(...results[line].options.map(({ text, score }, number) => {
+  options.replaceChildren(...results[line].options.map(({ text, ranking }, number) => {
     const button = make("button", { type: "button", "aria-pressed": number === (choices[line] ?? 0) },
-      make("span", { dir: "auto" }, text || "(empty)"), make("small", { title: "log-probability" }, score.toFixed(2)));
+      make("span", { dir: "auto" }, text || "(empty)"), make("small", { title: RANKING }, ranking.toFixed(2)));
     button.addEventListener("click", () => choose(line, number));
     return make("li", {}, button);
   }));
@@ -100,6 +102,7 @@ function showNotes() {
 }
 
 async function translate() {
+  timer = null;
   const text = source.value, start = performance.now();
   const lines = text.split("\n");
   results = lines.map(() => undefined);
@@ -116,7 +119,7 @@ async function translate() {
     });
     if (!done) return;  // the text has changed
     const first = results.findIndex(result => result.options.length);
-    if (!chosen(current)) showDetail(Math.max(0, first));
+    showDetail(chosen(current) ? current : Math.max(0, first));
     showMirror();
     showNotes();
     state.textContent = first < 0 ? "" : `Translated in ${((performance.now() - start) / 1000).toFixed(1)} s`;
@@ -142,8 +145,6 @@ async function copyTranslation() {
   }
   state.textContent = "Copied";
 }
-
-let timer = null;
 
 function translateSoon(delay) {
   clearTimeout(timer);
@@ -190,8 +191,8 @@ for (const value of [...new Set([1, 5, width])].sort((a, b) => a - b)) {
   beam.append(make("option", { value }, value === 1 ? "Greedy search: fast" : `Beam search: ${value} hypotheses`));
 }
 beam.value = width;
-document.getElementById("about").textContent =
-  `${parameters.toLocaleString("en")} parameters, in 8 bits${attends ? "" : "; this model has no attention"}. Made with nmt.`;
+about.textContent = `${parameters.toLocaleString("en")} parameters, in 8 bits${
+  attends ? "" : "; this model has no attention"}. Made with nmt.`;
 showMirror();
 translator.ready.then(() => source.value && translate(), error => {
   state.textContent = `This browser cannot run the model: ${error.message}`;

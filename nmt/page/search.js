@@ -19,10 +19,12 @@ function logCoverage({ coverage }) {
 
 /** Return log-probabilities. `<s>` and padding are never chosen. */
 function logProbabilities(logits) {
-  const largest = logits.reduce((a, b) => Math.max(a, b), -Infinity);
-  let total = 0;
-  for (const logit of logits) total += Math.exp(logit - largest);
-  const normalizer = largest + Math.log(total), result = Float64Array.from(logits, logit => logit - normalizer);
+  const result = new Float64Array(logits.length);
+  let largest = -Infinity, total = 0;
+  for (let i = 0; i < logits.length; i++) largest = Math.max(largest, logits[i]);
+  for (let i = 0; i < logits.length; i++) total += Math.exp(logits[i] - largest);
+  const normalizer = largest + Math.log(total);
+  for (let i = 0; i < logits.length; i++) result[i] = logits[i] - normalizer;
   result[PAD] = result[BOS] = -Infinity;
   return result;
 }
@@ -69,7 +71,7 @@ function append(hypothesis, token, score, weights) {
  * Return the hypotheses of a sentence, best first.
  *
  * @param ids of the source, with `</s>`
- * @param config `search.*`. The search goes on until all hypotheses of the beam are finished, or as long as they may be.
+ * @param config `search.*`; the search goes on until all hypotheses are finished, or as long as they may be
  * @param onStep is called with the best hypothesis after each token, and awaited; it stops the search by throwing
  */
 async function search(model, ids, config, onStep) {
@@ -80,7 +82,7 @@ async function search(model, ids, config, onStep) {
   const order = hypothesis => rank(hypothesis.score, hypothesis.length, logCoverage(hypothesis), config);
   const { memory, state: start } = model.start(ids);
   let beam = [{ tokens: [], score: 0, length: 0, finished: false, weights: [], coverage }];
-  let active = beam, state = start;  // the unfinished hypotheses, and the state of the model with a row for each of them
+  let active = beam, state = start;  // the unfinished hypotheses, and the state of the model with a row for each
   for (let step = 0; step < maxLength && active.length; step++) {
     const read = model.step(active.map(({ tokens }) => tokens.at(-1) ?? BOS), state, memory);
     const candidates = beam.flatMap(hypothesis => {

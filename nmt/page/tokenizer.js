@@ -4,6 +4,7 @@ const SPACE_SYMBOL = "\u2581";
 const BYTE_COUNT = 256;
 const UNKNOWN_PENALTY = 10;  // log-probability of an unknown character below the worst piece
 const SILENT_PIECES = ["<pad>", "<s>", "</s>"];  // without text of their own
+const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
@@ -101,7 +102,8 @@ class LanguageTokenizer {
     const next = symbols.map((_, i) => i + 1), previous = symbols.map((_, i) => i - 1);
     const queue = new PriorityQueue((a, b) => a.score > b.score || a.score === b.score && a.left < b.left);
     const propose = (left, right) => {
-      if (left < 0 || right >= symbols.length || this.tagIds.has(symbols[left]) || this.tagIds.has(symbols[right])) return;
+      if (left < 0 || right >= symbols.length) return;
+      if (this.tagIds.has(symbols[left]) || this.tagIds.has(symbols[right])) return;
       const merged = symbols[left] + symbols[right], id = this.ids.get(merged);
       if (id !== undefined) queue.push({ score: this.scores[id], left, right, size: merged.length });
     };
@@ -119,7 +121,7 @@ class LanguageTokenizer {
     return symbols.filter(Boolean);
   }
 
-  /** Segment by a unigram model: the most likely pieces (Viterbi). Scores are rounded where SentencePiece rounds them. */
+  /** Segment by a unigram model: the most likely pieces. Scores are rounded where SentencePiece rounds them. */
   findBestPath(text) {
     const best = new Float32Array(text.length + 1), starts = new Int32Array(text.length + 1).fill(-1);
     const update = (start, end, score) => {
@@ -182,7 +184,7 @@ class LanguageTokenizer {
       splitGroup(group, surfaces).forEach((part, number) => {
         for (const index of part) owners[index] = words.length;
         if (number) glued.push(words.length);
-        words.push(decoder.decode(joinBytes(part.map(index => surfaces[index]))).trim());
+        words.push(decoder.decode(joinBytes(part.map(index => surfaces[index]))).replace(/^ +| +$/g, ""));
       });
     }
     // A piece that is only a space belongs to the word directly after it.
@@ -198,7 +200,7 @@ class LanguageTokenizer {
 /** Split a group of pieces without spaces between them where words of a script without spaces begin. */
 function splitGroup(group, surfaces) {
   const text = decoder.decode(joinBytes(group.map(index => surfaces[index])));
-  if (!/[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u.test(text)) return [group];
+  if (!UNSPACED.test(text)) return [group];
   const segments = typeof Intl.Segmenter === "function"
     ? Array.from(new Intl.Segmenter(undefined, { granularity: "word" }).segment(text), segment => segment.segment)
     : Array.from(text);

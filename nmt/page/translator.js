@@ -1,11 +1,12 @@
 // Lines to translations, as `nmt/decoding/translator.py` does it.
 
-const SENTENCE_END = /[.!?;:。！？；…]$/u, FULL_WIDTH_END = /[。！？；…]$/u;  // the latter need no space after them
+const SENTENCE_END = /[.!?;:。！？；…]$/u;
+const FULL_WIDTH_END = /[。！？；…]$/u;  // needs no space after it
 const NO_SPACE_AFTER = /[\p{sc=Han}\p{sc=Bopomofo}\p{sc=Hira}\p{sc=Kana}\u3001-\u303f\u30fc\uff01-\uff60\uff70]$/u;
 const BLANK = /^(?:(?!\ufeff)[\s\x1c-\x1f\x85])*$/;  // what Python's `strip` leaves nothing of
 const CACHED_LINES = 500;
 
-/** Split the ids of a line into parts of at most `limit` pieces: after a sentence, else before a word, else anywhere. */
+/** Split the ids of a line into parts of at most `limit`: after a sentence, else before a word, else anywhere. */
 function splitLongLine(ids, pieces, limit) {
   const parts = [];
   let start = 0;
@@ -25,17 +26,25 @@ function splitLongLine(ids, pieces, limit) {
 
 /** Join texts with single spaces, but without a space after Chinese or Japanese. */
 function joinTexts(texts) {
-  return texts.filter(Boolean).reduce((joined, text) => joined + (!joined || NO_SPACE_AFTER.test(joined) ? "" : " ") + text, "");
+  const join = (joined, text) => joined + (NO_SPACE_AFTER.test(joined) ? "" : " ") + text;
+  return texts.filter(Boolean).reduce((joined, text) => joined ? join(joined, text) : text, "");
 }
 
-/** Return the weights between words, [translated word][source word]: sums over source pieces, means over target pieces. */
-function poolWeights(weights, source, target) {
+/**
+ * Return the weights between words, [translated word][source word]: sums over source pieces, means over target pieces.
+ *
+ * @param rows for each target piece {start, row}: the weights of the source pieces from `start` on
+ */
+function poolWeights(rows, source, target) {
   const pooled = target.words.map(() => source.words.map(() => 0)), counts = target.words.map(() => 0);
-  weights?.forEach((row, i) => {
+  rows.forEach(({ start, row }, i) => {
     const t = target.owners[i];
     if (t < 0) return;
     counts[t]++;
-    row.forEach((weight, j) => { if (source.owners[j] >= 0) pooled[t][source.owners[j]] += weight; });
+    row.forEach((weight, j) => {
+      const s = source.owners[start + j];
+      if (s >= 0) pooled[t][s] += weight;
+    });
   });
   return pooled.map((row, t) => row.map(weight => weight / counts[t]));
 }
@@ -64,7 +73,8 @@ class Translator {
   /**
    * Translate a line. The result is {source, options, parts, isBeyondReach, isCut}:
    * source: {words, glued}, where `glued` are the indices of words that follow the word before them without a space;
-   * options: [{text, words, glued, score, weights: [translated word][source word], or null}], best first;
+   * options: [{text, words, glued, score, ranking, weights}], best first: `score` is the log-probability,
+   *   `ranking` the same with penalties, and weights are [translated word][source word], or null;
    * parts: how many the line was split into; isBeyondReach: whether attention cannot reach the end of one of them;
    * isCut: whether the best translation was cut at its maximum length.
    *
@@ -85,68 +95,54 @@ class Translator {
       return { source: { words: [], glued: [] }, options: [], parts: 0, isBeyondReach: false, isCut: false };
     }
     const parts = ids.length > limit ? splitLongLine(ids, ids.map(id => this.source.pieces[id]), limit) : [ids];
-    const results = [], texts = [];
+    const results = [], texts = [];  // of each part: hypotheses with different texts, and the best text
     for (const part of parts) {
-      const source = this.source.groupByWords([...part, EOS]);
       const hypotheses = await search(this.model, [...part, EOS], config,
         best => onStep?.(joinTexts([...texts, this.target.decode(best.tokens)])));
-      results.push(this.describe(hypotheses).map(option => ({ source, ...option })));
+      results.push(this.addTexts(hypotheses));
       texts.push(results.at(-1)[0].text);
     }
+    const source = this.source.groupByWords(parts.flatMap(part => [...part, EOS]));
     // A line in several parts has one translation, joined from the best of each.
     const options = parts.length > 1 ? [results.map(([best]) => best)] : results[0].map(option => [option]);
-    const source = joinSides(results.map(([best]) => best.source));
-    source.words = restoreUnknownWords(line, source.words);
     return {
-      source,
-      options: options.map(joinParts),
+      source: { words: restoreUnknownWords(line, source.words), glued: source.glued },
+      options: options.map(hypotheses => this.join(hypotheses, source)),
       parts: parts.length,
       isBeyondReach: this.reach !== null && parts.some(part => part.length + 1 > this.reach),
       isCut: results.some(([best]) => !best.finished),
     };
   }
 
-  /** Return the hypotheses of a part with their text and words, the first of each text. */
-  describe(hypotheses) {
-    const optionByText = new Map();
+  /** Return hypotheses with their texts, the first of each text. */
+  addTexts(hypotheses) {
+    const byText = new Map();
     for (const hypothesis of hypotheses) {
       const text = this.target.decode(hypothesis.tokens);
-      const option = { ...hypothesis, text, target: this.target.groupByWords(hypothesis.tokens) };
-      if (!optionByText.has(text)) optionByText.set(text, option);
+      if (!byText.has(text)) byText.set(text, { ...hypothesis, text });
     }
-    return [...optionByText.values()];
+    return [...byText.values()];
   }
-}
 
-/** Join the words of the parts of a line. */
-function joinSides(sides) {
-  const joined = { words: [], glued: [] };
-  for (const { words, glued } of sides) {
-    joined.glued.push(...glued.map(index => index + joined.words.length));
-    joined.words.push(...words);
-  }
-  return joined;
-}
-
-/** Join the translations of the parts of a line. Attention weights become blocks on a diagonal. */
-function joinParts(parts) {
-  const width = parts.reduce((total, { source }) => total + source.words.length, 0);
-  let first = 0;
-  const weights = parts.flatMap(({ weights, source, target }) => {
-    const rows = poolWeights(weights, source, target).map(row => {
-      const all = Array(width).fill(0);
-      row.forEach((weight, s) => { all[first + s] = weight; });
-      return all;
+  /** Join hypotheses of the parts of a line. Attention weights become blocks on a diagonal. */
+  join(hypotheses, source) {
+    const target = this.target.groupByWords(hypotheses.flatMap(({ tokens }) => tokens));
+    const total = name => hypotheses.reduce((sum, hypothesis) => sum + hypothesis[name], 0);
+    let first = 0;
+    const rows = hypotheses.flatMap(({ weights }) => {
+      const start = first;
+      first += weights?.[0].length ?? 0;
+      return (weights ?? []).map(row => ({ start, row }));
     });
-    first += source.words.length;
-    return rows;
-  });
-  return {
-    text: joinTexts(parts.map(({ text }) => text)),
-    ...joinSides(parts.map(({ target }) => target)),
-    score: parts.reduce((total, { score }) => total + score, 0),
-    weights: parts.every(({ weights }) => weights) ? weights : null,
-  };
+    return {
+      text: joinTexts(hypotheses.map(({ text }) => text)),
+      words: target.words,
+      glued: target.glued,
+      score: total("score"),
+      ranking: total("ranking"),
+      weights: rows.length ? poolWeights(rows, source, target) : null,
+    };
+  }
 }
 
 function fromBase64(text) {

@@ -19,6 +19,7 @@ import pytest
 import torch
 from builders import (
     CONTEXT,
+    ODD_LINES,
     ROOT,
     TINY_SETTINGS,
     command_environment,
@@ -37,23 +38,6 @@ from nmt.train import train
 from nmt.training import loop as training
 from nmt.training.run_dir import lock_run_folder
 from nmt.training.state import TrainState
-
-ODD_LINES = [
-    "Der Hund schläft .",
-    "",
-    "   ",
-    "emoji 😀👩‍👩‍👧",
-    "مرحبا بالعالم",
-    "tab\there",
-    "bell\x07 and \x00 NUL",
-    "lone \r carriage return",
-    "line\u2028separator",
-    "▁ underline",
-    "x" * 10_000,
-    "a b c . " * 1_250,
-    "Ende",
-]
-
 
 SEARCH = ("search.beam=2", "search.max_length=20")  # a model with so little training often does not end by itself
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from builders import PageReader
+from builders import HOSTILE, PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,31 +20,6 @@ from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import bleu, compute_scores
 from nmt.evaluation.report import build_report
 
-HOSTILE = [
-    "<script>hacked=1</script>",
-    "</script><script>hacked=1</script>",
-    "</script x",
-    "<!--<script>",
-    "-->",
-    "]]>",
-    "</title><b>",
-    "<img src=x onerror=hacked=1>",
-    "\" onfocus='hacked=1' autofocus=\"",
-    "&lt;b&gt;&amp;",
-    "\u2028hacked=1//",
-    "\u202eright\u202cto\u2066left",
-    "<!--DATA-->",
-    "<!--TITLE-->",
-    "\\",
-    "\\u003c",
-    "\x00\x1b[31m",
-    "${hacked=1}",
-    "__proto__",
-    "constructor",
-    "مرحبا",
-    "👩‍👩‍👧",
-    "w" * 300,
-]
 NO_SCORES = {"signatures": {}}
 
 

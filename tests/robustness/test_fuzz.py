@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 from builders import (
+    ODD_CHARACTERS,
+    SPECIAL_STRINGS,
     SUBWORDS,
     TOKENIZER_TYPES,
     PageReader,
@@ -49,24 +51,6 @@ from nmt.training.checkpoint import load_config, load_model
 from nmt.training.state import read_progress
 from nmt.translate import OUTPUT_FORMATS, translate
 
-ODD_CHARACTERS = (
-    "  \t\0\x07\x1c\x7f\x85\n\r\u00a0\u0301\u1680\u2028\u2029\u200d\u202e\u2581\u2585\u3000\ufeff\ufffd<>&\"'\\{}aäשמ"
-    "😀🏽"
-)
-SPECIAL_STRINGS = (
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "▁<unk>",
-    "<0x41>",
-    "<0x0A>",
-    " ⁇ ",
-    "</script>",
-    "<!--",
-    "Der Hund ",
-    "0-0",
-)
 any_text = st.lists(
     st.one_of(
         st.characters(exclude_categories=["Cs"]), st.sampled_from(ODD_CHARACTERS), st.sampled_from(SPECIAL_STRINGS)

@@ -43,7 +43,11 @@ def test_only_plot_imports_matplotlib_and_not_at_import_time() -> None:
     assert not any("matplotlib" in name for name in names)
 
 
-REQUIRED_SETTINGS = {"train": [], "prepare": ["input=x", "output=y"]}  # of the other commands: checkpoint
+REQUIRED_SETTINGS = {
+    "train": [],
+    "prepare": ["input=x", "output=y"],
+    "export": ["checkpoint=runs/x", "output=x"],
+}  # of the other commands: checkpoint
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("**/*.yaml")), ids=lambda path: path.stem)

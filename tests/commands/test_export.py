@@ -1,0 +1,333 @@
+"""`nmt.export` and `Model.export`: errors, and the page in a browser."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from browser import CHROMIUM, Browser
+from builders import (
+    HOSTILE,
+    ODD_LINES,
+    PageReader,
+    make_sentences,
+    make_tokenizer,
+    run_error,
+    run_in_new_process,
+    run_ok,
+)
+
+import nmt
+from nmt.config import AttentionConfig, DataConfig, ModelConfig, SearchConfig, TrainRun
+from nmt.decoding.translator import Translator
+from nmt.model.seq2seq import build_model
+from nmt.page.export import build_page, round_weights
+from nmt.training.checkpoint import load_model
+
+LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
+SEARCH = SearchConfig(beam=3, max_length=12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["checkpoint=runs/mine"], "output is not set; give a page, output=FILE.html, or a new folder"),
+        (["checkpoint=runs/none", "output=x.html"], "runs/none is not a folder; give a run"),
+        (["checkpoint=[runs/mine,runs/mine]", "output=x.html"], "an ensemble of several models cannot be exported"),
+        (["checkpoint=runs/mine", "output=none/x.html"], "none/x.html cannot be written: No such file or directory"),
+        (["checkpoint=runs/mine", "output=folder.html"], "folder.html cannot be written: Is a directory"),
+        (["checkpoint=runs/mine", "output=runs"], "runs already exists; give the name of a new folder"),
+        (["checkpoint=runs/mine", "output=x.html", "average=9"], "average=9: runs/mine has only 2 checkpoints"),
+        (["checkpoint=runs/mine", "output=x.html", "search.groups=5"], "search.groups=5 does not work in a page"),
+        (["checkpoint=runs/mine", "output=x.html", "search.sample=true"], "search.sample=True does not work in a page"),
+    ],
+)
+def test_invalid_arguments_are_refused(home: Path, arguments: list[str], message: str) -> None:
+    (home / "folder.html").mkdir(exist_ok=True)
+    assert message in run_error("export", *arguments, folder=home)
+    assert not (home / "x.html").exists()
+
+
+def test_command_writes_page_or_folder(home: Path) -> None:
+    (home / "a b.html").write_text("old")
+    process = run_in_new_process("export", "checkpoint=runs/mine", "output=a b.html", "average=2", folder=home)
+    assert process.returncode == 0 and not process.stdout
+    page = PageReader((home / "a b.html").read_text(encoding="utf-8"))
+    assert page.text["h1"].strip() == "de → en" and page.data["search"]["beam"] == 5
+    run_ok("export", "checkpoint=runs/mine", "output=shared", folder=home)
+    text = run_ok("translate", "checkpoint=shared", "precision=fp32", folder=home, text=b"Der Hund .\n")
+    assert text == run_ok("translate", "checkpoint=runs/mine", "precision=fp32", folder=home, text=b"Der Hund .\n")
+    nmt.load(home / "runs" / "mine", beam=2, length_penalty=0.5).export(home / "api.HTML")
+    page = PageReader((home / "api.HTML").read_text(encoding="utf-8"))
+    assert (page.data["search"]["beam"], page.data["search"]["length_penalty"]) == (2, 0.5)
+
+
+def make_page(title: str | None = None, score: str = "additive", **data: Any) -> str:
+    """Return the page of a random model."""
+    tokenizer = make_tokenizer("bpe", joint=False)
+    attention = {} if score == "none" else {"max_positions": 6}
+    run = TrainRun(
+        data=DataConfig(format="text", path="x", max_length=9, **data),
+        model=ModelConfig(embed=8, hidden=16, attention=AttentionConfig(score=score, **attention)),
+    )
+    torch.manual_seed(1)
+    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    return build_page(model.eval(), tokenizer, run, SEARCH, title)
+
+
+PLAIN = PageReader(make_page())
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_cannot_change_the_page(text: str) -> None:
+    page = PageReader(make_page(title=text, source=text, target=text + "x"))
+    assert page.elements == PLAIN.elements and page.policy == PLAIN.policy
+    assert page.text["script"] == PLAIN.text["script"] and page.text["worker"] == PLAIN.text["worker"]
+    assert page.text["title"].strip() == page.text["h1"].strip() == page.data["title"].strip() == text.strip()
+    assert page.data["languages"] == {"source": text, "target": text + "x"}
+    assert not re.search("[<>&\u2028\u2029]", page.text["data"])
+
+
+def test_page_loads_and_sends_nothing() -> None:
+    assert PLAIN.policy.startswith("default-src 'none';") and "unsafe" not in PLAIN.policy
+    assert "worker-src blob:; base-uri 'none'; form-action 'none'" in PLAIN.policy
+    attributes = {name for _, names in PLAIN.elements for name in names}
+    assert not attributes & {"src", "href", "srcset", "action", "style"}
+    code = PLAIN.text["style"] + PLAIN.text["script"] + PLAIN.text["worker"]
+    assert not re.search(
+        r"https?:|//\w+\.|@import|url\(|innerHTML|eval\(|importScripts|fetch\(|XMLHttp|WebSocket", code
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- browser
+class Page:
+    """The page of a model in a browser."""
+
+    def __init__(self, browser: Browser, path: Path) -> None:
+        self.browser = browser
+        self.path = path
+        browser.open(path)
+        self.evaluate = browser.evaluate
+
+    def write(self, text: str) -> list[str]:
+        """Type a text, and return the lines of its translation."""
+        self.evaluate("(source.value = '', source.focus())")
+        self.browser.type(text)
+        return self.wait()
+
+    def wait(self) -> list[str]:
+        """Wait for the translation, and return its lines."""
+        deadline = time.monotonic() + 30
+        while self.evaluate("timer !== null || translation.getAttribute('aria-busy') === 'true'"):
+            assert time.monotonic() < deadline, self.evaluate("state.textContent")
+        return self.texts("#translation p")
+
+    def texts(self, selector: str) -> list[str]:
+        texts: list[str] = self.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.textContent)"
+        )
+        return texts
+
+    def highlights(self) -> dict[str, dict[str, float]]:
+        """Return the highlighted words of source and translation with their strength."""
+        found: dict[str, dict[str, float]] = {"mirror": {}, "translation": {}}
+        query = (
+            "[...document.querySelectorAll('.word[style*=glow]')].map(n => [n.closest('[id]').id, n.textContent, "
+            "+n.style.getPropertyValue('--glow')])"
+        )
+        for place, word, strength in self.evaluate(query):
+            found[place][word] = strength
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages with spaces")
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path, folder: Path) -> Path:
+    """The page of a trained model."""
+    nmt.load(home / "runs" / "mine", **{"beam": 3, "max_length": 20}).export(folder / "mine.html")
+    return folder / "mine.html"
+
+
+@pytest.fixture
+def page(browser: Browser, trained: Path) -> Page:
+    return Page(browser, trained)
+
+
+def open_random(browser: Browser, folder: Path, **options: Any) -> Page:
+    path = folder / "random.html"
+    path.write_text(make_page(**options), encoding="utf-8")
+    return Page(browser, path)
+
+
+def test_page_opens_without_messages_or_requests(page: Page) -> None:
+    assert all(page.write("\n".join(LINES))[::2])
+    messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+    assert not [event for event in page.browser.events if event["method"] in messages]
+    requests = [event["params"] for event in page.browser.events if event["method"] == "Network.requestWillBeSent"]
+    urls = [parameters["request"]["url"] for parameters in requests]
+    assert [url for url in urls if not url.startswith("blob:")] == [page.path.as_uri()] and len(urls) <= 2
+    assert page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
+
+
+def test_translations_and_attention_match_python(page: Page, home: Path) -> None:
+    model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
+    round_weights(model)
+    lines = [*LINES, *make_sentences(12), *(line[:200] for line in ODD_LINES if "\r" not in line)]
+    for beam in (1, 3):
+        search = SearchConfig(beam=beam, n_best=beam, max_length=20).for_trained_on(config.data)
+        expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
+        text = json.dumps("\n".join(lines))
+        actual = page.evaluate(f"translator.translate({text}, {{ beam: {beam} }}, () => {{}})")
+        for line, options, result in zip(lines, expected, actual, strict=True):
+            assert [option["text"] for option in result["options"]] == [
+                option.text for option in options if line.strip()
+            ]
+            for option, python in zip(result["options"], options, strict=False):
+                assert option["score"] == pytest.approx(python.score, abs=1e-2)
+                weights = python.record.word_weights()
+                if weights is not None and option["words"] == python.record.target_words:
+                    assert result["source"]["words"] == python.record.source_words
+                    np.testing.assert_allclose(np.array(option["weights"]).reshape(weights.shape), weights, atol=1e-2)
+
+
+def test_translation_appears_while_it_is_written(page: Page) -> None:
+    page.evaluate("(new MutationObserver(() => (globalThis.seen ??= new Set()).add(translation.textContent))"
+                  ".observe(translation, { childList: true, subtree: true }))")  # fmt: skip
+    [text] = page.write(LINES[2])
+    seen = page.evaluate("[...seen]")
+    assert text in seen and len(seen) >= 3
+
+
+def test_hovering_shows_where_the_model_looked(page: Page) -> None:
+    page.write("\n".join(LINES))
+    page.browser.hover("#translation p:nth-child(3) .word")
+    found = page.highlights()
+    weights = page.evaluate("results[2].options[0].weights[0]")
+    assert page.evaluate("current") == 2 and max(found["translation"].values()) == 1
+    assert list(found["mirror"].values()) == pytest.approx([weight for weight in weights], abs=1e-6)
+    assert list(found["mirror"]) == LINES[2].split()
+    page.browser.hover("#mirror div:nth-child(1) .word:nth-of-type(2)")  # the text field lies above it
+    assert page.highlights()["mirror"] == {"Hund": 1} and page.evaluate("current") == 0
+    page.browser.hover("h1")
+    assert page.highlights() == {"mirror": {}, "translation": {}}
+    page.browser.hover("#matrix td[data-s='1'][data-t='0']")
+    assert page.highlights()["mirror"] == {"Hund": 1} and page.evaluate("tip.textContent").startswith("Hund →")
+    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+
+
+def test_alternatives_replace_the_translation(page: Page) -> None:
+    [best] = page.write(LINES[0])
+    options = page.texts("#options span")
+    assert 1 < len(options) <= 3 and options[0] == best
+    page.evaluate("options.children[1].firstChild.click()")
+    assert page.texts("#translation p") == [options[1].strip()] and page.texts("[aria-pressed=true] span") == [
+        options[1]
+    ]
+    assert page.texts("#matrix tbody th") == options[1].split()
+    page.evaluate("(beam.value = 1, beam.dispatchEvent(new Event('change')))")
+    page.wait()
+    assert page.evaluate("options.parentNode.hidden")
+
+
+def test_copy_button_copies_all_lines(page: Page) -> None:
+    assert page.evaluate("copy.disabled")
+    lines = page.write("\n".join(LINES))
+    page.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    page.evaluate("copy.focus()")
+    page.browser.press("Enter")
+    assert page.evaluate("state.textContent") == "Copied"
+    assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines)
+
+
+def test_keyboard_reaches_everything(page: Page) -> None:
+    assert page.evaluate("document.activeElement.id") == "source"
+    page.write("\n".join(LINES))
+    reached: list[str] = []
+    while "matrix" not in reached:
+        page.browser.press("Tab")
+        reached.append(page.evaluate("(node => node.id || node.closest('[id]').id)(document.activeElement)"))
+    assert list(dict.fromkeys(reached)) == ["clear", "translation", "copy", "beam", "options", "matrix"]
+    page.evaluate("translation.children[2].focus()")
+    assert page.evaluate("translation.children[2].getAttribute('aria-current')") == "true"
+    page.evaluate("document.querySelector('#matrix td[tabindex=\"0\"]').focus()")
+    page.browser.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.s") == "1" and page.highlights()["mirror"] == {"Frau": 1}
+    names = page.evaluate("[source.labels[0].textContent, beam.ariaLabel, translation.getAttribute('aria-live')]")
+    assert names == ["German", "Search", "polite"]
+    page.evaluate("clear.click()")
+    assert page.evaluate("document.activeElement.id") == "source" and page.wait() == [""]
+    assert page.evaluate("detail.hidden && copy.disabled")
+
+
+def test_hostile_text_is_displayed_and_not_executed(page: Page) -> None:
+    lines = [text for text in HOSTILE if len(text) < 50]
+    page.evaluate(f"(source.value = {json.dumps(chr(10).join(lines))}, source.dispatchEvent(new Event('input')))")
+    assert len(page.wait()) == len(lines)
+    assert page.texts("#mirror div") == lines
+    assert page.evaluate("typeof hacked") == "undefined" and page.evaluate("document.images.length") == 0
+
+
+def test_new_text_ends_the_translation_of_the_old(page: Page) -> None:
+    old, last = page.evaluate(
+        "Promise.all(['Der Hund . '.repeat(50), 'Der Hund']"
+        ".map(text => translator.translate(text, { beam: 3 }, () => {})))"
+    )
+    assert old is None and len(last) == 1
+
+
+def test_long_lines_are_split_and_cut_with_a_note(browser: Browser, folder: Path) -> None:
+    page = open_random(browser, folder, score="location")
+    page.write("der Hund läuft schnell . " * 8 + "\nder")
+    notes = page.texts("#notes li")
+    assert re.fullmatch(r"Line 1 is long; it was translated in \d+ parts\.", notes[0])
+    assert notes[1] == "Line 1: the translation was cut at its maximum length."
+    assert notes[2] == "Line 1 is longer than the model can look: its end gets no attention."
+    page.write("der")
+    assert not any("parts" in note for note in page.texts("#notes li"))
+
+
+def test_model_without_attention(browser: Browser, folder: Path) -> None:
+    page = open_random(browser, folder, score="none", title="no attention", source="1", target="2")
+    assert page.write("der Hund")[0]
+    assert page.evaluate("grid.parentNode.hidden") and "no attention" in page.evaluate("about.textContent")
+    page.browser.hover("#translation .word")
+    assert page.highlights()["mirror"] == {"der": 0, "Hund": 0}
+    assert page.texts("#source-name") == ["1"] and page.evaluate("document.title") == "no attention"
+
+
+def test_right_to_left_text_color_schemes_and_narrow_window(page: Page) -> None:
+    page.write("مرحبا بالعالم\nDer Hund " + "w" * 200)
+    directions = "[...mirror.children].map(node => getComputedStyle(node).direction)"
+    assert page.evaluate(directions) == ["rtl", "ltr"] and page.evaluate("source.dir") == "auto"
+    heights = page.evaluate("[source.clientHeight, source.scrollHeight]")
+    assert heights[0] == heights[1]  # the field grows with the text
+
+    def brightness(name: str) -> float:
+        color = page.evaluate(f"getComputedStyle(document.documentElement).{name}")
+        return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 765
+
+    for scheme, sign in (("light", 1), ("dark", -1)):
+        page.browser.scheme(scheme)
+        assert sign * (brightness("backgroundColor") - brightness("color")) > 0.7
+    page.browser.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=False)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.browser.call("Emulation.clearDeviceMetricsOverride")
+    page.browser.scheme("light")
