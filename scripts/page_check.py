@@ -30,8 +30,8 @@ from nmt.training.checkpoint import load_model
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from browser import Browser  # type: ignore[import-not-found]  # noqa: E402
 
-SIZES = ("data.limit=4000", "tokenizer.vocab_size=800", "model.hidden=64", "model.embed=64", "optim.lr=0.005")
-LENGTH = ("train.max_epochs=3", "train.batch_tokens=400", "precision=fp32")
+SIZES = ("data.limit=2000", "tokenizer.vocab_size=800", "model.hidden=64", "model.embed=64", "optim.lr=0.005")
+LENGTH = ("train.max_epochs=3", "train.batch_tokens=400", "train.validate_every=10000", "precision=fp32")
 MODELS = {
     "default": (),
     "local_p": (

@@ -43,6 +43,11 @@ class WorkerTranslator {
   }
 }
 
-const [data, weights, program] = ["data", "weights", "worker"].map(id => document.getElementById(id));
-const translator = new WorkerTranslator(JSON.parse(data.textContent), weights.textContent, program.textContent);
-weights.remove();  // it is the largest part of the page
+/** Return the content of an element, and free its memory. */
+function takeText(id) {
+  const node = document.getElementById(id);
+  node.remove();
+  return node.textContent;
+}
+
+const translator = new WorkerTranslator(JSON.parse(takeText("data")), takeText("weights"), takeText("worker"));
