@@ -23,9 +23,7 @@ from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.html import dump_script_json, fill_template
 
 FOLDER = Path(__file__).parent
-StoredTensor = tuple[
-    Tensor, Tensor | None
-]  # int8 values of a matrix and the scales of its rows, or float values and None
+StoredTensor = tuple[Tensor, Tensor | None]  # int8 values of a matrix and scales of its rows, or float values and None
 WORKER_FILES = ("engine.js", "tokenizer.js", "search.js", "translator.js", "worker.js")
 # Settings of search that the page follows. The number of alternatives that it shows is the beam.
 SEARCH_KEYS = (
