@@ -22,13 +22,14 @@ from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
+from nmt.hub.push import push_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.page.export import build_page
 from nmt.runtime.command_line import build_settings
 from nmt.runtime.device import choose_device, choose_precision, move_model
 from nmt.runtime.text_io import open_output
-from nmt.training.checkpoint import export_model, load_model
+from nmt.training.checkpoint import export_model, fetch_model, load_model
 
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
@@ -43,7 +44,7 @@ class Model:
     """
 
     translator: Translator
-    paths: list[str]  # absolute paths of the runs, step folders or exported models
+    paths: list[str]  # absolute paths of the runs, step folders or exported models; of a download from the hub, too
     average: int  # number of checkpoints whose weights are averaged
 
     def translate(
@@ -105,6 +106,20 @@ class Model:
             raise UserError("an ensemble of several models cannot be exported; export each model")
         export_checkpoint(self.paths[0], path, self.average, self.translator.config)
 
+    def push_to_hub(self, address: str, *, license: str | None = None, private: bool = False) -> str:
+        """Publish the model on the Hugging Face hub, with a model card. Returns the address of the commit.
+
+        The checkpoint is read again, as in `export`. Log in first, with `hf auth login` or HF_TOKEN.
+
+        Args:
+            address: `OWNER/NAME`, or `hf://OWNER/NAME`. The repository is created if it does not exist.
+            license: identifier of the model's license, as `cc-by-4.0`. It is required.
+            private: whether a new repository is private.
+        """
+        if len(self.paths) > 1:
+            raise UserError("an ensemble of several models cannot be published; publish each model")
+        return push_model(self.paths[0], address, license, private, self.average)
+
 
 def load(
     checkpoint: str | Path | Sequence[str | Path],
@@ -117,7 +132,8 @@ def load(
     """Load a model, or an ensemble of several models that averages their probabilities.
 
     Args:
-        checkpoint: a run (its best checkpoint, else its last), a step folder, or an exported model; or a list of them.
+        checkpoint: a run (its best checkpoint, else its last), a step folder, an exported model, or one on the Hugging
+            Face hub, as `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`; or a list of them.
         device, precision, average: as the keys of the commands.
         search: settings `search.*`, as in `beam=5, n_best=3`.
 
@@ -131,6 +147,7 @@ def load(
     paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
     settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
     command: TranslateRun = build_settings(TranslateRun, settings)  # validates them
+    paths = [*map(fetch_model, paths)]
     translator = open_translator(
         paths, choose_device(command.device), command.precision, command.average, command.search
     )

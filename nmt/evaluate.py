@@ -57,6 +57,7 @@ from nmt.runtime.distributed import (
     rank,
 )
 from nmt.runtime.files import replacing_files, write_atomically
+from nmt.runtime.hub_client import is_hub_address, parse_address
 from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.text_io import echo, replace_nonfinite
@@ -187,7 +188,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
 
 
 def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
-    """Evaluate a run and write the result files to `eval/<split>` in its folder."""
+    """Evaluate a run and write the result files to `eval/<split>` in its folder; in `runs/OWNER/NAME` for the hub's."""
     assert command.checkpoint is not None
     checkpoint = command.checkpoint
     model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
@@ -202,7 +203,9 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     bleu_tokenizer = broadcast_from_rank0(
         lambda: resolve_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
     )
-    results = folder / "eval" / data.split
+    # The cache of the hub is not for results.
+    home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder
+    results = home / "eval" / data.split
     broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
     metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.for_trained_on(run.data)
@@ -236,7 +239,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     if train is not None:
         kinds = find_overlap(pairs, train, training_data)
         metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
-    title = f"{folder.resolve().name}, {data.split}"
+    title = f"{home.resolve().name}, {data.split}"
     with replacing_files(results, *RESULT_FILES) as new_folder:
         write_atomically(new_folder / "translations.txt", (text + "\n" for text in texts))
         write_atomically(

@@ -4,7 +4,7 @@
     runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
     runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
                                                     (the state.json of `last` has precedence over `best`)
-    <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json
+    <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json    (also on the Hugging Face hub)
 
 A manifest has the sizes and hashes of the files beside it, the settings of the model, and the hash of its tokenizer.
 Loading executes no code: tensors are safetensors, everything else is plain JSON and YAML. Loading needs no more memory
@@ -38,6 +38,7 @@ from nmt.runtime.files import (
     replacing_folder,
     write_atomically,
 )
+from nmt.runtime.hub_client import download, is_hub_address
 from nmt.runtime.quoting import escape_interpolations, from_yaml, to_yaml
 
 log = logging.getLogger("nmt")
@@ -46,6 +47,15 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+# What is downloaded of a repository on the hub.
+EXPORTED_FILES = (
+    CONFIG_FILE,
+    MODEL_FILE,
+    MANIFEST_FILE,
+    "tokenizer.model",
+    "tokenizer.source.model",
+    "tokenizer.target.model",
+)
 STEP_FOLDER_PATTERN = re.compile(
     r"step_\d{6,12}"  # complete
     r"|\.step_\d{6,12}(\.old|(\.\w+)?\.new)"  # being replaced, or being written
@@ -221,16 +231,30 @@ def find_last_intact_checkpoint(run_folder: Path) -> Path:
     raise UserError(f"{run_folder} has no intact checkpoint of this version; name=ANOTHER starts a new run")
 
 
+def fetch_model(path: str) -> str:
+    """Return `path`, or the folder of the downloaded model if it is an address of the hub, `hf://OWNER/NAME@REVISION`.
+
+    Raises:
+        UserError: the repository cannot be downloaded, or holds no model of nmt.
+    """
+    if not is_hub_address(path):
+        return path
+    folder = download(path, EXPORTED_FILES)
+    if not (folder / MODEL_FILE).is_file():
+        raise UserError(f"{path} has no {MODEL_FILE}, so it is not a model that nmt exported; check the name")
+    return str(folder)
+
+
 def find_checkpoint(path: str) -> tuple[Path, Path]:
     """Return the run folder and the checkpoint that `path` stands for.
 
-    `path` may be a run folder, for its best checkpoint, or its last if none was validated; a step folder; or an
-    exported model, which is both run folder and checkpoint.
+    `path` may be a run folder, for its best checkpoint, or its last if none was validated; a step folder; an exported
+    model, which is both run folder and checkpoint; or the address of one on the hub, which is downloaded.
 
     Raises:
         UserError: there is no checkpoint.
     """
-    folder = Path(path)
+    folder = Path(fetch_model(path))
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL_FILE).is_file():
@@ -255,6 +279,8 @@ def verify_checkpoint(folder: Path, only: str | None = None) -> dict[str, Any]:
         UserError: naming the file that is missing or damaged.
     """
     remedy = "use another checkpoint of the run"
+    if (folder / CONFIG_FILE).is_file():
+        remedy = "export the model again, or download it again (from the hub, after `hf cache rm model/OWNER/NAME`)"
     try:
         manifest = json.loads(read_small(folder / MANIFEST_FILE))
         entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]

@@ -1,0 +1,134 @@
+"""Download from the Hugging Face hub and upload to it. A model there is named `hf://OWNER/NAME@REVISION`.
+
+`huggingface_hub` does the work: it keeps downloads in its cache, and takes token, endpoint and offline mode from its
+environment variables (HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME) or from `hf auth login`. It is optional, and
+imported when an address is used.
+"""
+
+import fnmatch
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nmt.errors import UserError
+
+PREFIX = "hf://"
+LIBRARY = "nmt"  # as which requests are counted on the hub
+MAX_QUOTED_CHARS = 300  # of a message of the hub
+
+
+class HubAddress(NamedTuple):
+    repository: str  # OWNER/NAME
+    revision: str | None  # branch, tag or commit; None: the main branch
+
+
+def is_hub_address(path: str) -> bool:
+    return path.startswith(PREFIX)
+
+
+def parse_address(address: str) -> HubAddress:
+    """Return the parts of an address `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`.
+
+    Raises:
+        UserError: it is not such an address.
+    """
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([^@\s]+))?", address, re.ASCII)
+    if match is None:
+        raise UserError(
+            f"{address} does not name a model of the hub; write hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
+        )
+    return HubAddress(match[1], match[2])
+
+
+def check_installed(address: str) -> None:
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError(f"{address} needs huggingface_hub; install it with: pip install 'nmt[hub]'")
+
+
+@contextmanager
+def explained_errors(address: str) -> Iterator[None]:
+    """Raise errors of the hub and of the connection to it as a `UserError` that begins with the address."""
+    check_installed(address)
+    from huggingface_hub import errors
+
+    log_in = "log in with `hf auth login`, or set HF_TOKEN"
+    try:
+        yield
+    except errors.GatedRepoError:
+        reason = f"its owner must grant you access: ask for it on its page, then {log_in}"
+    except errors.RepositoryNotFoundError:
+        reason = f"there is no such repository, or it is private; check the name, or {log_in} if it is yours"
+    except errors.RevisionNotFoundError:
+        reason = "there is no such revision; leave out @REVISION for the latest one"
+    except errors.HFValidationError as error:
+        reason = f"not a valid name ({error})"
+    except errors.LocalTokenNotFoundError:
+        reason = f"this needs a token of the hub; {log_in}"
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        cause = describe(error.__cause__ or error)
+        reason = (
+            f"it is not in the cache, and the hub cannot be reached ({cause}); check the network, and HF_HUB_OFFLINE"
+        )
+    except errors.BadRequestError as error:
+        reason = f"the hub refused this: {describe(error)}"
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        remedy = f"the token must allow this; {log_in}" if status in (401, 403) else "try again later"
+        reason = f"the hub answered {status} ({describe(error)}); {remedy}"
+    except errors.HTTPError as error:
+        reason = f"the hub cannot be reached ({describe(error)}); check the network"
+    except (RuntimeError, ValueError) as error:  # as which errors in the transfer of large files are raised again
+        reason = f"the transfer failed ({describe(error.__cause__ or error)}); try again"
+    else:
+        return
+    raise UserError(f"{address}: {reason}")
+
+
+def describe(error: BaseException) -> str:
+    """Return the first lines of an error's message as one line."""
+    return " ".join(str(error).split())[:MAX_QUOTED_CHARS] or type(error).__name__
+
+
+def download(address: str, patterns: Sequence[str]) -> Path:
+    """Download the files of a repository that match the patterns, unless the cache has them. Returns their folder.
+
+    Raises:
+        UserError: they cannot be downloaded and are not in the cache.
+    """
+    repository, revision = parse_address(address)
+    with explained_errors(address):
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), library_name=LIBRARY)
+        )
+
+
+def upload(folder: Path, address: str, patterns: Sequence[str], private: bool, message: str) -> str:
+    """Upload the files of a folder to a repository, which is created if it does not exist, as one commit.
+
+    Other files of the repository that match the patterns are deleted, since they are of an earlier model. Returns the
+    address of the commit.
+
+    Raises:
+        UserError: the hub refuses, or cannot be reached.
+    """
+    repository, revision = parse_address(address)
+    if revision is not None:
+        raise UserError(f"{address}: models are uploaded to the main branch; leave out @{revision}")
+    with explained_errors(address):
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+        api = HfApi(library_name=LIBRARY)
+        api.create_repo(repository, private=private, exist_ok=True)
+        files = {path.name: path for path in sorted(folder.iterdir())}
+        earlier = [name for name in api.list_repo_files(repository) if name not in files]
+        outdated = [name for name in earlier if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+        operations: list[Any] = [
+            *(CommitOperationDelete(name) for name in outdated),
+            *(CommitOperationAdd(name, path) for name, path in files.items()),
+        ]
+        return str(api.create_commit(repository, operations, commit_message=message).commit_url)

@@ -1,0 +1,230 @@
+"""Models on the Hugging Face hub: upload, model card, download, and what can go wrong."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from builders import run_in_new_process, run_ok
+from fake_hub import FakeHub, running_hub
+from markdown_it import MarkdownIt
+
+import nmt
+from nmt.hub.model_card import build_model_card
+from nmt.hub.push import push_model, strip_local_paths
+from nmt.runtime.hub_client import HubAddress, parse_address
+from nmt.training.checkpoint import load_model
+
+ADDRESS = "hf://owner/de-en"
+LINES = ["Die Frau liest ein Buch .", "Der Hund schläft ."]
+FILES = {"README.md", "config.yaml", "manifest.json", "model.safetensors", "tokenizer.model"}
+METRICS = {
+    "bleu": 43.21,
+    "chrf": 62.5,
+    "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1|nc:6"},
+    "sentences": 1000,
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with running_hub(tmp_path / "hub cache", monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
+def run(home: Path, tmp_path: Path) -> Path:
+    """A run with an evaluation of its best checkpoint and one of another."""
+    folder = Path(shutil.copytree(home / "runs" / "mine", tmp_path / "my run"))
+    [best] = load_model(str(folder)).checkpoints
+    for split, checkpoint in (("test", best.name), ("valid", "step_000001")):
+        (folder / "eval" / split).mkdir(parents=True)
+        (folder / "eval" / split / "metrics.json").write_text(json.dumps(METRICS | {"checkpoint": checkpoint}))
+    return folder
+
+
+def read_card(text: str) -> tuple[dict[str, Any], str]:
+    """Return the metadata of a model card, and its text."""
+    match = re.fullmatch(r"---\n(.*?\n)---\n(.*)", text, re.DOTALL)
+    assert match
+    return yaml.safe_load(match[1]), match[2]
+
+
+def test_published_model_translates_as_the_run(hub: FakeHub, run: Path, tmp_path: Path) -> None:
+    model = nmt.load(run, device="cpu", precision="fp32")
+    url = model.push_to_hub("owner/de-en", license="cc-by-4.0")
+    digest, files = hub.commits["owner/de-en"][-1]
+    assert url == f"{hub.url}/owner/de-en/commit/{digest}" and files.keys() == FILES | {".gitattributes"}
+    expected = model.translate(LINES)
+    loaded = nmt.load(ADDRESS, device="cpu", precision="fp32")
+    assert [t.text for t in loaded.translate(LINES)] == [t.text for t in expected]
+    assert not any("README" in request for request in hub.requests if "resolve" in request)
+    assert str(tmp_path) not in files["config.yaml"].decode()
+    # A second upload replaces files of the first; the first remains under its revision.
+    hub.commit("owner/de-en", files | {"tokenizer.source.model": b"old", "notes.txt": b"mine"})
+    model.push_to_hub(ADDRESS, license="mit")
+    assert hub.commits["owner/de-en"][-1][1].keys() == FILES | {".gitattributes", "notes.txt"}
+    assert nmt.load(f"{ADDRESS}@{digest}").paths != nmt.load(ADDRESS).paths
+    nmt.load(ADDRESS).export(tmp_path / "copy")
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == files["model.safetensors"]
+
+
+def test_commands_take_addresses_and_work_offline(hub: FakeHub, run: Path, home: Path, monkeypatch: Any) -> None:
+    push_model(str(run), ADDRESS, "mit")
+    text = "".join(line + "\n" for line in LINES).encode()
+    settings = ("precision=fp32", "device=cpu", "search.beam=2")
+    expected = run_ok("translate", "checkpoint=runs/mine", *settings, folder=home, text=text)
+    online = run_in_new_process("translate", f"checkpoint={ADDRESS}@main", *settings, folder=home, text=text)
+    assert (online.returncode, online.stdout.decode()) == (0, expected), online.stderr.decode()
+    hub.commits.clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    offline = nmt.load(f"{ADDRESS}@main", device="cpu", precision="fp32", beam=2)
+    assert "".join(f"{translation.text}\n" for translation in offline.translate(LINES)) == expected
+    with pytest.raises(nmt.UserError, match="^hf://owner/none: it is not in the cache, and the hub cannot be reached"):
+        nmt.load("hf://owner/none")
+
+
+def test_damaged_download_is_refused(hub: FakeHub, run: Path) -> None:
+    push_model(str(run), ADDRESS, "mit")
+    _, files = hub.commits["owner/de-en"][-1]
+    weights = files["model.safetensors"]
+    for name, content in {
+        "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1]),
+        "config.yaml": files["config.yaml"].replace(b"hidden: 32", b"hidden: 64"),
+        "manifest.json": b"{}",
+        "tokenizer.model": b"x",
+    }.items():
+        hub.commit("owner/de-en", files | {name: content})
+        with pytest.raises(nmt.UserError, match=name):
+            nmt.load(ADDRESS)
+    hub.commit("owner/de-en", {"pytorch_model.bin": b"pickle", "config.json": b"{}"})
+    with pytest.raises(nmt.UserError, match="has no model.safetensors, so it is not a model that nmt exported"):
+        nmt.load(ADDRESS)
+    assert not any("pytorch_model" in request for request in hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("hf://owner/none", "there is no such repository, or it is private; check the name, or log in"),
+        ("hf://owner/gated", "its owner must grant you access"),
+        ("hf://owner/de-en@v9", "there is no such revision; leave out @REVISION"),
+        ("hf://owner", "write hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
+        ("hf://owner/../x", "write hf://OWNER/NAME"),
+        ("hf://owner/a--b", "not a valid name"),
+    ],
+)
+def test_download_error_says_what_to_do(hub: FakeHub, address: str, message: str) -> None:
+    hub.commits["owner/de-en"] = []
+    hub.commit("owner/de-en", {})
+    with pytest.raises(nmt.UserError, match=f"^{re.escape(address)}.*{re.escape(message)}"):
+        nmt.load(address)
+
+
+def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nmt.load(run, device="cpu")
+    for license, message in (
+        (None, "license= is required: without a license nobody may use"),
+        ("My own!", "identifier"),
+    ):
+        with pytest.raises(nmt.UserError, match=message):
+            model.push_to_hub("owner/x", license=license)
+    for address, message in (("owner", "write hf://OWNER/NAME"), ("owner/x@v1", "leave out @v1")):
+        with pytest.raises(nmt.UserError, match=message):
+            model.push_to_hub(address, license="mit")
+    assert not hub.requests
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(nmt.UserError, match="hf://owner/x: the hub answered 401 .*; the token must allow this; log in"):
+        model.push_to_hub("owner/x", license="mit")
+    with pytest.raises(nmt.UserError, match="publish each model"):
+        nmt.load([run, run]).push_to_hub("owner/x", license="mit")
+    assert not hub.commits
+
+
+def test_address() -> None:
+    assert (
+        parse_address("hf://a/b@refs-1.0") == HubAddress("a/b", "refs-1.0")
+        and parse_address("hf://a/b").revision is None
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the card
+def test_card_states_languages_license_scores_and_data(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_model(str(run))
+    metadata, text = read_card(build_model_card(loaded, "owner/de-en", "cc-by-4.0"))
+    assert metadata["language"] == ["de", "en"] and metadata["license"] == "cc-by-4.0"
+    assert metadata["pipeline_tag"] == "translation" and metadata["library_name"] == "nmt"
+    [index] = metadata["model-index"]
+    [result] = index["results"]
+    assert index["name"] == "de-en" and result["task"]["type"] == "translation" and result["dataset"]["split"] == "test"
+    assert [(metric["type"], metric["value"], metric["args"]["signature"]) for metric in result["metrics"]] == [
+        ("bleu", 43.21, METRICS["signatures"]["bleu"]),
+        ("chrf", 62.5, METRICS["signatures"]["chrf"]),
+    ]
+    assert "600 pairs" in text and "checkpoint=hf://owner/de-en" in text and "43.21" in text
+    assert "valid" not in text
+    untested, _ = read_card(build_model_card(replace_folder(loaded, run / "none"), "owner/x", "mit"))
+    assert "model-index" not in untested
+
+
+def replace_folder(loaded: Any, folder: Path) -> Any:
+    return loaded._replace(run_folder=folder)
+
+
+HOSTILE = [
+    "<script>hacked=1</script>",
+    "</title><b>",
+    "<img src=x onerror=hacked=1>",
+    "&lt;b&gt;&amp;",
+    "\n---\nlicense: mit\n---\n",
+    "a: b # c",
+    "- x\n- y",
+    "!!python/object/apply:os.system ['id']",
+    "*anchor &anchor",
+    "${hacked}",
+    "| a | b |\n|---|---|",
+    "[x](javascript:alert(1)) ![y](http://evil/z.png) http://evil.example",
+    "```\n# heading\n```",
+    "\x00\x1b[31m\u202eright\u2028\u2066left",
+    "\"'\\",
+    "مرحبا",
+    "w" * 300,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_cannot_inject_into_the_card(text: str, run: Path) -> None:
+    loaded = load_model(str(run))
+    [path] = (run / "eval").glob("test/metrics.json")
+    hostile_scores = METRICS | {"checkpoint": loaded.checkpoints[0].name, "signatures": {"bleu": text, "chrf": text}}
+    path.write_text(json.dumps(hostile_scores))
+    data = replace(loaded.config.data, path=text.replace("\0", ""), subset=text, source=text, target="en", format="tsv")
+    hostile = loaded._replace(config=replace(loaded.config, data=data))
+    plain_metadata, plain = read_card(build_model_card(loaded, "owner/x", "mit"))
+    metadata, card = read_card(build_model_card(hostile, "owner/x", "mit"))
+    assert metadata.keys() == plain_metadata.keys() and metadata["license"] == "mit"
+    assert metadata["language"] == (["en"] if text != "de" else ["de", "en"])
+    [result] = metadata["model-index"][0]["results"]
+    assert result["metrics"][0]["args"]["signature"] == text
+
+    def list_elements(markdown: str) -> list[str]:
+        parser = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable("table")
+        tokens = [token for block in parser.parse(markdown) for token in [block, *(block.children or [])]]
+        return [token.type for token in tokens if token.type != "text"]
+
+    assert list_elements(card) == list_elements(plain)
+    assert "\x1b" not in card and "\u202e" not in card
+
+
+def test_local_paths_are_not_published(run: Path, tmp_path: Path) -> None:
+    config = load_model(str(run)).config
+    data = replace(config.data, path="/home/me/secret/corpus", cache="/home/me/cache")
+    stripped = strip_local_paths(replace(config, data=data, init_from="/home/me/secret/parent"))
+    assert (stripped.data.path, stripped.data.cache, stripped.init_from) == ("corpus", None, "parent")
+    on_hub = replace(config.data, path="wmt/wmt14", format="hub")
+    assert strip_local_paths(replace(config, data=on_hub)).data.path == "wmt/wmt14"
