@@ -15,7 +15,13 @@ from pathlib import Path
 from nmt import open_translator
 from nmt.config import TranslateRun
 from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
+from nmt.decoding.translator import (
+    Translation,
+    Translator,
+    check_scores,
+    describe_translations,
+    warn_if_truncated,
+)
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.distributed import (
@@ -32,7 +38,7 @@ from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.signals import held_signals
 from nmt.runtime.streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
-from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, replace_nonfinite, write_utf8
+from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, write_utf8
 
 
 def format_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -43,21 +49,7 @@ def format_text(line: str, options: list[Translation], command: TranslateRun) ->
 
 def format_jsonl(line: str, options: list[Translation], command: TranslateRun) -> str:
     """Return a JSON object for an input line, with its translations, best first."""
-    translations = []
-    for option in options:
-        record = option.record
-        translations.append(
-            {
-                "text": option.text,
-                **replace_nonfinite({"score": option.score, "ranking_score": option.ranking_score}),
-                "source_words": restore_unknown_words(line, record.source_words),
-                "target_words": restore_unknown_words(option.text, record.target_words),
-                "source_pieces": option.source_pieces,
-                "target_pieces": option.target_pieces,
-                "links": record.links(command.links),
-            }
-        )
-    return json.dumps({"source": line, "translations": translations}, ensure_ascii=False) + "\n"
+    return json.dumps(describe_translations(line, options, command.links), ensure_ascii=False) + "\n"
 
 
 def format_links(line: str, options: list[Translation], command: TranslateRun) -> str:

@@ -78,7 +78,17 @@ SHARED = ROOT.parent / "shared" / "data"  # real corpora beside the checkout, if
 CONTEXT = multiprocessing.get_context("forkserver")
 # Preload torch._dynamo too, which the first optimizer of a process imports.
 CONTEXT.set_forkserver_preload(
-    ["pytest", "nmt.train", "nmt.prepare", "nmt.evaluate", "nmt.translate", "nmt.align", "nmt.export", "torch._dynamo"]
+    [
+        "pytest",
+        "nmt.train",
+        "nmt.prepare",
+        "nmt.evaluate",
+        "nmt.translate",
+        "nmt.align",
+        "nmt.export",
+        "nmt.serve",
+        "torch._dynamo",
+    ]
 )
 TINY_SETTINGS = (
     "tokenizer.vocab_size=500",

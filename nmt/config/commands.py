@@ -10,7 +10,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.prepare import PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import OptimConfig, TrainConfig
-from nmt.errors import UserError, check_at_least, check_choice
+from nmt.errors import UserError, check_above_zero, check_at_least, check_choice
 
 BLEU_TOKENIZERS = (
     "auto",
@@ -247,6 +247,38 @@ class TranslateRun:
 
 
 @dataclass(slots=True)
+class ServeRun:
+    """Settings of `python -m nmt.serve`."""
+
+    checkpoint: Any = setting(None, "run or step folder; [A,B]: a model for each direction; [[A,B]]: ensemble")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: all, so that other machines can connect")
+    port: int = setting(5000, "port to listen on; 0: any free one, which the log names")
+    api_key: str | None = setting(None, "key that requests must have; null: $NMT_API_KEY, and none if that is not set")
+    max_characters: int = setting(10_000, "maximum characters of a request")
+    max_waiting: int = setting(1_000, "maximum number of requests that wait; others are refused")
+    timeout: float = setting(60.0, "seconds within which a request must be answered, else it is given up")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
+    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
+    links: LinksConfig = field(default_factory=LinksConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint, self.device, self.precision)
+        models = self.checkpoint if isinstance(self.checkpoint, list) else [self.checkpoint]
+        self.checkpoint = [[*map(str, model)] if isinstance(model, list) else [str(model)] for model in models]
+        check_at_least(1, "", self, "max_characters", "max_waiting", "average")
+        check_above_zero("", self, "timeout")
+        if not 0 <= self.port < 65_536:
+            raise UserError(f"port={self.port} must be at least 0 and below 65,536")
+        if self.search.n_best != 1:
+            raise UserError(
+                f"search.n_best={self.search.n_best} has no effect: each request says how many alternatives it wants; "
+                "leave it out"
+            )
+
+
+@dataclass(slots=True)
 class AlignRun:
     """Settings of `python -m nmt.align`."""
 
@@ -329,4 +361,5 @@ COMMANDS: dict[str, type] = {
     "translate": TranslateRun,
     "align": AlignRun,
     "export": ExportRun,
+    "serve": ServeRun,
 }

@@ -9,17 +9,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import EOS, UNK, SearchConfig
+from nmt.config import EOS, UNK, LinksConfig, SearchConfig
 from nmt.data.batching import SHAPE_MULTIPLE, make_batch
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_by_words
 from nmt.data.words import join_sentences, split_words
-from nmt.decoding.alignment import EOS_PIECE, Record
+from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
 from nmt.decoding.hypotheses import Hypothesis
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
@@ -27,7 +27,7 @@ from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.runtime.distributed import all_gather, rank, shard
 from nmt.runtime.lines import format_first_lines, pluralize
 from nmt.runtime.logging import log
-from nmt.runtime.text_io import read_dictionary
+from nmt.runtime.text_io import read_dictionary, replace_nonfinite
 
 R = TypeVar("R")
 MAX_LINE_WEIGHTS = 2**21  # attention weights kept for one line; a damaged line of 100,000 characters would fill memory
@@ -493,6 +493,25 @@ def split_unspaced_words(
         words.append([word for part in parts for word in part])
         marked_words.append([JOIN_MARKER.join(word.replace(JOIN_MARKER, "\ufffd") for word in part) for part in parts])
     return words, marked_words
+
+
+def describe_translations(line: str, options: list[Translation], links: LinksConfig) -> dict[str, Any]:
+    """Return a line with its translations, best first, as `format=jsonl` of `nmt.translate` writes them."""
+    translations = []
+    for option in options:
+        record = option.record
+        translations.append(
+            {
+                "text": option.text,
+                **replace_nonfinite({"score": option.score, "ranking_score": option.ranking_score}),
+                "source_words": restore_unknown_words(line, record.source_words),
+                "target_words": restore_unknown_words(option.text, record.target_words),
+                "source_pieces": option.source_pieces,
+                "target_pieces": option.target_pieces,
+                "links": record.links(links),
+            }
+        )
+    return {"source": line, "translations": translations}
 
 
 def warn_if_truncated(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:

@@ -32,7 +32,8 @@ def fill_template(path: Path, parts: dict[str, str]) -> str:
 def build_security_policy(template: str) -> str:
     """Return a content security policy that allows nothing but the styles and scripts of the template.
 
-    If a script starts a worker, its program may come from the page itself (`blob:`).
+    If a script starts a worker, its program may come from the page itself (`blob:`). If it sends requests, they may go
+    to the server that the page came from.
     """
     sources = {}
     for tag in ("style", "script"):
@@ -40,8 +41,9 @@ def build_security_policy(template: str) -> str:
         digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
         sources[tag] = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     worker = "worker-src blob:; " if "new Worker(" in template else ""
+    connect = "connect-src 'self'; " if "fetch(" in template else ""
     return (
-        f"default-src 'none'; style-src {sources['style']}; script-src {sources['script']}; {worker}"
+        f"default-src 'none'; style-src {sources['style']}; script-src {sources['script']}; {worker}{connect}"
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -1,0 +1,76 @@
+"""Answer requests for translations over HTTP, by LibreTranslate's API.
+
+python -m nmt.serve checkpoint=runs/NAME
+python -m nmt.serve 'checkpoint=[runs/DE-EN,runs/EN-DE]' port=8080
+python -m nmt.serve --help
+"""
+
+import os
+
+from nmt import open_translator
+from nmt.config import ServeRun
+from nmt.config.data import last_component
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+from nmt.runtime.device import choose_device
+from nmt.runtime.logging import log, log_to_stderr
+from nmt.training.checkpoint import fetch_model, find_checkpoint, load_config
+
+KEY_VARIABLE = "NMT_API_KEY"
+
+
+def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
+    """Return the languages of each model, given the paths of its members.
+
+    They are the names of the sides of its training data, such as `de` for `translation.de`.
+
+    Raises:
+        UserError: two models have the same direction.
+    """
+    directions: list[tuple[str, str]] = []
+    for paths in models:
+        data = load_config(find_checkpoint(paths[0])[0]).data
+        direction = last_component(data.source), last_component(data.target)
+        if direction in directions:
+            first = models[directions.index(direction)][0]
+            raise UserError(
+                f"{first} and {paths[0]} both translate {direction[0]} to {direction[1]}; give one model for each "
+                f"direction, or both as one: 'checkpoint=[[{first},{paths[0]}]]'"
+            )
+        directions.append(direction)
+    return directions
+
+
+@main("serve")
+def serve(command: ServeRun) -> None:
+    log_to_stderr()
+    try:
+        from nmt.serving.app import Direction, Service, build_app
+        from nmt.serving.batcher import Batcher
+        from nmt.serving.server import bind, build_server
+    except ImportError as error:
+        raise UserError(f"nmt.serve needs {error.name}; install it with: pip install 'nmt[serve]'") from None
+    device = choose_device(command.device)
+    with bind(command) as listener:
+        models = [[*map(fetch_model, paths)] for paths in command.checkpoint]
+        directions = find_directions(models)
+        translators = [
+            open_translator(paths, device, command.precision, command.average, command.search) for paths in models
+        ]
+        batcher = Batcher(translators, command.max_waiting)
+        api_key = command.api_key or os.environ.get(KEY_VARIABLE) or None
+        service = Service(command, [Direction(*direction) for direction in directions], batcher, api_key)
+        host, port = listener.getsockname()[:2]
+        languages = ", ".join(f"{source} to {target}" for source, target in directions)
+        listener.listen()  # from now on connections wait for the server instead of being refused
+        log.info(f"translating {languages} at http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it")
+        try:
+            build_server(build_app(service), command).run(sockets=[listener])
+        except (KeyboardInterrupt, SystemExit):  # uvicorn ends cleanly and then repeats the signal
+            log.info("stopped")
+        finally:
+            batcher.close()
+
+
+if __name__ == "__main__":
+    serve()

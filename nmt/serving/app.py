@@ -1,0 +1,283 @@
+"""The endpoints of the server: those of LibreTranslate's API, with more fields on request.
+
+POST /translate answers `{"translatedText": ...}`; `Service.build_answer` has the other fields. Errors are
+`{"error": reason}`.
+"""
+
+import asyncio
+import hmac
+import html
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nmt.config import ServeRun
+from nmt.decoding.translator import Translation, describe_translations
+from nmt.errors import UserError
+from nmt.runtime.html import fill_template
+from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
+from nmt.serving.metrics import LINES, REQUESTS, SECONDS
+from nmt.serving.questions import Question, parse_question, quote, read_fields, restore_line_breaks
+
+PAGE = Path(__file__).with_name("page.html")
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
+
+
+class Direction(NamedTuple):
+    """The languages that a model translates between, as its training data names them."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The endpoints and what they share. Model i of the batcher translates in direction i."""
+
+    command: ServeRun
+    directions: list[Direction]
+    batcher: Batcher
+    api_key: str | None
+
+    # ------------------------------------------------------------------------------------------------------ endpoints
+    async def translate(self, request: Request) -> Response:
+        """POST /translate"""
+        start_time, status = time.perf_counter(), 500
+        try:
+            response = await self.answer(request)
+            status = response.status_code
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        except ClientDisconnect:
+            status = 499
+            raise
+        finally:
+            REQUESTS.labels(status).inc()
+            SECONDS.observe(time.perf_counter() - start_time)
+        return response
+
+    async def detect(self, request: Request) -> Response:
+        """POST /detect"""
+        self.check_key(await read_fields(request, self.command.max_characters))
+        raise HTTPException(501, "this server does not detect languages; give source, one of those in /languages")
+
+    async def languages(self, request: Request) -> Response:
+        """GET or POST /languages: the source languages, each with its targets. Names are codes, as in `data.source`."""
+        codes = sorted({direction.source for direction in self.directions})
+        return JSONResponse(
+            [
+                {
+                    "code": code,
+                    "name": code,
+                    "targets": sorted(target for source, target in self.directions if source == code),
+                }
+                for code in codes
+            ]
+        )
+
+    async def frontend_settings(self, request: Request) -> Response:
+        """GET /frontend/settings: what web clients ask first."""
+        first = self.directions[0]
+        return JSONResponse(
+            {
+                "apiKeys": self.api_key is not None,
+                "charLimit": self.command.max_characters,
+                "filesTranslation": False,
+                "frontendTimeout": 500,
+                "keyRequired": self.api_key is not None,
+                "language": {side: {"code": code, "name": code} for side, code in first._asdict().items()},
+                "suggestions": False,
+                "supportedFilesFormat": [],
+            }
+        )
+
+    async def health(self, request: Request) -> Response:
+        """GET /health"""
+        if not self.batcher.thread.is_alive():
+            raise HTTPException(503, "the thread that translates has ended")
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics"""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def page(self, request: Request) -> Response:
+        """GET /"""
+        options = "".join(
+            f"<option>{html.escape(source)} → {html.escape(target)}</option>" for source, target in self.directions
+        )
+        key = '<input id="key" placeholder="API key">' if self.api_key else ""
+        return HTMLResponse(fill_template(PAGE, {"DIRECTIONS": options, "KEY": key}))
+
+    # -------------------------------------------------------------------------------------------------------- answers
+    async def answer(self, request: Request) -> Response:
+        """Return the response to a request for a translation.
+
+        Raises:
+            HTTPException: the request is not valid, or it cannot be answered now.
+            ClientDisconnect: the client has gone, and its lines are not translated.
+        """
+        fields = await read_fields(request, self.command.max_characters)
+        self.check_key(fields)
+        question = parse_question(fields, self.command.max_characters, self.command.search.beam - 1)
+        group = Group(self.find_model(question), 1 + question.alternatives, question.details)
+        if question.stream:
+            events = self.stream_events(question, group)
+            return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
+        lines = [line for lines in question.lines() for line in lines]
+        return JSONResponse(self.build_answer(question, await self.translate_lines(group, lines, request)))
+
+    async def stream_events(self, question: Question, group: Group) -> AsyncIterator[str]:
+        """Yield an event `line` for each line, and an event `done` with the answer; `error` if a line fails.
+
+        Lines are submitted one by one, so that a long text neither fills the queue nor is translated for nobody when
+        the client has gone.
+        """
+        results: list[list[Translation]] = []
+        for index, lines in enumerate(question.lines()):
+            for number, line in enumerate(lines, 1):
+                try:
+                    results += await self.translate_lines(group, [line])
+                except HTTPException as error:
+                    yield format_event("error", {"error": error.detail})
+                    return
+                answer = self.build_answer(replace(question, texts=[line], is_list=False), results[-1:])
+                yield format_event("line", {"index": index, "line": number, **answer})
+        yield format_event("done", self.build_answer(question, results))
+
+    async def translate_lines(
+        self, group: Group, lines: Sequence[str], request: Request | None = None
+    ) -> list[list[Translation]]:
+        """Return the `n_best` translations of each line, best first.
+
+        Args:
+            request: if given, raise `ClientDisconnect` as soon as its client has gone. Its body must have been read.
+        """
+        if not lines:
+            return []
+        try:
+            translating = asyncio.wrap_future(self.batcher.submit(group, lines))
+        except QueueFullError:
+            raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"}) from None
+        except ClosedError:
+            raise HTTPException(503, "the server is being stopped") from None
+        waiting: set[asyncio.Future[Any]] = {translating}
+        if request is not None:
+            waiting.add(asyncio.ensure_future(request.receive()))  # nothing but the end of the connection can follow
+        try:
+            done, _ = await asyncio.wait(waiting, timeout=self.command.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if translating in done:
+                results = translating.result()
+                LINES.inc(len(lines))
+                return results
+        except UserError as error:
+            raise HTTPException(500, str(error)) from None
+        finally:
+            for future in waiting:
+                future.cancel()
+        if done:
+            raise ClientDisconnect
+        raise HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
+
+    def build_answer(self, question: Question, results: list[list[Translation]]) -> dict[str, Any]:
+        """Return the JSON of an answer, given the translations of each line of the texts.
+
+        `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
+        repeated. `details` has an object for each line, as of `nmt.translate format=jsonl`. `warnings` says which
+        lines were cut at the maximum length.
+        """
+        rows = iter(results)
+        texts, alternatives, details, warnings = [], [], [], []
+        for text, lines in zip(question.texts, question.lines(), strict=True):
+            options = [next(rows) for _ in lines]
+            versions = [
+                restore_line_breaks(text, [(line[number] if number < len(line) else line[0]).text for line in options])
+                for number in range(max(map(len, options)))
+            ]
+            texts.append(versions[0])
+            alternatives.append(versions[1:])
+            if question.details:
+                details.append(
+                    [
+                        describe_translations(line, translations, self.command.links)
+                        for line, translations in zip(lines, options, strict=True)
+                    ]
+                )
+            cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
+            if cut:
+                warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")
+        answer: dict[str, Any] = {"translatedText": texts}
+        if question.alternatives:
+            answer["alternatives"] = alternatives
+        if question.details:
+            answer["details"] = details
+        if not question.is_list:
+            answer = {name: values[0] for name, values in answer.items()}
+        return answer | ({"warnings": warnings} if warnings else {})
+
+    # --------------------------------------------------------------------------------------------------------- checks
+    def check_key(self, fields: dict[str, Any]) -> None:
+        given = fields.get("api_key")
+        if self.api_key is None:
+            return
+        if not isinstance(given, str) or not given:
+            raise HTTPException(403, "api_key is missing; ask whoever runs this server for a key")
+        if not hmac.compare_digest(given.encode(errors="replace"), self.api_key.encode()):
+            raise HTTPException(403, "api_key is not valid")
+
+    def find_model(self, question: Question) -> int:
+        """Return the index of the model for the languages of a request.
+
+        The source `auto` stands for the only language from which there is a model into the target: nothing is detected.
+        """
+        source, target = question.source, question.target
+        matches = [
+            index
+            for index, direction in enumerate(self.directions)
+            if direction.target == target and source in (direction.source, "auto")
+        ]
+        if len(matches) == 1:
+            return matches[0]
+        served = ", ".join(f"{direction.source} to {direction.target}" for direction in self.directions)
+        what = f"translation from {quote(source)} to {quote(target)} is not supported"
+        if len(matches) > 1:
+            what = "source=auto could be several languages, and this server does not detect languages"
+        raise HTTPException(400, f"{what}; available: {served}")
+
+
+def format_event(name: str, data: dict[str, Any]) -> str:
+    """Return a server-sent event. JSON has no raw line breaks, so the data is one line."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+async def show_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
+    return JSONResponse({"error": "the server failed; its log says why"}, 500)
+
+
+def build_app(service: Service) -> Starlette:
+    routes = [
+        Route("/", service.page),
+        Route("/translate", service.translate, methods=["POST"]),
+        Route("/detect", service.detect, methods=["POST"]),
+        Route("/languages", service.languages, methods=["GET", "POST"]),
+        Route("/frontend/settings", service.frontend_settings),
+        Route("/health", service.health),
+        Route("/metrics", service.metrics),
+    ]
+    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, ClientDisconnect, Exception), show_error)
+    return Starlette(routes=routes, exception_handlers=handlers)

@@ -1,0 +1,500 @@
+"""The server: its API, its batches, its limits, and how it starts and ends."""
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Browser
+from builders import CONTEXT, command_environment, run_error, run_in_folder, run_ok, run_program
+from libretranslatepy import LibreTranslateAPI
+
+from nmt.config import SearchConfig, ServeRun
+from nmt.decoding.translator import Translation
+from nmt.errors import UserError
+from nmt.serving import questions, server
+from nmt.serving.app import Direction, Service, build_app
+from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
+from nmt.training.checkpoint import export_model, load_model
+
+SETTINGS = ("device=cpu", "precision=fp32", "search.beam=3")
+LINES = [
+    "Die Frau liest ein Buch .",
+    "",
+    "  ",
+    "Der Hund schläft .",
+    "日本語 مرحبا 👩‍👩‍👧",
+    "a\tb\x1b[31m\u2028c",
+    "Der Hund ." * 30,
+]
+DIRECTION = {"source": "de", "target": "en"}
+
+
+@dataclass
+class Running:
+    """A server process. Standard error goes to a file."""
+
+    process: Any
+    log: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        os.kill(self.process.pid, number)
+        self.process.join(30)
+        return int(self.process.exitcode)
+
+
+def start(folder: Path, *arguments: str, port: int, **environment: str) -> Running:
+    streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
+    for path in streams:
+        path.write_bytes(b"")
+    process = CONTEXT.Process(
+        daemon=True,  # so that no failing test leaves it behind
+        target=run_in_folder,
+        args=(
+            folder,
+            command_environment(folder) | environment,
+            streams,
+            "serve",
+            *SETTINGS,
+            f"port={port}",
+            *arguments,
+        ),
+    )
+    process.start()
+    while not (found := re.findall(r"at http://[^ ]*:(\d+); Ctrl-C ends it", streams[2].read_text())):
+        assert process.is_alive(), streams[2].read_text()
+        time.sleep(0.02)
+    return Running(process, streams[2], int(found[0]))
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Running]:
+    started = start(folder, *arguments, port=port, **environment)
+    try:
+        yield started
+    finally:
+        if started.process.is_alive():
+            started.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def served(home: Path) -> Iterator[Running]:
+    with running(home, "checkpoint=runs/mine") as started:
+        yield started
+
+
+def post(url: str, fields: Any, content_type: str = "application/json", path: str = "/translate") -> tuple[int, Any]:
+    """Send a request, and return status and answer."""
+    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    request = urllib.request.Request(url + path, body, {"Content-Type": content_type})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def ask(url: str, q: Any, **fields: Any) -> Any:
+    status, answer = post(url, {"q": q} | DIRECTION | fields)
+    assert status == 200, answer
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------------------------- API
+def test_answers_equal_nmt_translate(served: Running, home: Path) -> None:
+    text = "".join(line + "\n" for line in LINES).encode()
+    command = ("checkpoint=runs/mine", *SETTINGS, "search.n_best=3", "format=jsonl")
+    records = [json.loads(line) for line in run_ok("translate", *command, folder=home, text=text).split("\n")[:-1]]
+    texts = [[option["text"] for option in record["translations"]] for record in records]
+    answer = ask(served.url, LINES, alternatives=2, details=True)
+    assert answer["translatedText"] == [options[0] for options in texts]
+    assert answer["alternatives"] == [options[1:] for options in texts]
+    for [got], expected in zip(answer["details"], records, strict=True):
+        assert got["source"] == expected["source"]
+        for ours, theirs in zip(got["translations"], expected["translations"], strict=True):
+            scores = [pytest.approx(theirs.pop(name), abs=1e-4) for name in ("score", "ranking_score")]
+            assert [ours.pop(name) for name in ("score", "ranking_score")] == scores
+            assert ours == theirs
+    assert ask(served.url, LINES) == {"translatedText": answer["translatedText"]}
+    # One text keeps its line breaks.
+    joined = "\r\n".join(LINES[:2]) + "\n\n" + "\n".join(LINES[2:]) + "\n"
+    best = answer["translatedText"]
+    assert ask(served.url, joined)["translatedText"] == "\r\n".join(best[:2]) + "\n\n" + "\n".join(best[2:]) + "\n"
+    assert ask(served.url, [])["translatedText"] == [] and ask(served.url, "")["translatedText"] == ""
+
+
+def test_libretranslate_client_works_unchanged(served: Running) -> None:
+    client = LibreTranslateAPI(served.url)
+    expected = ask(served.url, "Straße & Hund =\n😀")["translatedText"]
+    assert client.translate("Straße & Hund =\n😀", "de", "en") == expected
+    assert client.languages() == [{"code": "de", "name": "de", "targets": ["en"]}]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        client.detect("Hund")
+    assert "does not detect languages" in json.load(caught.value)["error"]
+
+
+def test_requests_are_json_or_forms(served: Running) -> None:
+    expected = ask(served.url, "Straße")
+    form = "application/x-www-form-urlencoded"
+    assert post(served.url, "q=Straße&source=de&target=en".encode(), form) == (200, expected)  # as curl -d sends it
+    assert post(served.url, b"q=Stra%C3%9Fe&source=auto&target=en&format=text&alternatives=0", form) == (200, expected)
+    status, answer = post(served.url, b"q=Hund&q=Frau&source=de&target=en&alternatives=1", form)
+    assert status == 200 and len(answer["translatedText"]) == len(answer["alternatives"]) == 2
+    parts = {"q": "Straße", **DIRECTION}
+    body = "".join(f'--x\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in parts.items())
+    assert post(served.url, f"{body}--x--\r\n".encode(), "multipart/form-data; boundary=x") == (200, expected)
+
+
+BAD = [
+    ({"source": "de", "target": "en"}, 400, "q, the text to translate, is missing"),
+    ({"q": 5} | DIRECTION, 422, "q is not a text or a list of texts"),
+    ({"q": ["a", None]} | DIRECTION, 422, "q is not a text or a list of texts"),
+    (b'{"q": "\\ud800", "source": "de", "target": "en"}', 422, "half of a surrogate pair"),
+    ({"q": "a", "source": "de"}, 400, "target, the code of a language, is missing"),
+    ({"q": "a", "source": "en", "target": "de"}, 400, "from en to de is not supported; available: de to en"),
+    ({"q": "a", "source": "x" * 999, "target": "\x1b[2J\n"}, 400, "is not supported; available: de to en"),
+    ({"q": "a", "format": "html"} | DIRECTION, 400, "format=html is not supported"),
+    ({"q": "a", "alternatives": 3} | DIRECTION, 400, "alternatives=3 is not a whole number from 0 to 2"),
+    ({"q": "a", "alternatives": True} | DIRECTION, 400, "alternatives=True is not a whole number"),
+    ({"q": "a", "details": "yes"} | DIRECTION, 400, "details=yes is neither true nor false"),
+    ({"q": "a" * 10_001} | DIRECTION, 413, "q has 10,001 characters, and a request may have 10,000"),
+    ({"q": "a", "x": "a" * 200_000} | DIRECTION, 413, "the request has more than 136,384 bytes"),
+    (b"[1]", 400, "not a JSON object"),
+    (b'{"q": ', 400, "not valid application/json"),
+    (b"[" * 100_000, 400, "not valid application/json"),
+    (b'{"q": "\xff"}', 400, "not valid application/json"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "reason"), BAD)
+def test_bad_request_is_answered_with_a_reason(served: Running, fields: Any, status: int, reason: str) -> None:
+    got, answer = post(served.url, fields)
+    assert (got, list(answer)) == (status, ["error"]) and reason in answer["error"]
+
+
+def test_other_endpoints_answer_json(served: Running) -> None:
+    def get(path: str) -> Any:
+        with urllib.request.urlopen(served.url + path) as response:
+            return response.read()
+
+    assert json.loads(get("/health")) == {"status": "ok"}
+    settings = json.loads(get("/frontend/settings"))
+    assert settings["charLimit"] == 10_000 and settings["language"]["target"]["code"] == "en"
+    assert b"nmt_batch_lines_bucket" in get("/metrics") and b"Content-Security-Policy" in get("/")
+    assert post(served.url, b"x", "text/plain") == (
+        415,
+        {"error": "send JSON (Content-Type: application/json) or a form"},
+    )
+    for path, status in (("/translate", 405), ("/none", 404)):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            get(path)
+        assert caught.value.code == status and json.load(caught.value)["error"]
+
+
+def test_stream_sends_lines_and_then_the_answer(served: Running) -> None:
+    text = "Die Frau liest ein Buch .\n\nDer Hund schläft ."
+    body = json.dumps({"q": text, "stream": True, "alternatives": 1} | DIRECTION).encode()
+    request = urllib.request.Request(f"{served.url}/translate", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = re.findall("event: (.*)\ndata: (.*)\n\n", response.read().decode())
+    answer = ask(served.url, text, alternatives=1)
+    parts = [json.loads(data) for name, data in events if name == "line"]
+    assert [name for name, _ in events] == ["line", "line", "line", "done"] and json.loads(events[-1][1]) == answer
+    assert [part["translatedText"] for part in parts] == answer["translatedText"].split("\n")
+    assert [(part["index"], part["line"]) for part in parts] == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_requests_that_arrive_together_share_batches(served: Running) -> None:
+    texts = [" ".join(["Der Hund schläft", *["und die Frau liest"] * (i % 7), "."]) for i in range(40)]
+    expected = ask(served.url, texts)["translatedText"]
+
+    def count_batches() -> float:
+        with urllib.request.urlopen(f"{served.url}/metrics") as response:
+            return float(re.findall(rb"nmt_batch_lines_count (\S+)", response.read())[0])
+
+    before = count_batches()
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda text: ask(served.url, text)["translatedText"], texts))
+    assert answers == expected and count_batches() - before < 30
+
+
+def test_log_has_no_text_of_requests(served: Running) -> None:
+    for fields in ({"q": "secret\x1b[31m" * 50} | DIRECTION, {"q": "a", "source": "secret\x1b", "target": "secret\n"}):
+        post(served.url, fields)
+    with socket.create_connection(("127.0.0.1", served.port)) as connection:
+        connection.sendall(b"GET /secret%0a%1b\x1b HTTP/1.1\r\n\x1bsecret: \r\r\n\r\n")
+        connection.recv(1000)
+    log = served.log.read_text()
+    assert "secret" not in log and "\x1b" not in log and "Traceback" not in log
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_page_translates(served: Running, tmp_path: Path) -> None:
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.open(SimpleNamespace(as_uri=lambda: f"{served.url}/"))  # type: ignore[arg-type]
+        browser.evaluate("q.value = 'Der Hund schläft .', form.requestSubmit()")
+        while not (text := browser.evaluate("translation.textContent")):
+            pass
+    finally:
+        browser.close()
+    assert text == ask(served.url, "Der Hund schläft .")["translatedText"]
+
+
+def test_direction_picks_the_model_and_key_is_required(home: Path, tmp_path: Path) -> None:
+    model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
+    data = config.data
+    export_model(model, tokenizer, replace(config, data=replace(data, source="en", target="de")), tmp_path / "back")
+    (tmp_path / "forth").symlink_to(home / "runs" / "mine")
+    with running(tmp_path, "checkpoint=[forth,back]", NMT_API_KEY="kéy") as started:
+        for fields in ({}, {"api_key": "wrong"}, {"api_key": 5}, {"api_key": "\ud800"}):
+            assert post(started.url, {"q": "Hund"} | DIRECTION | fields)[0] == 403
+            assert post(started.url, {"q": "Hund"} | fields, path="/detect")[0] == 403
+        client = LibreTranslateAPI(started.url, "kéy")
+        assert client.translate("Hund", "de", "en") == client.translate("Hund", "en", "de")  # the same weights
+        assert {language["code"]: language["targets"] for language in client.languages()} == {
+            "de": ["en"],
+            "en": ["de"],
+        }
+        assert (
+            "from de to de is not supported; available: de to en, en to de"
+            in (post(started.url, {"q": "x", "source": "de", "target": "de", "api_key": "kéy"})[1]["error"])
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ start and end
+def test_server_finishes_its_work_on_sigterm_and_restarts_after_kill(home: Path) -> None:
+    with running(home, "checkpoint=runs/mine") as started, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, started.url, ["Die Frau liest ein Buch und der Hund schläft ."] * 150)
+        time.sleep(0.3)
+        assert started.stop() == 0
+        assert len(waiting.result()["translatedText"]) == 150
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", started.port))
+    with running(home, "checkpoint=runs/mine") as killed:
+        connection = http.client.HTTPConnection("127.0.0.1", killed.port)
+        connection.request("GET", "/health")
+        killed.stop(signal.SIGKILL)
+    with running(home, "checkpoint=runs/mine", port=killed.port) as again:
+        assert ask(again.url, "")["translatedText"] == "" and again.stop(signal.SIGINT) == 0
+        assert again.log.read_text().splitlines()[-1] == "stopped"
+
+
+def test_start_errors(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        errors = {
+            (
+                f"port={port}",
+                "checkpoint=runs/mine",
+            ): f"port={port} cannot be used: Address already in use; write port=",
+            ("host=192.0.2.1", "checkpoint=runs/mine"): "host=192.0.2.1 port=5000 cannot be used",
+            ("host=no host", "checkpoint=runs/mine"): "host=no host is not the name or address of a machine",
+            ("port=0", "checkpoint=runs/none"): "runs/none is not a folder",
+            ("port=0", "checkpoint=[runs/mine,runs/mine]"): "both translate de to en",
+            ("port=0",): "checkpoint is not set",
+            ("port=70000", "checkpoint=runs/mine"): "port=70000 must be at least 0 and below 65,536",
+            ("search.n_best=2", "checkpoint=runs/mine"): "search.n_best=2 has no effect",
+        }
+        for arguments, message in errors.items():
+            assert message in run_error("serve", *arguments, folder=home)
+
+
+def test_missing_extra_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("nmt.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises(SystemExit):
+        run_program("serve", "checkpoint=x")
+    assert "install it with: pip install 'nmt[serve]'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------- limits
+@dataclass
+class FakeTranslator:
+    """Translates to upper case, when the gate is open; fails for `bad`."""
+
+    config: SearchConfig = field(default_factory=SearchConfig)
+    device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
+    gate: threading.Event = field(default_factory=threading.Event)
+    calls: list[list[str]] = field(default_factory=list)
+
+    def translate(self, lines: list[str], keep_weights: bool) -> list[list[Translation]]:
+        self.calls.append(lines)
+        assert self.gate.wait(20)
+        if "bad" in lines:
+            raise UserError("out of memory for one line of 9 pieces")
+        return [[Translation(line.upper(), ended=line != "cut")] for line in lines]
+
+
+@contextmanager
+def fake_service(**settings: Any) -> Iterator[tuple[Service, FakeTranslator]]:
+    translator = FakeTranslator()
+    batcher = Batcher([translator], settings.get("max_waiting", 5))  # type: ignore[list-item]
+    command = ServeRun("runs/x", **settings)
+    try:
+        yield Service(command, [Direction("de", "en")], batcher, None), translator
+    finally:
+        translator.gate.set()
+        batcher.close()
+
+
+async def call(service: Service, q: Any, disconnects: bool = False) -> tuple[int, Any]:
+    """Call the app without a socket. Returns status and answer."""
+    messages = [{"type": "http.request", "body": json.dumps({"q": q} | DIRECTION).encode()}]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.sleep(0.1 if disconnects else 60)
+            return {"type": "http.disconnect"}
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers, "query_string": b""}
+    await build_app(service)(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"] or b"null")
+
+
+async def wait_until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_full_queue_timeout_and_disconnect() -> None:
+    async def scenario() -> None:
+        with fake_service(max_waiting=3, timeout=0.5) as (service, translator):
+            first = asyncio.create_task(call(service, "first"))
+            await wait_until(lambda: translator.calls)
+            gone = asyncio.create_task(call(service, "gone", disconnects=True))
+            late = asyncio.create_task(call(service, "late"))
+            await wait_until(lambda: len(service.batcher.jobs) == 3)
+            assert await call(service, "x") == (429, {"error": "too many requests wait; try again later"})
+            assert (await gone)[0] == 499
+            assert await first == (504, {"error": "there was no translation within 0.5 seconds"})
+            assert (await late)[0] == 504
+            translator.gate.set()
+            assert await call(service, "next") == (200, {"translatedText": "NEXT"})
+            assert translator.calls == [["first"], ["next"]]  # nobody waited for the others
+            service.batcher.close()
+            assert await call(service, "x") == (503, {"error": "the server is being stopped"})
+
+    asyncio.run(scenario())
+
+
+def test_failing_line_fails_its_own_request_only() -> None:
+    async def scenario() -> None:
+        with fake_service() as (service, translator):
+            tasks = [asyncio.create_task(call(service, text)) for text in ("block", "good", "bad", "cut")]
+            await wait_until(lambda: len(service.batcher.jobs) == 4)
+            translator.gate.set()
+            _, good, bad, cut = await asyncio.gather(*tasks)
+            assert good == (200, {"translatedText": "GOOD"})
+            assert bad == (500, {"error": "out of memory for one line of 9 pieces"})
+            assert cut[1]["warnings"] == ["text 1, line 1: cut at the maximum length"]
+
+    asyncio.run(scenario())
+
+
+def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
+    translator = FakeTranslator(SearchConfig(beam=2, batch_tokens=50))  # 4 x 25 characters
+    batcher = Batcher([translator], 100)  # type: ignore[list-item]
+    plain, other = Group(0, 1, False), Group(0, 2, False)
+    futures = [batcher.submit(plain, ["a" * 9] * 25), batcher.submit(other, ["b"]), batcher.submit(plain, ["c"])]
+    translator.gate.set()
+    results = [[options[0].text for options in future.result(20)] for future in futures]
+    assert results == [["A" * 9] * 25, ["B"], ["C"]]
+    assert [len(call) for call in translator.calls] == [10, 10, 6, 1]
+    batcher.max_waiting = 0
+    with pytest.raises(QueueFullError):
+        batcher.submit(plain, ["x"])
+    batcher.close()
+    with pytest.raises(ClosedError):
+        batcher.submit(plain, ["x"])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a server with a fake model that waits 0.3 seconds for what clients send."""
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(questions, "BODY_SECONDS", 0.3)
+    with fake_service(port=0) as (service, translator), server.bind(service.command) as listener:
+        translator.gate.set()
+        port = listener.getsockname()[1]
+        instance = server.build_server(build_app(service), service.command)
+        thread = threading.Thread(target=lambda: instance.run(sockets=[listener]))
+        thread.start()
+        while not instance.started:
+            time.sleep(0.01)
+        yield port
+        instance.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_slow_and_half_closed_clients_are_dropped(impatient: int) -> None:
+    request = json.dumps({"q": "a"} | DIRECTION).encode()
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    whole = head % len(request) + request
+
+    def connect(*parts: bytes) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", impatient), timeout=20)
+        for part in parts:
+            connection.sendall(part)
+        return connection
+
+    def read_all(connection: socket.socket) -> bytes:
+        received = b""
+        while data := connection.recv(1000):
+            received += data
+        return received
+
+    nothing, trickle, body = connect(), connect(b"POST /tra"), connect(head % 999, b"{")
+    half_closed, endless = connect(whole), connect(head % 10**9)
+    half_closed.shutdown(socket.SHUT_WR)
+    again = connect(whole)  # a second request on the same connection
+    received = b""
+    while b'{"translatedText":"A"}' not in received:
+        received += again.recv(1000)
+    again.sendall(b"POST /tra")
+    assert ask(f"http://127.0.0.1:{impatient}", "b") == {"translatedText": "B"}
+    try:
+        while True:
+            endless.sendall(b" " * 2**16)
+    except OSError:
+        pass  # the server has closed it
+    for connection in (nothing, trickle, again):
+        assert read_all(connection) == b""
+    assert b"408" in read_all(body)
+    half_closed.settimeout(20)
+    read_all(half_closed)
+    assert ask(f"http://127.0.0.1:{impatient}", "c") == {"translatedText": "C"}
