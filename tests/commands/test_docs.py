@@ -33,6 +33,7 @@ NOT_RUN = {
     ". .venv/bin/activate": "changes the shell that runs it",
     "pip install": "downloads packages",
     "mkdir corpus": "plain shell, between commands that are checked",
+    "curl": "needs a running server; test_serve.py sends such requests",
     "cp mono.en": "plain shell, between commands that are checked",
     "cp corpus": "plain shell, between commands that are checked",
     "head=$(scontrol": "needs Slurm",
