@@ -1,21 +1,29 @@
-"""Export a trained model: as one HTML file that translates in any browser, or as a folder for the other commands.
+"""Export a trained model: as one HTML file that translates in any browser, as a folder, or to the Hugging Face hub.
 
 python -m nmt.export checkpoint=runs/NAME output=mine.html
 python -m nmt.export checkpoint=runs/NAME output=model-to-share
+python -m nmt.export checkpoint=runs/NAME output=hf://OWNER/NAME license=cc-by-4.0
 python -m nmt.export --help
 """
 
 from nmt import export_checkpoint
 from nmt.config import ExportRun
+from nmt.hub.push import push_model
 from nmt.runtime.cli import main
+from nmt.runtime.hub_client import is_hub_address
 from nmt.runtime.logging import log, log_to_stderr
 
 
 @main("export")
 def export(command: ExportRun) -> None:
     log_to_stderr()
-    export_checkpoint(command.checkpoint, str(command.output), command.average, command.search, command.title)
-    log.info(f"exported {command.checkpoint} to {command.output}")
+    output = str(command.output)
+    if is_hub_address(output):
+        commit = push_model(command.checkpoint, output, command.license, command.private, command.average)
+        log.info(f"published {command.checkpoint} as {commit}")
+        return
+    export_checkpoint(command.checkpoint, output, command.average, command.search, command.title)
+    log.info(f"exported {command.checkpoint} to {output}")
 
 
 if __name__ == "__main__":

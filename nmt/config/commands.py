@@ -331,9 +331,11 @@ class ExportRun:
     """Settings of `python -m nmt.export`."""
 
     checkpoint: Any = setting(None, "run folder (best checkpoint, else the last) or step folder")
-    output: str | None = setting(None, "FILE.html: a page that translates; else a new folder, for checkpoint=")
+    output: str | None = setting(None, "FILE.html: a page that translates | hf://OWNER/NAME | a new folder")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     title: str | None = setting(None, "output=FILE.html: title of the page; null: the two languages")
+    license: str | None = setting(None, "output=hf://OWNER/NAME: identifier of the license, such as cc-by-4.0")
+    private: bool = setting(False, "output=hf://OWNER/NAME: whether a new repository is private")
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
@@ -345,13 +347,19 @@ class ExportRun:
             )
         self.checkpoint = str(self.checkpoint)
         if not self.output:
-            raise UserError("output is not set; give a page, output=FILE.html, or a new folder, output=FOLDER")
+            raise UserError(
+                "output is not set; give a page, output=FILE.html, a new folder, output=FOLDER, or a repository of the "
+                "Hugging Face hub, output=hf://OWNER/NAME"
+            )
         check_at_least(1, "", self, "average")
         is_page = self.output.lower().endswith(".html")
         if not is_page and (unused := self.search.format_changed(*(item.name for item in fields(SearchConfig)))):
             raise UserError(f"{unused} has no effect with output={self.output}, which is no .html file; leave it out")
         if not is_page and self.title is not None:
             raise UserError(f"title={self.title} has no effect with output={self.output}, which is no .html file")
+        if not self.output.startswith("hf://") and (self.license is not None or self.private):
+            key = "private=true" if self.license is None else f"license={self.license}"
+            raise UserError(f"{key} has no effect with output={self.output}; it is for output=hf://OWNER/NAME")
 
 
 COMMANDS: dict[str, type] = {

@@ -205,8 +205,8 @@ def test_translations_and_attention_match_python(page: Page, home: Path) -> None
 
 
 def test_translation_appears_while_it_is_written(page: Page) -> None:
-    page.evaluate("(new MutationObserver(() => (globalThis.seen ??= new Set()).add(translation.textContent))"
-                  ".observe(translation, { childList: true, subtree: true }))")  # fmt: skip
+    observer = "new MutationObserver(() => (globalThis.seen ??= new Set()).add(translation.textContent))"
+    page.evaluate(f"({observer}.observe(translation, {{ childList: true, subtree: true }}))")
     [text] = page.write(LINES[2])
     seen = page.evaluate("[...seen]")
     assert text in seen and len(seen) >= 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import run_in_new_process, run_ok
+from builders import run_error, run_in_new_process, run_ok
 from fake_hub import FakeHub, running_hub
 from markdown_it import MarkdownIt
 
@@ -87,6 +87,18 @@ def test_commands_take_addresses_and_work_offline(hub: FakeHub, run: Path, home:
     assert "".join(f"{translation.text}\n" for translation in offline.translate(LINES)) == expected
     with pytest.raises(nmt.UserError, match="^hf://owner/none: it is not in the cache, and the hub cannot be reached"):
         nmt.load("hf://owner/none")
+
+
+def test_export_command_publishes(hub: FakeHub, run: Path, home: Path) -> None:
+    message = run_error("export", f"checkpoint={run}", "output=hf://someone/de-en", folder=home)
+    assert "license= is required" in message
+    message = run_error("export", f"checkpoint={run}", "output=out", "license=mit", folder=home)
+    assert "license=mit has no effect with output=out; it is for output=hf://OWNER/NAME" in message
+    run_ok("export", f"checkpoint={run}", "output=hf://someone/de-en", "license=mit", folder=home)
+    text = "Der Hund schläft .\n".encode()
+    settings = ("search.beam=1", "precision=fp32")
+    expected = run_ok("translate", f"checkpoint={run}", *settings, folder=home, text=text)
+    assert run_ok("translate", "checkpoint=hf://someone/de-en", *settings, folder=home, text=text) == expected
 
 
 def test_damaged_download_is_refused(hub: FakeHub, run: Path) -> None:
