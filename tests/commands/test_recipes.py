@@ -93,10 +93,15 @@ def write_dataset(folder: Path, data: dict[str, Any]) -> None:
 def test_recipe_trains(recipe: str, tmp_path: Path) -> None:
     data = {"source": "de", "target": "en"} | read_recipe(recipe)["data"]
     write_dataset(tmp_path / "corpus", data)
+    for corpus in data.get("corpora", []):  # beside the text of data.path, as the recipe says
+        corpus["path"] = corpus["path"].replace("${data.path}", str(tmp_path / "corpus"))
+        write_dataset(Path(corpus["path"]), data)
     run_ok("train", f"experiment={recipe}", f"data.path={tmp_path / 'corpus'}", *SMALL_SETTINGS, folder=tmp_path)
     run = tmp_path / "runs" / recipe
     config = yaml.safe_load((run / "config.yaml").read_text())
     data.pop("path", None)
+    for corpus, expected in zip(config["data"]["corpora"], data.pop("corpora", []), strict=True):
+        assert corpus.items() >= expected.items()
     assert {key: config["data"][key] for key in data} == data
     assert "finished at step 2" in (run / "train.log").read_text()
 

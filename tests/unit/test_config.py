@@ -364,7 +364,10 @@ def test_command_line_in_process_of_its_own(
         (lambda: LinksConfig(threshold=0), "links.threshold=0 must be greater than 0 and at most 1"),
         (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan"),
         (lambda: ExportRun(), "checkpoint is not set"),
-        (lambda: ExportRun("x"), "output is not set; give a page, output=FILE.html, or a new folder, output=FOLDER"),
+        (
+            lambda: ExportRun("x"),
+            "output is not set; give a page, output=FILE.html, a new folder, output=FOLDER, or a repository",
+        ),
         (
             lambda: ExportRun(["x", "y"], "z.html"),
             "checkpoint=\\[x,y\\]: an ensemble of several models cannot be exported",
