@@ -1,19 +1,24 @@
-"""Align the words of sentence pairs with a trained model, or with two models of opposite directions.
+"""Align the words of sentence pairs: with an aligner trained on them, or with the attention of one or two models.
 
+python -m nmt.align source=a.de target=a.en output=links.pharaoh
 python -m nmt.align checkpoint=runs/NAME source=a.de target=a.en output=links.pharaoh gold=gold.txt
 python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           # the test split of the run's data
 python -m nmt.align --help
 """
 
 import hashlib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
+from nmt.aligner.storage import is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import iter_column, load_pairs
@@ -27,6 +32,7 @@ from nmt.data.word_links import (
     read_gold_links,
     transpose_links,
 )
+from nmt.data.words import split_words
 from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
@@ -48,6 +54,24 @@ from nmt.runtime.streams import check_file_arguments, is_stdout
 from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
 from nmt.training.checkpoint import load_model
 
+MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
+
+
+def read_files(command: AlignRun) -> tuple[list[str], list[str]]:
+    """Return the lines of `source=` and `target=`.
+
+    Raises:
+        UserError: the files have different numbers of lines.
+    """
+    assert command.source and command.target
+    sources, targets = list(TextInput(command.source)), list(TextInput(command.target))
+    if len(sources) != len(targets):
+        raise UserError(
+            f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
+            "each line of one must translate the same line of the other"
+        )
+    return sources, targets
+
 
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
     """Return source sentences, target sentences and, if available, gold links.
@@ -59,12 +83,7 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
     """
     gold = None
     if command.source and command.target:
-        sources, targets = list(TextInput(command.source)), list(TextInput(command.target))
-        if len(sources) != len(targets):
-            raise UserError(
-                f"source={command.source} has {len(sources):,} lines, target={command.target} has {len(targets):,}; "
-                "each line of one must translate the same line of the other"
-            )
+        sources, targets = read_files(command)
     else:
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
@@ -159,12 +178,81 @@ def align_pairs(
     return counts.scores() | {"oracle_aer": oracle_counts.scores()["aer"]}
 
 
+# ------------------------------------------------------------------------------------------------- statistical aligner
+def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
+    """Train an aligner on the pairs, or load one, and write their links. Returns precision, recall and AER.
+
+    Raises:
+        UserError: a setting is for models with attention, the files have different numbers of lines, or a line of the
+            gold file is invalid.
+    """
+    check_aligner_settings(command)
+    sources, targets = ([line.split() for line in lines] for lines in read_files(command))
+    gold = None
+    if command.gold is not None:
+        gold = read_gold_links(Path(command.gold), command.gold_base, sources, targets)
+    else:  # words in scripts without spaces are segmented, unless gold links count them between spaces
+        sources, targets = (
+            [[word for part in split_words(words) for word in part] for words in side] for side in (sources, targets)
+        )
+    aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
+    if command.save is not None:
+        save_aligner(aligner, Path(command.save))
+    counts = LinkCounts()
+    with open_output(command.output) as file, open_alignment_writer(command.output, file) as write_record:
+        for start in range(0, len(sources), MAX_CHUNK_LINES):
+            rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
+            chunk = [sources[row] for row in rows], [targets[row] for row in rows]
+            for row, weights_TS in zip(rows, align_sentences(aligner, *chunk), strict=True):
+                links = find_links(weights_TS, command.links.threshold or LINK_THRESHOLD)
+                write_record(make_word_record(sources[row], targets[row], weights_TS), links)
+                if gold is not None:
+                    counts.add(links, gold[row])
+        file.flush()
+    if command.lexicon is not None:
+        with open_output(command.lexicon) as file:
+            for source, target, expected in aligner.lexicon.list_links():
+                if expected < MIN_LEXICON_LINKS:
+                    break
+                file.write(f"{source}\t{target}\t{expected:.2f}\n".encode())
+    return counts.scores()
+
+
+def check_aligner_settings(command: AlignRun) -> None:
+    """Raise a `UserError` if there are no files to align, or a setting is for models with attention."""
+    if not command.source:
+        raise UserError(f"checkpoint={command.checkpoint} is an aligner; give the files source= and target=")
+    for key in ("reverse_checkpoint", "symmetrize"):
+        if value := getattr(command, key):
+            raise UserError(f"{key}={value} is for models with attention, not for an aligner; leave it out")
+    if command.links.unit == "pieces":
+        raise UserError("links.unit=pieces is for models with attention; an aligner links words")
+    if command.checkpoint and command.save:
+        raise UserError(
+            f"save={command.save} is for a newly trained aligner; leave out checkpoint={command.checkpoint}"
+        )
+
+
+def make_word_record(source: list[str], target: list[str], weights_TS: np.ndarray | None) -> Record:
+    """Return the record of a pair whose pieces are its words."""
+    indices = list(range(len(source))), list(range(len(target)))
+    return Record(source, target, source, target, *indices, weights_TS, math.nan)
+
+
 @main("align")
 def align(command: AlignRun) -> float | None:
     """Return the alignment error rate; None without gold links."""
     log_to_stderr()
-    check_file_arguments(command, ("source", "target", "gold"), ("output",))
-    assert command.checkpoint is not None
+    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
+    if command.checkpoint is None or is_aligner(command.checkpoint):
+        check_readable({"source": command.source, "target": command.target, "gold": command.gold})
+        measures = align_with_aligner(command)
+        if command.gold is not None:
+            print_measures(measures, command)
+        return measures["aer"]
+    for key in ("save", "lexicon"):
+        if value := getattr(command, key):
+            raise UserError(f"{key}={value} is for an aligner; leave out {key}= or checkpoint={command.checkpoint}")
     with process_group(command.device) as device:
         inputs = {"source": command.source, "target": command.target, "gold": command.gold}
         local_rank0_first(lambda: check_readable(inputs))
@@ -181,11 +269,16 @@ def align(command: AlignRun) -> float | None:
         check_same_on_all_ranks(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), TEXT_MISMATCH)
         measures = align_pairs(command, forward, backward, sources, targets, gold)
         if gold is not None and not rank():
-            file = sys.stderr if is_stdout(command.output) else sys.stdout
-            for name, value in measures.items():
-                shown = "-" if value is None else f"{value:.4f}"
-                print(f"{name:<22}{shown}", file=file)
+            print_measures(measures, command)
     return measures["aer"]
+
+
+def print_measures(measures: dict[str, float | None], command: AlignRun) -> None:
+    """Print precision, recall and error rates; to standard error if the links go to standard output."""
+    file = sys.stderr if is_stdout(command.output) else sys.stdout
+    for name, value in measures.items():
+        shown = "-" if value is None else f"{value:.4f}"
+        print(f"{name:<22}{shown}", file=file)
 
 
 if __name__ == "__main__":

@@ -282,12 +282,18 @@ class ServeRun:
 class AlignRun:
     """Settings of `python -m nmt.align`."""
 
-    checkpoint: str | None = setting(None, "run folder (best checkpoint, else the last) or step folder")
+    checkpoint: str | None = setting(
+        None, "run, step folder or saved aligner; null: train an aligner on the text itself"
+    )
     reverse_checkpoint: str | None = setting(None, "model of the opposite direction, whose links are combined")
     symmetrize: str | None = setting(None, "intersection | union | grow_diag_final_and (default)")
     source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
     output: str = setting("-", "output file: all weights (.jsonl or .npz), else links; -: standard output")
+    save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
+    lexicon: str | None = setting(
+        None, "aligner: output file of pairs of words with their links and probabilities (tsv)"
+    )
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
     max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")
@@ -298,7 +304,12 @@ class AlignRun:
     data: DataOverride = field(default_factory=DataOverride)
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, self.device, self.precision)
+        if not self.checkpoint and not self.source and not self.target:
+            raise UserError(
+                "checkpoint is not set; give source=FILE and target=FILE, on which an aligner is trained, or a run: "
+                "checkpoint=runs/NAME"
+            )
+        check_hardware(self.device, self.precision)
         check_at_least(2, "", self, "max_length", "batch_tokens")
         if bool(self.source) != bool(self.target):
             raise UserError(

@@ -1,0 +1,1 @@
+"""A statistical aligner of words, trained on the very text that it aligns."""

@@ -1,0 +1,216 @@
+"""Train a statistical aligner on sentence pairs, and align with it.
+
+Two hidden Markov models, of opposite directions, are trained together: in each round of EM the expected number of links
+between two words is the product of the two posterior probabilities (Liang et al. 2006, section 3.2). So the directions
+agree, and one lexicon serves both. Rounds of the simpler IBM model 1 come first.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from nmt.aligner.hmm import Counts, Floats, Posteriors, infer_independent_links, infer_links, initial_jumps
+from nmt.aligner.lexicon import Ids, Lexicon, Values, Vocabulary, WordPairs, normalize_word
+from nmt.data.word_links import Link, Sentences
+
+MODEL_1_ROUNDS = 3
+HMM_ROUNDS = 8
+LINK_THRESHOLD = 0.5  # of the geometric mean of the two posterior probabilities
+SMOOTHING = 0.01  # added to the expected number of NULL links of each word
+JUMP_SMOOTHING = 0.5  # added to the expected number of jumps of each distance
+CELLS_PER_BATCH = 150_000  # pairs of words in memory at a time
+MAX_CELLS = 1_000_000  # of a sentence pair; larger ones get no links
+
+
+class Aligner:
+    """The parameters of both directions."""
+
+    def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
+        self.lexicon = Lexicon(source, target)
+        self.null_target = np.full(len(target.counts[-1]) + 1, 1.0)  # NULL links of each target word; last: unknown
+        self.null_source = np.full(len(source.counts[-1]) + 1, 1.0)
+        self.jumps_forward = initial_jumps()  # of the model whose states are source words
+        self.jumps_backward = initial_jumps()
+
+
+class SentenceBatch(NamedTuple):
+    """Sentence pairs of similar lengths."""
+
+    rows: list[int]  # of the corpus
+    pairs_BST: Ids  # index of each pair of words in `WordPairs`
+    is_pair_BST: np.ndarray
+    source_BS: Ids  # id of each word in the vocabulary; that of unknown words at padding
+    target_BT: Ids
+    source_length_B: Counts
+    target_length_B: Counts
+
+
+class Corpus(NamedTuple):
+    """Sentence pairs, indexed for an aligner."""
+
+    batches: list[SentenceBatch]
+    pairs: WordPairs
+    num_pairs: int
+
+
+def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
+    """Train an aligner on sentence pairs, given as lists of words."""
+    vocabularies = Vocabulary(), Vocabulary()
+    for vocabulary, sentences in zip(vocabularies, (sources, targets), strict=True):
+        for words in sentences:
+            vocabulary.add(map(normalize_word, words))
+    aligner = Aligner(*vocabularies)
+    corpus = index_corpus(aligner, sources, targets)
+    rounds = [False] * MODEL_1_ROUNDS + [True] * HMM_ROUNDS
+    with tqdm(
+        total=len(rounds) * len(corpus.batches), desc="training the aligner", unit=" batches", disable=None
+    ) as bar:
+        for is_hmm in rounds:
+            update(aligner, corpus, is_hmm, bar)
+    return aligner
+
+
+def update(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
+    """Run a round of EM."""
+    links_P = np.zeros(corpus.num_pairs)
+    null_target, null_source = np.zeros_like(aligner.null_target), np.zeros_like(aligner.null_source)
+    jumps_forward, jumps_backward = np.zeros_like(aligner.jumps_forward), np.zeros_like(aligner.jumps_backward)
+    for batch, forward, backward in infer_both(aligner, corpus, is_hmm):
+        both_BST = forward.links_BTS.transpose(0, 2, 1) * backward.links_BTS * batch.is_pair_BST
+        links_P += np.bincount(batch.pairs_BST.ravel(), both_BST.ravel(), corpus.num_pairs)
+        count_null(null_target, batch.target_BT, batch.target_length_B, both_BST.sum(1))
+        count_null(null_source, batch.source_BS, batch.source_length_B, both_BST.sum(2))
+        jumps_forward += forward.jumps
+        jumps_backward += backward.jumps
+        bar.update()
+    aligner.lexicon.set_links(corpus.pairs.count_links(links_P))
+    aligner.null_target, aligner.null_source = null_target + SMOOTHING, null_source + SMOOTHING
+    if is_hmm:
+        aligner.jumps_forward = jumps_forward + JUMP_SMOOTHING
+        aligner.jumps_backward = jumps_backward + JUMP_SMOOTHING
+
+
+def count_null(counts: Values, words_BX: Ids, length_B: Counts, links_BX: Floats) -> None:
+    """Add to the NULL links of each word what its occurrences have no links for."""
+    is_word_BX = np.arange(words_BX.shape[1]) < length_B[:, None]
+    missing_BX = np.clip(1 - links_BX, 0, 1) * is_word_BX
+    counts += np.bincount(words_BX.ravel(), missing_BX.ravel(), len(counts))
+
+
+def infer_both(
+    aligner: Aligner, corpus: Corpus, is_hmm: bool
+) -> Iterator[tuple[SentenceBatch, Posteriors, Posteriors]]:
+    """Yield each batch with the posteriors of the two directions: links_BTS and, for the other one, links_BST."""
+    forward_P, backward_P = (values.astype(np.float32) for values in corpus.pairs.probabilities())
+    null_target, null_source = (
+        (counts / counts.sum()).astype(np.float32) for counts in (aligner.null_target, aligner.null_source)
+    )
+    for batch in corpus.batches:
+        is_pair_BST, pairs_BST = batch.is_pair_BST, batch.pairs_BST
+        forward_BTS = np.ascontiguousarray((forward_P[pairs_BST] * is_pair_BST).transpose(0, 2, 1))
+        backward_BST = backward_P[pairs_BST] * is_pair_BST
+        null_BT, null_BS = null_target[batch.target_BT], null_source[batch.source_BS]
+        lengths = batch.source_length_B, batch.target_length_B
+        if is_hmm:
+            forward = infer_links(forward_BTS, null_BT, aligner.jumps_forward, *lengths)
+            backward = infer_links(backward_BST, null_BS, aligner.jumps_backward, *reversed(lengths))
+        else:
+            none = np.zeros_like(aligner.jumps_forward)
+            forward = Posteriors(infer_independent_links(forward_BTS, null_BT, lengths[0]), none)
+            backward = Posteriors(infer_independent_links(backward_BST, null_BS, lengths[1]), none)
+        yield batch, forward, backward
+
+
+def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences) -> Corpus:
+    """Index the words and pairs of words of sentence pairs. Empty sentences and very long ones are left out."""
+    source_index, source_words = number_words(sources)
+    target_index, target_words = number_words(targets)
+    rows = [row for row, s in enumerate(source_index) if 0 < len(s) * len(target_index[row]) <= MAX_CELLS]
+    rows.sort(key=lambda row: (len(source_index[row]), len(target_index[row])))
+    groups = list(group_rows(rows, source_index, target_index))
+    codes = [
+        pad_codes([source_index[r] for r in group], [target_index[r] for r in group], len(target_words))
+        for group in groups
+    ]
+    codes_P = np.unique(np.concatenate([code_BST[code_BST >= 0] for code_BST in codes] or [np.zeros(0, np.int64)]))
+    source_ids = aligner.lexicon.source.find(source_words, -1)
+    target_ids = aligner.lexicon.target.find(target_words, -1)
+    batches = [
+        SentenceBatch(
+            rows=group,
+            pairs_BST=np.searchsorted(codes_P, np.maximum(code_BST, 0)),
+            is_pair_BST=code_BST >= 0,
+            source_BS=pad_ids([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
+            target_BT=pad_ids([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
+            source_length_B=np.array([len(source_index[row]) for row in group]),
+            target_length_B=np.array([len(target_index[row]) for row in group]),
+        )
+        for group, code_BST in zip(groups, codes, strict=True)
+    ]
+    return Corpus(batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P), len(codes_P))
+
+
+def number_words(sentences: Sentences) -> tuple[list[Ids], list[str]]:
+    """Return the index of each word of each sentence, and the different words, normalized."""
+    index: dict[str, int] = {}
+    numbered = [
+        np.array([index.setdefault(normalize_word(word), len(index)) for word in words], np.int64)
+        for words in sentences
+    ]
+    return numbered, list(index)
+
+
+def group_rows(rows: Sequence[int], sources: Sequence[Ids], targets: Sequence[Ids]) -> Iterator[list[int]]:
+    """Group rows, sorted by length, into batches of up to `CELLS_PER_BATCH` pairs of words, padding included."""
+    group: list[int] = []
+    longest_source = longest_target = 0
+    for row in rows:
+        source, target = max(longest_source, len(sources[row])), max(longest_target, len(targets[row]))
+        if group and (len(group) + 1) * source * target > CELLS_PER_BATCH:
+            yield group
+            group, source, target = [], len(sources[row]), len(targets[row])
+        group.append(row)
+        longest_source, longest_target = source, target
+    if group:
+        yield group
+
+
+def pad_ids(sequences: Sequence[Ids], padding: int) -> Ids:
+    padded = np.full((len(sequences), max(map(len, sequences))), padding, np.int64)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return padded
+
+
+def pad_codes(sources: Sequence[Ids], targets: Sequence[Ids], target_words: int) -> Ids:
+    """Return code_BST of each pair of words, as in `WordPairs`; negative at padding."""
+    source_BS, target_BT = pad_ids(sources, -1), pad_ids(targets, -1)
+    code_BST = source_BS[:, :, None] * target_words + target_BT[:, None, :]
+    code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = -1
+    return code_BST
+
+
+def align_sentences(aligner: Aligner, sources: Sentences, targets: Sentences) -> list[np.ndarray | None]:
+    """Return weights_TS of the words of each sentence pair: the geometric mean of the posteriors of both directions.
+
+    None stands for a pair of more than `MAX_CELLS` pairs of words.
+    """
+    weights: list[np.ndarray | None] = [
+        np.zeros((len(target), len(source)), np.float32) if len(source) * len(target) <= MAX_CELLS else None
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    corpus = index_corpus(aligner, sources, targets)
+    for batch, forward, backward in infer_both(aligner, corpus, is_hmm=True):
+        mean_BTS = np.sqrt(forward.links_BTS * backward.links_BTS.transpose(0, 2, 1))
+        for row, mean_TS, source, target in zip(
+            batch.rows, mean_BTS, batch.source_length_B, batch.target_length_B, strict=True
+        ):
+            weights[row] = mean_TS[:target, :source]
+    return weights
+
+
+def find_links(weights_TS: np.ndarray | None, threshold: float) -> list[Link]:
+    """Return the links (source word, target word) with at least this weight."""
+    return [] if weights_TS is None else [(s, t) for t, s in np.argwhere(weights_TS >= threshold).tolist()]

@@ -1,0 +1,104 @@
+"""nmt.align without a model: it trains an aligner on the pairs, saves it and uses it again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import run_error, run_ok
+
+from nmt.data.toy.corpus import generate
+from nmt.data.word_links import format_pharaoh
+
+CHINESE = [
+    ("狗在睡觉。", "The dog is sleeping."),
+    ("猫在睡觉。", "The cat is sleeping."),
+    ("狗看见猫。", "The dog sees the cat."),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder, whose name has a space, with pairs, their gold links and a trained aligner."""
+    folder = tmp_path_factory.mktemp("two words")
+    for name, pairs in generate(1, {"train": 800, "test": 50}).items():
+        (folder / f"{name}.de").write_text("".join(f"{pair.german}\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{name}.en").write_text("".join(f"{pair.english}\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{name}.gold").write_text("".join(f"{format_pharaoh(pair.sure)}\n" for pair in pairs))
+    printed = run_ok(
+        "align",
+        "source=train.de",
+        "target=train.en",
+        "output=train links.pharaoh",
+        "gold=train.gold",
+        "lexicon=lexicon.tsv",
+        "save=my aligner",
+        folder=folder,
+    )
+    (folder / "printed").write_text(printed)
+    return folder
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_one_command_trains_aligns_and_measures(folder: Path) -> None:
+    scores = dict(line.split() for line in read_lines(folder / "printed"))
+    assert scores.keys() == {"precision", "recall", "aer"} and float(scores["aer"]) < 0.15
+    assert len(read_lines(folder / "train links.pharaoh")) == 800
+    lexicon = [line.split("\t") for line in read_lines(folder / "lexicon.tsv")]
+    assert lexicon == sorted(lexicon, key=lambda row: -float(row[2])) and ["hund", "dog"] in [
+        row[:2] for row in lexicon
+    ]
+
+
+def test_saved_aligner_aligns_new_text(folder: Path) -> None:
+    files = ("checkpoint=my aligner", "source=test.de", "target=test.en")
+    links = run_ok("align", *files, folder=folder).split("\n")[:-1]
+    assert len(links) == 50 and sum(len(line.split()) for line in links) > 200
+    more = run_ok("align", *files, "links.threshold=0.1", folder=folder).split("\n")[:-1]
+    assert all(set(line.split()) <= set(other.split()) for line, other in zip(links, more, strict=True))
+    run_ok("align", *files, "output=weights.jsonl", folder=folder)
+    for line, record in zip(links, map(json.loads, read_lines(folder / "weights.jsonl")), strict=True):
+        weights = record["weights"]
+        assert len(weights) == len(record["target_words"]) and len(weights[0]) == len(record["source_words"])
+        assert line == format_pharaoh(
+            (s, t) for t, row in enumerate(weights) for s, weight in enumerate(row) if weight >= 0.5
+        )
+
+
+def test_empty_and_attached_words(folder: Path) -> None:
+    (folder / "a").write_text("\nDER HUND schläft!\nEin Hund\n\n", encoding="utf-8")
+    (folder / "b").write_text("nothing\nThe dog sleeps.\n\n\n", encoding="utf-8")
+    files = ("checkpoint=my aligner", "source=a", "target=b")
+    links = run_ok("align", *files, folder=folder).split("\n")
+    assert [bool(line) for line in links] == [False, True, False, False, False] and "1-1" in links[1].split()
+
+
+def test_script_without_spaces(tmp_path: Path) -> None:
+    for name, side in (("zh", 0), ("en", 1)):
+        (tmp_path / f"a.{name}").write_text("".join(f"{pair[side]}\n" for pair in CHINESE * 20), encoding="utf-8")
+    run_ok("align", "source=a.zh", "target=a.en", "output=a.jsonl", folder=tmp_path)
+    for record in map(json.loads, read_lines(tmp_path / "a.jsonl")):
+        assert len(record["source_words"]) > 2 and "".join(record["source_words"]) in {pair[0] for pair in CHINESE}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("target=train.en",), "source= and target= must be two files with the same number of lines"),
+        (("source=train.de", "target=test.en"), "source=train.de has 800 lines, target=test.en has 50"),
+        (("source=test.de", "target=none"), "none"),
+        (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
+        (("source=test.de", "target=test.en", "symmetrize=union"), "symmetrize=union needs two models"),
+        (("source=test.de", "target=test.en", "links.unit=pieces"), "links.unit=pieces is for models with attention"),
+        (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
+        (
+            ("checkpoint=my aligner", "source=test.de", "target=test.en", "save=x"),
+            "save=x is for a newly trained aligner",
+        ),
+    ],
+)
+def test_invalid_settings_are_refused(arguments: tuple[str, ...], message: str, folder: Path) -> None:
+    assert message in run_error("align", *arguments, "output=refused", folder=folder)
+    assert not (folder / "refused").exists()

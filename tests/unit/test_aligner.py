@@ -1,0 +1,213 @@
+"""The statistical aligner against sums over all alignments, a slow lexicon, and gold links of the built-in corpus."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmt.aligner import hmm
+from nmt.aligner.aligner import MAX_CELLS, align_sentences, find_links, index_corpus, train_aligner
+from nmt.aligner.hmm import infer_independent_links, infer_links
+from nmt.aligner.lexicon import BACKOFF, BASE_BACKOFF, IDENTICAL_LINKS, PREFIX_LENGTHS, normalize_word
+from nmt.aligner.storage import ALIGNER_FILE, load_aligner, save_aligner
+from nmt.data.toy.corpus import generate
+from nmt.data.word_links import GoldLinks
+from nmt.errors import UserError
+from nmt.evaluation.metrics import LinkCounts
+
+SOURCE = np.array([3, 1, 2])  # lengths
+TARGET = np.array([2, 3, 3])
+
+
+def draw_emissions() -> tuple[np.ndarray, np.ndarray]:
+    """Return emission_BTS, 0 at padding, and null_BT."""
+    generator = np.random.default_rng(1)
+    emission_BTS = generator.random((3, 3, 3)).astype(np.float32)
+    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        emission_BTS[row, target:], emission_BTS[row, :, source:] = 0, 0
+    return emission_BTS, generator.random((3, 3)).astype(np.float32)
+
+
+def sum_over_alignments(
+    emission_TS: np.ndarray, null_T: np.ndarray, jumps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return links_TS and the expected jumps of a pair, by enumerating all alignments."""
+    targets, sources = emission_TS.shape
+    largest = hmm.MAX_JUMP + 1
+
+    def jump_index(distance: int) -> int:
+        return min(max(distance, -largest), largest) + largest
+
+    def first_probability(state: int) -> float:
+        return jumps[jump_index(state + 1)] / sum(jumps[jump_index(s + 1)] for s in range(sources))
+
+    def jump_probability(old: int, new: int) -> float:
+        return jumps[jump_index(new - old)] / sum(jumps[jump_index(s - old)] for s in range(sources))
+
+    links_TS, expected, total = np.zeros((targets, sources)), np.zeros(len(jumps)), 0.0
+    # A hidden position before the first word is drawn as that of a first link, for words that NULL generates.
+    for start in range(sources):
+        for choices in itertools.product([None, *range(sources)], repeat=targets):
+            if choices[0] is not None and choices[0] != start:
+                continue
+            probability, state, moves = first_probability(start), start, []
+            for t, choice in enumerate(choices):
+                if choice is None:
+                    probability *= hmm.NULL_PROBABILITY * null_T[t]
+                    continue
+                if t:
+                    probability *= jump_probability(state, choice)
+                    moves.append(jump_index(choice - state))
+                else:
+                    moves.append(jump_index(choice + 1))
+                probability *= (1 - hmm.NULL_PROBABILITY) * emission_TS[t, choice]
+                state = choice
+            total += probability
+            for t, choice in enumerate(choices):
+                if choice is not None:
+                    links_TS[t, choice] += probability
+            for move in moves:
+                expected[move] += probability
+    return links_TS / total, expected / total
+
+
+def test_posteriors_match_sum_over_all_alignments() -> None:
+    emission_BTS, null_BT = draw_emissions()
+    jumps = np.random.default_rng(2).random(2 * hmm.MAX_JUMP + 3)
+    posteriors = infer_links(emission_BTS, null_BT, jumps, SOURCE, TARGET)
+    expected_jumps = np.zeros_like(jumps)
+    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
+        links_TS, moves = sum_over_alignments(emission_BTS[row, :target, :source], null_BT[row, :target], jumps)
+        np.testing.assert_allclose(posteriors.links_BTS[row, :target, :source], links_TS, atol=1e-6)
+        assert not posteriors.links_BTS[row, target:].any() and not posteriors.links_BTS[row, :, source:].any()
+        expected_jumps += moves
+    np.testing.assert_allclose(posteriors.jumps, expected_jumps, atol=1e-5)
+
+
+def test_model_1_matches_its_equation() -> None:
+    emission_BTS, null_BT = draw_emissions()
+    links_BTS = infer_independent_links(emission_BTS, null_BT, SOURCE)
+    null = hmm.NULL_PROBABILITY
+    for row, t, s in np.argwhere(emission_BTS):
+        word = (1 - null) / SOURCE[row] * emission_BTS[row, t]
+        assert links_BTS[row, t, s] == pytest.approx(word[s] / (word.sum() + null * null_BT[row, t]), rel=1e-5)
+
+
+def test_probabilities_match_slow_lexicon() -> None:
+    """Count links of prefixes in dictionaries, after a round of training."""
+    sources = [["Haus", "Häuser", "berlin"], ["häuslich", "ein"], ["ein", "Haus", "."]]
+    targets = [["house", "houses", "Berlin"], ["homely", "one"], ["a", "house", "."]]
+    aligner = train_aligner(sources, targets)
+    links = {(s, t): count for s, t, count in aligner.lexicon.list_links()}
+    sides = [[[normalize_word(word) for word in words] for words in side] for side in (sources, targets)]
+    assert links["ein", "one"] > links["ein", "homely"] and links["berlin", "berlin"] > IDENTICAL_LINKS
+    words = Counter(word for sentence in sides[1] for word in sentence)
+    vocabulary = [{word[:length] for word in words} for length in PREFIX_LENGTHS]
+
+    def occurrences(prefix: str, level: int) -> float:
+        return sum(count for word, count in words.items() if word[: PREFIX_LENGTHS[level]] == prefix) + 1
+
+    def share(prefix: str, level: int) -> float:
+        same = vocabulary[level]
+        if level:
+            shorter = PREFIX_LENGTHS[level - 1]
+            same = {other for other in same if other[:shorter] == prefix[:shorter]}
+        total = sum(occurrences(other, level) for other in same) + (0 if level else 1)  # 1: unknown prefixes
+        return occurrences(prefix, level) / total
+
+    def probability(s: str, t: str, level: int) -> float:
+        if level < 0:
+            return 1.0
+        length = PREFIX_LENGTHS[level]
+        both = sum(n for (a, b), n in links.items() if (a[:length], b[:length]) == (s[:length], t[:length]))
+        either = sum(n for (a, _), n in links.items() if a[:length] == s[:length])
+        base = share(t[:length], level) * probability(s, t, level - 1)
+        weight = BACKOFF if level else BASE_BACKOFF
+        return (both + weight * base) / (either + weight)
+
+    corpus = index_corpus(aligner, sources, targets)
+    forward_P, _ = corpus.pairs.probabilities()
+    source_words, target_words = (list(dict.fromkeys(word for words in side for word in words)) for side in sides)
+    codes = sorted(
+        {
+            source_words.index(s) * len(target_words) + target_words.index(t)
+            for a, b in zip(*sides, strict=True)
+            for s in a
+            for t in b
+        }
+    )
+    for code, actual in zip(codes, forward_P, strict=True):
+        s, t = source_words[code // len(target_words)], target_words[code % len(target_words)]
+        assert actual == pytest.approx(probability(s, t, len(PREFIX_LENGTHS) - 1), rel=1e-9), (s, t)
+
+
+def read_toy(count: int) -> tuple[list[list[str]], list[list[str]], list[GoldLinks]]:
+    pairs = generate(1, {"train": count})["train"]
+    gold = [GoldLinks.from_pairs(pair.sure, pair.possible) for pair in pairs]
+    return [pair.german.split() for pair in pairs], [pair.english.split() for pair in pairs], gold
+
+
+@pytest.fixture(scope="module")
+def toy() -> tuple[list[list[str]], list[list[str]], list[GoldLinks]]:
+    return read_toy(2_000)
+
+
+def test_alignment_error_and_saved_aligner(toy: tuple, tmp_path: Path) -> None:
+    sources, targets, gold = toy
+    aligner = train_aligner(sources, targets)
+    counts = LinkCounts()
+    weights = align_sentences(aligner, sources, targets)
+    for weights_TS, links in zip(weights, gold, strict=True):
+        counts.add(find_links(weights_TS, 0.5), links)
+    aer = counts.scores()["aer"]
+    assert aer is not None and aer < 0.08
+    save_aligner(aligner, tmp_path / "saved")
+    loaded = load_aligner(tmp_path / "saved")
+    unknown = [*sources[:50], ["ein", "unbekanntes", "Wort"]], [*targets[:50], ["an", "unknown", "word"]]
+    for new, old in zip(align_sentences(loaded, *unknown), weights[:50], strict=False):
+        assert new is not None and old is not None
+        np.testing.assert_allclose(new, old, atol=0.02)  # small counts are not stored
+
+
+def test_other_sentences_do_not_change_links(toy: tuple) -> None:
+    sources, targets, _ = toy
+    aligner = train_aligner(sources[:300], targets[:300])
+    together = align_sentences(aligner, sources[:300], targets[:300])
+    for row in range(0, 300, 37):
+        [alone] = align_sentences(aligner, [sources[row]], [targets[row]])
+        assert alone is not None
+        np.testing.assert_allclose(alone, together[row], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [
+        ([], []),
+        ([[]], [[]]),
+        ([["a"]], [[]]),
+        ([["Hallo"]], [["hello"]]),
+        ([["a", "b"], []], [["a", "b"], ["c"]]),
+        ([["x"] * 50], [["y"] * 50]),
+        ([["x"] * 10_000], [["y"] * 10_000]),
+        ([["狗"], ["…"]], [["dog"], ["..."]]),
+    ],
+)
+def test_small_and_odd_corpora(sources: list[list[str]], targets: list[list[str]]) -> None:
+    aligner = train_aligner(sources, targets)
+    for source, target, weights_TS in zip(sources, targets, align_sentences(aligner, sources, targets), strict=True):
+        if len(source) * len(target) > MAX_CELLS:
+            assert weights_TS is None
+            continue
+        assert weights_TS is not None and weights_TS.shape == (len(target), len(source))
+        assert np.isfinite(weights_TS).all() and (weights_TS >= 0).all() and (weights_TS <= 1 + 1e-5).all()
+
+
+def test_damaged_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
+    save_aligner(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
+    content = (tmp_path / ALIGNER_FILE).read_bytes()
+    for damaged in (b"", content[:100], content[:-200], content[:500] + bytes(50) + content[550:]):
+        (tmp_path / ALIGNER_FILE).write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            load_aligner(tmp_path)
