@@ -83,7 +83,7 @@ class LinksConfig:
 
     unit: str = setting("words", "words | pieces")
     threshold: float | None = setting(
-        None, "minimum weight of a link; null: link each word to its best source word (</s>: no link)"
+        None, "minimum weight of a link; null: link each word to its best source word (an aligner: 0.5)"
     )
 
     def __post_init__(self) -> None:
