@@ -44,7 +44,7 @@ class Model:
     """
 
     translator: Translator
-    paths: list[str]  # absolute paths of the runs, step folders or exported models; of a download from the hub, too
+    paths: list[str]  # absolute paths of runs, step folders, exported models or downloads from the hub
     average: int  # number of checkpoints whose weights are averaged
 
     def translate(

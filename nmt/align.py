@@ -10,14 +10,14 @@ import hashlib
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
+from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, find_links, train_aligner
 from nmt.aligner.storage import is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
@@ -48,8 +48,8 @@ from nmt.runtime.distributed import (
     rank,
     rank0_path,
 )
-from nmt.runtime.lines import split_on_spaces
-from nmt.runtime.logging import log_to_stderr
+from nmt.runtime.lines import format_first_lines, pluralize, split_on_spaces
+from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.streams import check_file_arguments, is_stdout
 from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
 from nmt.training.checkpoint import load_model
@@ -198,17 +198,24 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
     aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
     if command.save is not None:
         save_aligner(aligner, Path(command.save))
-    counts = LinkCounts()
+    counts, too_long = LinkCounts(), []
     with open_output(command.output) as file, open_alignment_writer(command.output, file) as write_record:
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
             chunk = [sources[row] for row in rows], [targets[row] for row in rows]
             for row, weights_TS in zip(rows, align_sentences(aligner, *chunk), strict=True):
+                if weights_TS is None:
+                    too_long.append(row + 1)
                 links = find_links(weights_TS, command.links.threshold or LINK_THRESHOLD)
                 write_record(make_word_record(sources[row], targets[row], weights_TS), links)
                 if gold is not None:
                     counts.add(links, gold[row])
         file.flush()
+    if too_long:
+        log.warning(
+            f"{pluralize(len(too_long), 'line')} of more than {MAX_CELLS:,} pairs of words without links "
+            f"({format_first_lines(too_long)})"
+        )
     if command.lexicon is not None:
         with open_output(command.lexicon) as file:
             for source, target, expected in aligner.lexicon.list_links():
@@ -222,8 +229,9 @@ def check_aligner_settings(command: AlignRun) -> None:
     """Raise a `UserError` if there are no files to align, or a setting is for models with attention."""
     if not command.source:
         raise UserError(f"checkpoint={command.checkpoint} is an aligner; give the files source= and target=")
-    for key in ("reverse_checkpoint", "symmetrize"):
-        if value := getattr(command, key):
+    defaults = {item.name: item.default for item in fields(AlignRun)}
+    for key in ("reverse_checkpoint", "symmetrize", "max_length", "batch_tokens", "device", "precision"):
+        if (value := getattr(command, key)) != defaults[key]:
             raise UserError(f"{key}={value} is for models with attention, not for an aligner; leave it out")
     if command.links.unit == "pieces":
         raise UserError("links.unit=pieces is for models with attention; an aligner links words")

@@ -68,12 +68,12 @@ def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
         total=len(rounds) * len(corpus.batches), desc="training the aligner", unit=" batches", disable=None
     ) as bar:
         for is_hmm in rounds:
-            update(aligner, corpus, is_hmm, bar)
+            run_em_round(aligner, corpus, is_hmm, bar)
     return aligner
 
 
-def update(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
-    """Run a round of EM."""
+def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
+    """Replace the parameters by those of the expected links under the current ones."""
     links_P = np.zeros(corpus.num_pairs)
     null_target, null_source = np.zeros_like(aligner.null_target), np.zeros_like(aligner.null_source)
     jumps_forward, jumps_backward = np.zeros_like(aligner.jumps_forward), np.zeros_like(aligner.jumps_backward)

@@ -31,9 +31,10 @@ def index_jumps(sources: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int
 
     The parameters are those of the distances -MAX_JUMP - 1, ..., MAX_JUMP + 1.
     """
+    longest = MAX_JUMP + 1
     position_S = np.arange(sources)
     between_SS = position_S[None, :] - position_S[:, None]
-    return tuple(np.clip(x, -MAX_JUMP - 1, MAX_JUMP + 1) + MAX_JUMP + 1 for x in (between_SS, position_S + 1))  # type: ignore[return-value]
+    return np.clip(between_SS, -longest, longest) + longest, np.minimum(position_S + 1, longest) + longest
 
 
 def initial_jumps() -> npt.NDArray[np.float64]:

@@ -140,6 +140,8 @@ class PrefixPairs:
     source_Q: Ids  # prefix ids
     target_Q: Ids
     parent_Q: Ids  # index of the pair of shorter prefixes; empty for the shortest
+    source_share_Q: Values  # of the source prefix in occurrences of the next shorter one
+    target_share_Q: Values
 
 
 class WordPairs:
@@ -174,6 +176,8 @@ class WordPairs:
                     source_Q=source_prefix_P[first_Q],
                     target_Q=target_prefix_P[first_Q],
                     parent_Q=self.levels[-1].index_P[first_Q] if self.levels else np.zeros(0, np.int64),
+                    source_share_Q=lexicon.source.shares(level)[source_prefix_P[first_Q]],
+                    target_share_Q=lexicon.target.shares(level)[target_prefix_P[first_Q]],
                 )
             )
 
@@ -199,14 +203,14 @@ class WordPairs:
                 links_Q = np.ones(len(pairs.codes_Q))
                 source_links = np.bincount(pairs.source_Q, minlength=len(source.counts[level]) + 1)
                 target_links = np.bincount(pairs.target_Q, minlength=len(target.counts[level]) + 1)
-            target_share_Q = target.shares(level)[pairs.target_Q]
-            source_share_Q = source.shares(level)[pairs.source_Q]
             if level:
                 forward_Q, backward_Q = forward_Q[pairs.parent_Q], backward_Q[pairs.parent_Q]
             else:
                 forward_Q = backward_Q = np.ones(len(links_Q))
             weight = BACKOFF if level else BASE_BACKOFF
-            forward_Q = (links_Q + weight * target_share_Q * forward_Q) / (source_links[pairs.source_Q] + weight)
-            backward_Q = (links_Q + weight * source_share_Q * backward_Q) / (target_links[pairs.target_Q] + weight)
+            forward_Q = (links_Q + weight * pairs.target_share_Q * forward_Q) / (source_links[pairs.source_Q] + weight)
+            backward_Q = (links_Q + weight * pairs.source_share_Q * backward_Q) / (
+                target_links[pairs.target_Q] + weight
+            )
         index_P = self.levels[-1].index_P
         return forward_Q[index_P] + self.bonus_P, backward_Q[index_P] + self.bonus_P

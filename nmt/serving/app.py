@@ -27,7 +27,13 @@ from nmt.errors import UserError
 from nmt.runtime.html import fill_template
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.metrics import LINES, REQUESTS, SECONDS
-from nmt.serving.questions import Question, parse_question, quote, read_fields, restore_line_breaks
+from nmt.serving.translation_request import (
+    TranslationRequest,
+    parse_translation_request,
+    quote,
+    read_fields,
+    restore_line_breaks,
+)
 
 PAGE = Path(__file__).with_name("page.html")
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
@@ -130,31 +136,31 @@ class Service:
         """
         fields = await read_fields(request, self.command.max_characters)
         self.check_key(fields)
-        question = parse_question(fields, self.command.max_characters, self.command.search.beam - 1)
-        group = Group(self.find_model(question), 1 + question.alternatives, question.details)
-        if question.stream:
-            events = self.stream_events(question, group)
+        wanted = parse_translation_request(fields, self.command.max_characters, self.command.search.beam - 1)
+        group = Group(self.find_model(wanted), 1 + wanted.alternatives, wanted.details)
+        if wanted.stream:
+            events = self.stream_events(wanted, group)
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-        lines = [line for lines in question.lines() for line in lines]
-        return JSONResponse(self.build_answer(question, await self.translate_lines(group, lines, request)))
+        lines = [line for lines in wanted.lines() for line in lines]
+        return JSONResponse(self.build_answer(wanted, await self.translate_lines(group, lines, request)))
 
-    async def stream_events(self, question: Question, group: Group) -> AsyncIterator[str]:
+    async def stream_events(self, wanted: TranslationRequest, group: Group) -> AsyncIterator[str]:
         """Yield an event `line` for each line, and an event `done` with the answer; `error` if a line fails.
 
         Lines are submitted one by one, so that a long text neither fills the queue nor is translated for nobody when
         the client has gone.
         """
         results: list[list[Translation]] = []
-        for index, lines in enumerate(question.lines()):
+        for index, lines in enumerate(wanted.lines()):
             for number, line in enumerate(lines, 1):
                 try:
                     results += await self.translate_lines(group, [line])
                 except HTTPException as error:
                     yield format_event("error", {"error": error.detail})
                     return
-                answer = self.build_answer(replace(question, texts=[line], is_list=False), results[-1:])
+                answer = self.build_answer(replace(wanted, texts=[line], is_list=False), results[-1:])
                 yield format_event("line", {"index": index, "line": number, **answer})
-        yield format_event("done", self.build_answer(question, results))
+        yield format_event("done", self.build_answer(wanted, results))
 
     async def translate_lines(
         self, group: Group, lines: Sequence[str], request: Request | None = None
@@ -190,7 +196,7 @@ class Service:
             raise ClientDisconnect
         raise HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
 
-    def build_answer(self, question: Question, results: list[list[Translation]]) -> dict[str, Any]:
+    def build_answer(self, wanted: TranslationRequest, results: list[list[Translation]]) -> dict[str, Any]:
         """Return the JSON of an answer, given the translations of each line of the texts.
 
         `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
@@ -199,7 +205,7 @@ class Service:
         """
         rows = iter(results)
         texts, alternatives, details, warnings = [], [], [], []
-        for text, lines in zip(question.texts, question.lines(), strict=True):
+        for text, lines in zip(wanted.texts, wanted.lines(), strict=True):
             options = [next(rows) for _ in lines]
             versions = [
                 restore_line_breaks(text, [(line[number] if number < len(line) else line[0]).text for line in options])
@@ -207,7 +213,7 @@ class Service:
             ]
             texts.append(versions[0])
             alternatives.append(versions[1:])
-            if question.details:
+            if wanted.details:
                 details.append(
                     [
                         describe_translations(line, translations, self.command.links)
@@ -218,11 +224,11 @@ class Service:
             if cut:
                 warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")
         answer: dict[str, Any] = {"translatedText": texts}
-        if question.alternatives:
+        if wanted.alternatives:
             answer["alternatives"] = alternatives
-        if question.details:
+        if wanted.details:
             answer["details"] = details
-        if not question.is_list:
+        if not wanted.is_list:
             answer = {name: values[0] for name, values in answer.items()}
         return answer | ({"warnings": warnings} if warnings else {})
 
@@ -236,12 +242,12 @@ class Service:
         if not hmac.compare_digest(given.encode(errors="replace"), self.api_key.encode()):
             raise HTTPException(403, "api_key is not valid")
 
-    def find_model(self, question: Question) -> int:
+    def find_model(self, wanted: TranslationRequest) -> int:
         """Return the index of the model for the languages of a request.
 
         The source `auto` stands for the only language from which there is a model into the target: nothing is detected.
         """
-        source, target = question.source, question.target
+        source, target = wanted.source, wanted.target
         matches = [
             index
             for index, direction in enumerate(self.directions)

@@ -28,7 +28,7 @@ from libretranslatepy import LibreTranslateAPI
 from nmt.config import SearchConfig, ServeRun
 from nmt.decoding.translator import Translation
 from nmt.errors import UserError
-from nmt.serving import questions, server
+from nmt.serving import server, translation_request
 from nmt.serving.app import Direction, Service, build_app
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.training.checkpoint import export_model, load_model
@@ -446,7 +446,7 @@ def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a server with a fake model that waits 0.3 seconds for what clients send."""
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(questions, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(translation_request, "BODY_SECONDS", 0.3)
     with fake_service(port=0) as (service, translator), server.bind(service.command) as listener:
         translator.gate.set()
         port = listener.getsockname()[1]

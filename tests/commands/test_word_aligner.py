@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import run_error, run_ok
+from builders import run_error, run_nmt, run_ok
 
 from nmt.data.toy.corpus import generate
 from nmt.data.word_links import format_pharaoh
@@ -75,6 +75,14 @@ def test_empty_and_attached_words(folder: Path) -> None:
     assert [bool(line) for line in links] == [False, True, False, False, False] and "1-1" in links[1].split()
 
 
+def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
+    (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
+    files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
+    done = run_nmt("align", *files, folder=folder)
+    assert done.returncode == 0 and read_lines(folder / "long.pharaoh") == ["0-0", ""]
+    assert "1 line of more than 1,000,000 pairs of words without links (first: 2)" in done.stderr.decode()
+
+
 def test_script_without_spaces(tmp_path: Path) -> None:
     for name, side in (("zh", 0), ("en", 1)):
         (tmp_path / f"a.{name}").write_text("".join(f"{pair[side]}\n" for pair in CHINESE * 20), encoding="utf-8")
@@ -92,6 +100,10 @@ def test_script_without_spaces(tmp_path: Path) -> None:
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
         (("source=test.de", "target=test.en", "symmetrize=union"), "symmetrize=union needs two models"),
         (("source=test.de", "target=test.en", "links.unit=pieces"), "links.unit=pieces is for models with attention"),
+        (
+            ("source=test.de", "target=test.en", "device=cpu"),
+            "device=cpu is for models with attention, not for an aligner",
+        ),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
         (
             ("checkpoint=my aligner", "source=test.de", "target=test.en", "save=x"),

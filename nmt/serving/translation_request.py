@@ -1,4 +1,4 @@
-"""What a request asks for: the fields of LibreTranslate's API, and those that nmt adds."""
+"""The fields of a request for translations: those of LibreTranslate's API, and those that nmt adds."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ LINE_BREAK = re.compile(r"(\r?\n)")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TranslationRequest:
     """A request for translations."""
 
     texts: list[str]  # each may have several lines
@@ -91,7 +91,7 @@ async def parse_multipart(request: Request, body: bytes) -> dict[str, Any]:
     return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}
 
 
-def parse_question(fields: dict[str, Any], max_characters: int, max_alternatives: int) -> Question:
+def parse_translation_request(fields: dict[str, Any], max_characters: int, max_alternatives: int) -> TranslationRequest:
     """Check the fields of a request.
 
     Raises:
@@ -114,7 +114,7 @@ def parse_question(fields: dict[str, Any], max_characters: int, max_alternatives
             raise HTTPException(400, f"{name}, the code of a language, is missing; /languages lists the codes")
     if fields.get("format") not in (None, "", "text"):
         raise HTTPException(400, f"format={quote(fields['format'])} is not supported; send plain text with format=text")
-    return Question(
+    return TranslationRequest(
         texts=texts,
         is_list=isinstance(q, list),
         source=fields["source"],
