@@ -102,6 +102,7 @@ function showNotes() {
 }
 
 async function translate() {
+  clearTimeout(timer);
   timer = null;
   const text = source.value, start = performance.now();
   const lines = text.split("\n");

@@ -118,10 +118,14 @@ class Page:
 
     def wait(self) -> list[str]:
         """Wait for the translation, and return its lines."""
-        deadline = time.monotonic() + 30
-        while self.evaluate("timer !== null || translation.getAttribute('aria-busy') === 'true'"):
-            assert time.monotonic() < deadline, self.evaluate("state.textContent")
+        self.wait_until("timer === null && translation.getAttribute('aria-busy') !== 'true'")
         return self.texts("#translation p")
+
+    def wait_until(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + 30
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, self.evaluate("state.textContent")
 
     def texts(self, selector: str) -> list[str]:
         texts: list[str] = self.evaluate(
@@ -243,13 +247,25 @@ def test_alternatives_replace_the_translation(page: Page) -> None:
     assert page.evaluate("options.parentNode.hidden")
 
 
+def test_text_written_while_the_model_loads_is_translated_once(page: Page) -> None:
+    page.write("der")
+    page.evaluate(
+        "(globalThis.starts = 0, new MutationObserver(() => starts++).observe(translation, "
+        "{ attributes: true, attributeFilter: ['aria-busy'] }))"
+    )
+    page.evaluate("(source.value = 'der Hund', source.dispatchEvent(new Event('input')), translate())")
+    page.wait()
+    time.sleep(0.5)  # twice the pause after which a text that was typed is translated
+    assert page.evaluate("starts") == 2  # busy, and no longer
+
+
 def test_copy_button_copies_all_lines(page: Page) -> None:
     assert page.evaluate("copy.disabled")
     lines = page.write("\n".join(LINES))
     page.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     page.evaluate("copy.focus()")
     page.browser.press("Enter")
-    assert page.evaluate("state.textContent") == "Copied"
+    page.wait_until("state.textContent === 'Copied'")
     assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines)
 
 
