@@ -10,6 +10,9 @@ share_k(t) is how often t_k occurs for each occurrence of t_{k-1}, and m = BACKO
 in links (a Dirichlet prior; MacKay and Peto 1995). The longest prefix is the word itself. The shortest ones back off to
 their frequency in the text, but hardly: frequent words would attract links otherwise.
 
+Before training all pairs of words are equally probable, except pairs of punctuation and a word. Otherwise the comma
+before a relative clause would be linked to a relative pronoun of a language that writes no comma there.
+
 Shapes: P pairs of words that occur in a sentence pair together.
 """
 
@@ -28,6 +31,8 @@ PREFIX_LENGTHS = (3, 4, 5, 6, None)  # in characters; None: the whole word
 BACKOFF = 30.0
 BASE_BACKOFF = 0.01  # in place of BACKOFF for the shortest prefixes
 IDENTICAL_LINKS = 1.0  # added to the links between two equal words: names, numbers, punctuation
+MIXED_PRIOR = 0.1  # before training: probability of links between punctuation and a word, relative to that of others
+PUNCTUATION = regex.compile(r"\p{P}+")
 OUTER_PUNCTUATION = regex.compile(r"^\p{P}+|\p{P}+$")
 
 
@@ -161,6 +166,12 @@ class WordPairs:
         equal_word = np.array([index_of_word.get(word, -1) for word in target_words], np.int64)
         # Equal words that the vocabularies do not have are linked as if they were there once.
         is_unknown = lexicon.source.find(source_words, -1) == len(lexicon.source.prefix_ids[-1])
+        is_punctuation = [
+            np.array([PUNCTUATION.fullmatch(word) is not None for word in words], bool)
+            for words in (source_words, target_words)
+        ]
+        is_mixed_P = is_punctuation[0][source_P] != is_punctuation[1][target_P]
+        self.prior_P = np.where(is_mixed_P, MIXED_PRIOR, 1.0)
         self.bonus_P = (equal_word[target_P] == source_P) * is_unknown[source_P] * (IDENTICAL_LINKS / BACKOFF)
         self.levels: list[PrefixPairs] = []
         for level in range(len(PREFIX_LENGTHS)):
@@ -213,4 +224,5 @@ class WordPairs:
                 target_links[pairs.target_Q] + weight
             )
         index_P = self.levels[-1].index_P
-        return forward_Q[index_P] + self.bonus_P, backward_Q[index_P] + self.bonus_P
+        prior_P = 1.0 if self.lexicon.tables else self.prior_P
+        return forward_Q[index_P] * prior_P + self.bonus_P, backward_Q[index_P] * prior_P + self.bonus_P

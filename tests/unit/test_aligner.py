@@ -162,7 +162,14 @@ def test_alignment_error_and_saved_aligner(toy: tuple, tmp_path: Path) -> None:
     for weights_TS, links in zip(weights, gold, strict=True):
         counts.add(find_links(weights_TS, 0.5), links)
     aer = counts.scores()["aer"]
-    assert aer is not None and aer < 0.08
+    assert aer is not None and aer < 0.05
+    mixed = [
+        (source[s], target[t])
+        for source, target, weights_TS in zip(sources, targets, weights, strict=True)
+        for s, t in find_links(weights_TS, 0.5)
+        if (source[s] in ",.?") != (target[t] in ",.?")
+    ]
+    assert len(mixed) < 20, mixed  # above all, the comma before a relative clause is not linked to "who"
     save_aligner(aligner, tmp_path / "saved")
     loaded = load_aligner(tmp_path / "saved")
     unknown = [*sources[:50], ["ein", "unbekanntes", "Wort"]], [*targets[:50], ["an", "unknown", "word"]]
