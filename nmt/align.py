@@ -48,6 +48,7 @@ from nmt.runtime.distributed import (
     rank,
     rank0_path,
 )
+from nmt.runtime.launch import check_single_process
 from nmt.runtime.lines import format_first_lines, pluralize, split_on_spaces
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.streams import check_file_arguments, is_stdout
@@ -253,6 +254,7 @@ def align(command: AlignRun) -> float | None:
     log_to_stderr()
     check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
     if command.checkpoint is None or is_aligner(command.checkpoint):
+        check_single_process("nmt.align without a model")
         check_readable({"source": command.source, "target": command.target, "gold": command.gold})
         measures = align_with_aligner(command)
         if command.gold is not None:

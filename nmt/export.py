@@ -11,12 +11,14 @@ from nmt.config import ExportRun
 from nmt.hub.push import push_model
 from nmt.runtime.cli import main
 from nmt.runtime.hub_client import is_hub_address
+from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
 
 
 @main("export")
 def export(command: ExportRun) -> None:
     log_to_stderr()
+    check_single_process("nmt.export")
     output = str(command.output)
     if is_hub_address(output):
         commit = push_model(command.checkpoint, output, command.license, command.private, command.average)

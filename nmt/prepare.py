@@ -14,6 +14,7 @@ from nmt.data.prepare.report import RULES, build_page, build_summary
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.files import replacing_folder
+from nmt.runtime.launch import check_single_process
 from nmt.runtime.lines import format_first_lines, pluralize
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.quoting import quote_setting
@@ -25,6 +26,7 @@ MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 @main("prepare")
 def prepare(command: PrepareRun) -> None:
     log_to_stderr()
+    check_single_process("nmt.prepare")
     output = Path(str(command.output))
     check_output(output)
     with replacing_folder(output) as folder:

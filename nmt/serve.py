@@ -13,6 +13,7 @@ from nmt.config.data import last_component
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_device
+from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.training.checkpoint import fetch_model, find_checkpoint, load_config
 
@@ -44,6 +45,7 @@ def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
 @main("serve")
 def serve(command: ServeRun) -> None:
     log_to_stderr()
+    check_single_process("nmt.serve")
     try:
         from nmt.serving.app import Direction, Service, build_app
         from nmt.serving.batcher import Batcher

@@ -380,3 +380,21 @@ def test_train_reports_damaged_line_once(text: tuple[str, ...], tmp_path: Path) 
     path.write_bytes(path.read_bytes().replace(b"\n", b" \xff\n", 1))
     message = run_ranks_error(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *SETTINGS)
     assert "train.de:1: not UTF-8" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("prepare", ["input=a.tsv", "output=b"]),
+        ("align", ["source=a.de", "target=a.en"]),
+        ("export", ["checkpoint=run", "output=b.html"]),
+        ("serve", ["checkpoint=run"]),
+    ],
+)
+def test_commands_that_cannot_share_their_work_refuse_several_processes(
+    name: str, arguments: list[str], tmp_path: Path
+) -> None:
+    for file in ("a.tsv", "a.de", "a.en"):
+        (tmp_path / file).write_text("a\tb\n")
+    message = run_ranks_error(2, tmp_path, name, *arguments)
+    assert message.startswith(f"nmt.{name}") and message.endswith("runs in one process; start it without torchrun")
