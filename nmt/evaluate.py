@@ -23,7 +23,8 @@ from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.processed import warn_of_evaluation
-from nmt.decoding.alignment import restore_unknown_words
+from nmt.data.word_links import get_gold_links
+from nmt.decoding.alignment import WordWeights, restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.evaluation.comparison import (
@@ -33,7 +34,8 @@ from nmt.evaluation.comparison import (
     has_seeds,
     write_comparison,
 )
-from nmt.evaluation.heads import HeadWeights, compute_head_weights
+from nmt.evaluation.erasure import measure_erasure, normalize_losses
+from nmt.evaluation.heads import compute_head_weights
 from nmt.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,
@@ -227,11 +229,16 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         "search": asdict(search),
     }
     evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
-    heads: list[HeadWeights] = []
+    choices: list[WordWeights] = []
+    if command.erase:
+        losses, erasure_metrics = measure_erasure(translator, translations, sources, references, get_gold_links(pairs))
+        metrics |= erasure_metrics
+        shares = [None if losses_TS is None else normalize_losses(losses_TS) for losses_TS in losses]
+        choices.append(WordWeights("Log-probability lost without the source word", dict(enumerate(shares))))
     if len(run.model.layers_and_heads) > 1:
         worst = sort_worst_first(sentence_chrf(texts, references))[:MAX_PAIRS_WITH_HEADS]
         # Without CUDA graphs, which would replay the layer and head with which they were recorded.
-        heads = compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
+        choices += compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
     if rank():
         return evaluation
     training_data = replace(run.data, cache=command.data.cache)
@@ -245,7 +252,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         write_atomically(
             new_folder / "alignments.jsonl", (translation.record.to_json() + "\n" for translation in translations)
         )
-        page = build_report(title, metrics, sources, references, translations, heads)
+        page = build_report(title, metrics, sources, references, translations, choices)
         write_atomically(new_folder / "report.html", [page])
         write_atomically(
             new_folder / "metrics.json",
@@ -296,8 +303,10 @@ def print_evaluation(evaluation: Evaluation) -> None:
     examples = zip(evaluation.sources, evaluation.references, evaluation.translations, strict=True)
     for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
         echo(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
-    decimals = {"loss": 4, "ppl": 4, "accuracy": 4, "aer": 4, "entropy": 4}
+    decimals = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
     for name in (*decimals, "bleu", "chrf", "ter", "exact_match", "sentences_per_second"):
+        if name not in evaluation.metrics:
+            continue  # without erase=true
         value = evaluation.metrics[name]
         if value is None:
             shown = "-"

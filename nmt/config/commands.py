@@ -184,6 +184,7 @@ class EvaluateRun:
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     pictures: int = setting(4, "number of attention heat maps, for the first sentences")
+    erase: bool = setting(False, "measure what each word loses without each source word, beside attention")
     bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)

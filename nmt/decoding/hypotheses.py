@@ -25,6 +25,7 @@ class Hypothesis:
     weights_TS: Tensor | None  # attention weights, a row for each token and at least one column for each source piece;
     # None if they were not kept or the model has no attention
     ranking_score: float | None = None  # score after penalties (`apply_penalties`); None if nothing was ranked
+    token_scores: list[float] | None = None  # log-probability of each token; only of given targets
 
 
 @dataclass(slots=True)

@@ -449,7 +449,8 @@ def score_targets(
     for row, (features_TD, labels_T) in enumerate(zip(features_BTD, labels_BT, strict=True)):
         labels_T = labels_T[labels_T != PAD]
         logp_T1 = log_probabilities(model.logits(features_TD[: len(labels_T)])).gather(1, labels_T.unsqueeze(1))
-        score = sum(logp_T1.flatten().tolist())  # in fp64, as in the search
+        token_scores = logp_T1.flatten().tolist()
         weights_TS = None if weights_BTS is None else weights_BTS[row, : len(labels_T)]
-        hypotheses.append(Hypothesis(labels_T.tolist(), score, weights_TS))
+        score = sum(token_scores)  # in fp64, as in the search
+        hypotheses.append(Hypothesis(labels_T.tolist(), score, weights_TS, token_scores=token_scores))
     return hypotheses

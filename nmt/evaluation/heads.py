@@ -1,28 +1,12 @@
 """Attention weights of each layer and each head, for the report."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import replace
 
 from nmt.config.model import LayerAndHead, ModelConfig
+from nmt.decoding.alignment import WordWeights
 from nmt.decoding.translator import Translation, Translator
 from nmt.model.seq2seq import Seq2Seq
-
-
-class HeadWeights(NamedTuple):
-    """The weights_TS of a layer and head, or their mean, by the index of a sentence pair."""
-
-    shown: LayerAndHead
-    weights: dict[int, np.ndarray | None]
-
-    @property
-    def label(self) -> str:
-        layer, head = self.shown
-        if layer is None and head is None:
-            return "mean"
-        parts = [] if layer is None else [f"layer {layer}"]
-        return ", ".join([*parts, "mean of heads" if head is None else f"head {head}"])
 
 
 def compute_head_weights(
@@ -31,17 +15,30 @@ def compute_head_weights(
     translator: Translator,
     translations: Sequence[Translation],
     rows: Sequence[int],
-) -> list[HeadWeights]:
+) -> list[WordWeights]:
     """Return the weights of each layer and head in the given translations, by forced decoding.
 
-    What `model.attention.layer` and `.head` choose is left out, because the translations have it.
+    What `model.attention.layer` and `.head` choose is left out, because the translations have it. An empty line and one
+    translated in parts have no weights.
     """
     configured = LayerAndHead(config.attention.layer, config.attention.head)
     others = [shown for shown in config.layers_and_heads if shown != configured]
     heads = []
     for shown in others:
         model.decoder.show_attention(shown)
-        weights = translator.compute_weights([translations[row] for row in rows])
-        heads.append(HeadWeights(shown, dict(zip(rows, weights, strict=True))))
+        matrices = translator.compute_weights([translations[row] for row in rows])
+        weights = {
+            row: replace(translations[row].record, weights=weights_TS).word_weights()
+            for row, weights_TS in zip(rows, matrices, strict=True)
+        }
+        heads.append(WordWeights(describe(shown), weights))
     model.decoder.show_attention(configured)
     return heads
+
+
+def describe(shown: LayerAndHead) -> str:
+    layer, head = shown
+    if layer is None and head is None:
+        return "Attention: mean"
+    parts = [] if layer is None else [f"layer {layer}"]
+    return f"Attention: {', '.join([*parts, 'mean of heads' if head is None else f'head {head}'])}"

@@ -6,16 +6,14 @@ filled in with escaped text and with a block of JSON that the script renders.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nmt.decoding.alignment import restore_unknown_words
+from nmt.decoding.alignment import WordWeights, restore_unknown_words
 from nmt.decoding.translator import Translation
-from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 from nmt.runtime.html import dump_script_json, fill_template
 
@@ -31,7 +29,7 @@ def build_report(
     sources: Sequence[str],
     references: Sequence[str],
     translations: Sequence[Translation],
-    heads: Sequence[HeadWeights] = (),
+    choices: Sequence[WordWeights] = (),
 ) -> str:
     """Return the HTML page.
 
@@ -39,12 +37,12 @@ def build_report(
         measures: content of `metrics.json`, `signatures` included.
         sources, references, translations: all of the corpus, in order. Of more than `MAX_REPORT_PAIRS` pairs, the worst
             by chrF are shown.
-        heads: the weights of each layer and head, which the reader can choose.
+        choices: weights that the reader can choose to see instead of those of `translations`.
     """
     texts = [translation.text for translation in translations]
     chrf = sentence_chrf(texts, references)
     pairs = [
-        build_pair(row + 1, sources[row], references[row], translations[row], chrf[row], heads)
+        build_pair(row + 1, sources[row], references[row], translations[row], chrf[row], choices)
         for row in sort_worst_first(chrf)[:MAX_REPORT_PAIRS]
     ]
     scores = {label: measures[name] for name, label in REPORT_SCORE_NAMES.items() if name in measures}
@@ -64,7 +62,7 @@ def build_report(
         "SIGNATURES": format_definitions(signatures),
         "CHART": draw_bleu_chart("BLEU by source length", "words", ranges),
         "OVERLAP": draw_overlap_chart(measures.get("by_overlap", {})),
-        "HEADS": write_head_choice(heads),
+        "CHOICES": write_choices(choices),
         "NOTE": write_note(len(chrf), pairs),
         "DATA": dump_script_json(pairs),
     }
@@ -76,7 +74,7 @@ def sort_worst_first(chrf: Sequence[float]) -> list[int]:
 
 
 def build_pair(
-    line: int, source: str, reference: str, translation: Translation, chrf: float, heads: Sequence[HeadWeights] = ()
+    line: int, source: str, reference: str, translation: Translation, chrf: float, choices: Sequence[WordWeights] = ()
 ) -> dict[str, Any]:
     """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
@@ -96,10 +94,8 @@ def build_pair(
     weights = record.word_weights()
     if weights is not None and 0 < weights.size <= MAX_MATRIX_CELLS:
         pair["rows"] = round_to_percent(weights)
-        matrices = [replace(record, weights=head.weights.get(line - 1)).word_weights() for head in heads]
-        rows_of_heads = [round_to_percent(matrix) for matrix in matrices if matrix is not None]
-        if rows_of_heads:  # all heads have weights of the same pairs
-            pair["heads"] = rows_of_heads
+        matrices = [choice.weights.get(line - 1) for choice in choices]
+        pair["choices"] = [None if matrix is None else round_to_percent(matrix) for matrix in matrices]
     return pair
 
 
@@ -136,13 +132,13 @@ def format_measure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def write_head_choice(heads: Sequence[HeadWeights]) -> str:
-    """Return an HTML select element with the layers and heads; nothing if there is no choice."""
-    if not heads:
+def write_choices(choices: Sequence[WordWeights]) -> str:
+    """Return an HTML select element with the weights that can be shown; nothing if there is no choice."""
+    if not choices:
         return ""
-    options = "".join(f'<option value="{index}">{head.label}</option>' for index, head in enumerate(heads))
+    options = "".join(f'<option value="{index}">{choice.label}</option>' for index, choice in enumerate(choices))
     return (
-        '<select id="shown" aria-label="Layer and head of attention">'
+        '<select id="shown" aria-label="Weights that are shown">'
         f'<option value="">Attention as in alignments.jsonl</option>{options}</select>'
     )
 

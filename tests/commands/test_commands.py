@@ -89,6 +89,16 @@ def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) 
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in printed
 
 
+def test_evaluate_erases_words(home: Path) -> None:
+    arguments = ("checkpoint=runs/mine", *SEARCH, "data.split=valid", "data.limit=8", "pictures=0")
+    assert "erasure" not in run_ok("evaluate", *arguments, folder=home)
+    printed = run_ok("evaluate", *arguments, "erase=true", folder=home)
+    results = home / "runs" / "mine" / "eval" / "valid"
+    metrics = json.loads((results / "metrics.json").read_text())
+    assert metrics["erasure_aer"] is None and f"erasure_tau           {metrics['erasure_tau']:.4f}" in printed
+    assert "Log-probability lost without the source word</option>" in (results / "report.html").read_text()
+
+
 def test_translate_writes_one_line_per_input_line(home: Path) -> None:
     text = "\n".join(ODD_LINES).encode() + b"\ninvalid \xff\xfe bytes\nno newline at the end"
     lines = text.count(b"\n") + 1

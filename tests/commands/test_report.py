@@ -12,11 +12,10 @@ from builders import HOSTILE, PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nmt.config.model import LayerAndHead
 from nmt.data.tokenizer import group_by_words
+from nmt.decoding.alignment import WordWeights
 from nmt.decoding.translator import Translation
 from nmt.evaluation import report
-from nmt.evaluation.heads import HeadWeights
 from nmt.evaluation.metrics import bleu, compute_scores
 from nmt.evaluation.report import build_report
 
@@ -177,8 +176,11 @@ def browser_session(tmp_path_factory):
     translations = [make_translation(source, text) for source, text in zip(sources, texts, strict=True)]
     translations[0] = make_translation(sources[0], texts[0], WEIGHTS)
     path = folder / "report.html"
-    heads = [HeadWeights(LayerAndHead(1, head), {0: WEIGHTS[[1 - head, head, 2, 3]]}) for head in (0, 1)]
-    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, heads)
+    choices = [
+        WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
+        WordWeights("same", {0: WEIGHTS[:3, :3], 1: None}),
+    ]
+    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
     yield SimpleNamespace(browser=browser, path=path)
@@ -287,18 +289,18 @@ def test_filter_order_and_more_controls(browser):
     )
 
 
-def test_reader_chooses_layer_and_head(browser):
+def test_reader_chooses_weights(browser):
     assert browser.evaluate("[...shown.options].map(option => option.text)") == [
         "Attention as in alignments.jsonl",
-        "layer 1, head 0",
-        "layer 1, head 1",
+        "swapped",
+        "same",
     ]
     expected = {"": WEIGHTS[0], "0": WEIGHTS[1], "1": WEIGHTS[0]}
     for value, weights in expected.items():
         browser.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
         cells = browser.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
         assert [float(cell) for cell in cells] == list(weights[:3])
-        shown_pairs = 1 if value else len(PAIRS)  # only the first has weights of heads
+        shown_pairs = 1 if value else len(PAIRS)  # the other pairs have no such weights
         assert browser.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
 
 

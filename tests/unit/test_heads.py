@@ -11,14 +11,17 @@ from nmt.evaluation.heads import compute_head_weights
 from nmt.model.seq2seq import build_model
 
 MODELS = {
-    "recurrent": (ModelConfig(embed=8, hidden=8, attention=AttentionConfig(heads=2)), ["head 0", "head 1"]),
+    "recurrent": (
+        ModelConfig(embed=8, hidden=8, attention=AttentionConfig(heads=2)),
+        ["Attention: head 0", "Attention: head 1"],
+    ),
     "recurrent, one head shown": (
         ModelConfig(embed=8, hidden=8, attention=AttentionConfig(heads=2, head=1)),
-        ["mean", "head 0"],
+        ["Attention: mean", "Attention: head 0"],
     ),
     "transformer": (
         ModelConfig(style="transformer", embed=8, hidden=8, decoder_layers=2, attention=AttentionConfig(heads=2)),
-        [f"layer {layer}, {head}" for layer in (0, 1) for head in ("mean of heads", "head 0", "head 1")],
+        [f"Attention: layer {layer}, {head}" for layer in (0, 1) for head in ("mean of heads", "head 0", "head 1")],
     ),
     "one head": (ModelConfig(embed=8, hidden=8), []),
     "coverage": (ModelConfig(embed=8, hidden=8, attention=AttentionConfig(heads=2, coverage=True)), []),
@@ -50,13 +53,14 @@ def test_weights_of_heads_average_to_those_of_search(name: str) -> None:
         if translation.source_pieces.count("</s>") != 1:  # an empty line, and one translated in parts
             assert all(head.weights[row] is None for head in heads)
             continue
-        expected_TS = translation.weights_TS
+        actual_TS = translation.record.word_weights()
+        expected_TS = actual_TS
         if name == "recurrent, one head shown":
-            expected_TS = 2 * weights["mean"][row] - weights["head 0"][row]
+            expected_TS = 2 * weights["Attention: mean"][row] - weights["Attention: head 0"][row]
         elif single:
             expected_TS = np.mean([weights[label][row] for label in single], axis=0)
-        assert expected_TS is not None and translation.weights_TS is not None
-        np.testing.assert_allclose(expected_TS, translation.weights_TS, atol=1e-6)
+        assert expected_TS is not None and actual_TS is not None
+        np.testing.assert_allclose(expected_TS, actual_TS, atol=1e-6)
         aligned += 1
     assert aligned > 4 and aligned < len(sources) - 1
     for before, after in zip(translations, translate(), strict=True):  # what is shown is as configured again

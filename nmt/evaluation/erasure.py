@@ -1,0 +1,140 @@
+"""Erasure: how much probability target words lose when a source word is left out (Li et al. 2016).
+
+Attention is where the model looked; erasure is what its output depended on. The two need not agree.
+
+Shapes: T target and S source words.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from nmt.data.word_links import GoldLinks
+from nmt.decoding.alignment import EOS_PIECE, Record, extract_links
+from nmt.decoding.translator import Translation, Translator
+from nmt.evaluation.metrics import LinkCounts
+from nmt.runtime.distributed import rank
+from nmt.runtime.lines import format_first_lines, pluralize
+from nmt.runtime.logging import log
+
+MAX_ERASED_WORDS = 200  # of a source: it is decoded once without each of them
+RECORDS_AT_ONCE = 500  # whose sources are sorted by length and decoded in batches
+
+
+class Erasure(NamedTuple):
+    """What erasure found on a split."""
+
+    losses: list[np.ndarray | None]  # of the translation of each line, as `erase_words` returns them
+    metrics: dict[str, Any]  # erasure_tau and erasure_aer of metrics.json
+
+
+def measure_erasure(
+    translator: Translator,
+    translations: Sequence[Translation],
+    sources: Sequence[str],
+    references: Sequence[str],
+    gold: Sequence[GoldLinks] | None,
+) -> Erasure:
+    """Compare what the words of the translations depend on with attention and, on the references, with gold links.
+
+    `erasure_tau` is Kendall's tau between the attention weights of a target word and its losses without each source
+    word, averaged over the target words for which it is defined. `erasure_aer` is the alignment error rate of linking
+    each target word to the source word without which it loses most, if it loses anything. Each is None if there is
+    nothing to measure.
+    """
+    records = [translation.record for translation in translations]
+    losses = erase_words(translator, records, "erasing")
+    left_out = [line for line, losses_TS in enumerate(losses, 1) if losses_TS is None]
+    if left_out:
+        log.warning(
+            f"erase=true: {pluralize(len(left_out), 'line')} left out, because the line is empty, was translated in "
+            f"parts or has more than {MAX_ERASED_WORDS} words ({format_first_lines(left_out)})"
+        )
+    taus = []
+    for record, losses_TS in zip(records, losses, strict=True):
+        weights_TS = record.word_weights()
+        if losses_TS is not None and weights_TS is not None:
+            taus += [kendall_tau(*rows) for rows in zip(weights_TS, losses_TS, strict=True)]
+    defined = [tau for tau in taus if not math.isnan(tau)]
+    metrics = {"erasure_tau": float(np.mean(defined)) if defined else None, "erasure_aer": None}
+    if gold is not None:
+        forced = translator.score(sources, references)
+        forced_losses = erase_words(translator, [translation.record for translation in forced], "erasing references")
+        metrics["erasure_aer"] = count_links(forced_losses, gold).scores()["aer"]
+    return Erasure(losses, metrics)
+
+
+def erase_words(translator: Translator, records: Sequence[Record], description: str) -> list[np.ndarray | None]:
+    """Return losses_TS of each record, in nats.
+
+    Target word t loses log p(t | y_<t, x) - log p(t | y_<t, x without s) without source word s. Log-probabilities are
+    summed over the pieces of t, and all pieces of s are removed; the others stay as they are. A loss is negative where
+    t becomes more likely. None stands for an empty line, one translated in parts, and one of more than
+    `MAX_ERASED_WORDS` words.
+    """
+    losses: list[np.ndarray | None] = []
+    with tqdm(total=len(records), desc=description, unit=" lines", disable=True if rank() else None) as bar:
+        for start in range(0, len(records), RECORDS_AT_ONCE):
+            chunk = records[start : start + RECORDS_AT_ONCE]
+            losses += erase_chunk(translator, chunk)
+            bar.update(len(chunk))
+    return losses
+
+
+def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.ndarray | None]:
+    """Return what `erase_words` returns, decoding all records at once."""
+    source, target = translator.tokenizer.source.processor, translator.tokenizer.target.processor
+    rows: list[range] = []  # of each record: its source, and its source without each word; no rows if it is left out
+    source_ids: list[list[int]] = []
+    target_ids: list[list[int]] = []
+    for record in records:
+        start = len(source_ids)
+        if record.source_pieces.count(EOS_PIECE) == 1 and 0 < len(record.source_words) <= MAX_ERASED_WORDS:
+            ids, owners = source.piece_to_id(record.source_pieces[:-1]), record.source_word_of_piece[:-1]
+            for erased in (None, *range(len(record.source_words))):
+                source_ids.append([piece for piece, owner in zip(ids, owners, strict=True) if owner != erased])
+            pieces = [piece for piece in record.target_pieces if piece != EOS_PIECE]
+            target_ids += [target.piece_to_id(pieces)] * (len(source_ids) - start)
+        rows.append(range(start, len(source_ids)))
+    hypotheses = translator.force_decode(source_ids, target_ids, progress=False, keep_weights=False)
+    losses: list[np.ndarray | None] = []
+    for record, record_rows in zip(records, rows, strict=True):
+        if not record_rows:
+            losses.append(None)
+            continue
+        words = np.array(record.target_word_of_piece)
+        positions = np.flatnonzero(words >= 0)  # without `</s>`
+        scores_SP = np.array([hypotheses[row].token_scores for row in record_rows])[:, positions]
+        losses_TS = np.zeros((len(record.target_words), len(record.source_words)))
+        np.add.at(losses_TS, words[positions], (scores_SP[0] - scores_SP[1:]).T)
+        losses.append(losses_TS)
+    return losses
+
+
+def kendall_tau(x: np.ndarray, y: np.ndarray) -> float:
+    """Return Kendall's tau-b of two vectors, from -1 to 1; NaN if all values of one of them are equal (Kendall 1945).
+
+    tau = (concordant pairs - discordant pairs) / sqrt(pairs not tied in x * pairs not tied in y)
+    """
+    x_signs, y_signs = (np.sign(values[:, None] - values[None, :]) for values in (x, y))
+    untied = math.sqrt(np.abs(x_signs).sum() * np.abs(y_signs).sum())
+    return float((x_signs * y_signs).sum() / untied) if untied else math.nan
+
+
+def normalize_losses(losses_TS: np.ndarray) -> np.ndarray:
+    """Return the share that each source word has in what a target word loses. Gains of probability count as 0."""
+    positive_TS = np.maximum(losses_TS, 0)
+    return positive_TS / np.maximum(positive_TS.sum(1, keepdims=True), np.finfo(positive_TS.dtype).tiny)
+
+
+def count_links(losses: Iterable[np.ndarray | None], gold: Iterable[GoldLinks]) -> LinkCounts:
+    """Count the links of each target word to the source word without which it loses most."""
+    counts = LinkCounts()
+    for losses_TS, links in zip(losses, gold, strict=True):
+        if losses_TS is not None:
+            target_words, source_words = losses_TS.shape
+            counts.add(extract_links(np.maximum(losses_TS, 0), range(source_words), range(target_words)), links)
+    return counts
