@@ -32,7 +32,7 @@ from nmt.data.word_links import (
     read_gold_links,
     transpose_links,
 )
-from nmt.data.words import split_words
+from nmt.data.words import find_spans, segment_words, split_tokens
 from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
@@ -155,7 +155,7 @@ def align_pairs(
     progress = not is_stdout(command.output)
     with (
         open_output(rank0_path(command.output)) as file,
-        open_alignment_writer(command.output, file) as write_record,
+        open_alignment_writer(command.output, file, command.weights) as write_record,
     ):
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             source_chunk = sources[start : start + MAX_CHUNK_LINES]
@@ -188,19 +188,21 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
             gold file is invalid.
     """
     check_aligner_settings(command)
-    sources, targets = ([line.split() for line in lines] for lines in read_files(command))
+    lines = read_files(command)
+    # In scripts without spaces, words are segmented unless gold links count them between spaces.
+    split = split_tokens if command.tokenize else segment_words if command.gold is None else str.split
+    sources, targets = ([split(line) for line in side] for side in lines)
     gold = None
     if command.gold is not None:
         gold = read_gold_links(Path(command.gold), command.gold_base, sources, targets)
-    else:  # words in scripts without spaces are segmented, unless gold links count them between spaces
-        sources, targets = (
-            [[word for part in split_words(words) for word in part] for words in side] for side in (sources, targets)
-        )
     aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
     if command.save is not None:
         save_aligner(aligner, Path(command.save))
     counts, too_long = LinkCounts(), []
-    with open_output(command.output) as file, open_alignment_writer(command.output, file) as write_record:
+    with (
+        open_output(command.output) as file,
+        open_alignment_writer(command.output, file, command.weights) as write_record,
+    ):
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
             chunk = [sources[row] for row in rows], [targets[row] for row in rows]
@@ -208,7 +210,8 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
                 if weights_TS is None:
                     too_long.append(row + 1)
                 links = find_links(weights_TS, command.links.threshold or LINK_THRESHOLD)
-                write_record(make_word_record(sources[row], targets[row], weights_TS), links)
+                record = make_word_record(lines[0][row], lines[1][row], sources[row], targets[row], weights_TS)
+                write_record(record, links)
                 if gold is not None:
                     counts.add(links, gold[row])
         file.flush()
@@ -242,10 +245,13 @@ def check_aligner_settings(command: AlignRun) -> None:
         )
 
 
-def make_word_record(source: list[str], target: list[str], weights_TS: np.ndarray | None) -> Record:
+def make_word_record(
+    source_line: str, target_line: str, source: list[str], target: list[str], weights_TS: np.ndarray | None
+) -> Record:
     """Return the record of a pair whose pieces are its words."""
     indices = list(range(len(source))), list(range(len(target)))
-    return Record(source, target, source, target, *indices, weights_TS, math.nan)
+    spans = find_spans(source_line, source), find_spans(target_line, target)
+    return Record(source, target, source, target, *indices, weights_TS, math.nan, *spans)
 
 
 @main("align")
@@ -260,9 +266,10 @@ def align(command: AlignRun) -> float | None:
         if command.gold is not None:
             print_measures(measures, command)
         return measures["aer"]
-    for key in ("save", "lexicon"):
+    for key in ("save", "lexicon", "tokenize"):
         if value := getattr(command, key):
-            raise UserError(f"{key}={value} is for an aligner; leave out {key}= or checkpoint={command.checkpoint}")
+            shown = "true" if value is True else value
+            raise UserError(f"{key}={shown} is for an aligner; leave out {key}= or checkpoint={command.checkpoint}")
     with process_group(command.device) as device:
         inputs = {"source": command.source, "target": command.target, "gold": command.gold}
         local_rank0_first(lambda: check_readable(inputs))

@@ -295,6 +295,8 @@ class AlignRun:
     lexicon: str | None = setting(
         None, "aligner: output file of pairs of words with their links and probabilities (tsv)"
     )
+    tokenize: bool = setting(False, "aligner: link words and punctuation marks, also where no space separates them")
+    weights: bool = setting(False, "write the weight of each link, too, as in 0-1:0.93")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
     max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")
@@ -330,6 +332,12 @@ class AlignRun:
             raise UserError(
                 "links.unit=pieces: gold= and reverse_checkpoint= need links between words; write links.unit=words"
             )
+        if self.weights and (self.links.unit == "pieces" or self.reverse_checkpoint):
+            raise UserError("weights=true is for links between the words of one model; leave it out")
+        if self.weights and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
+            raise UserError(f"weights=true has no effect: output={self.output} has all weights; leave it out")
+        if self.tokenize and self.gold:
+            raise UserError("tokenize=true: gold= counts words between spaces; leave out one of them")
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:

@@ -92,6 +92,27 @@ def segment_words(line: str) -> list[str]:
     return [word for part in split_words(line.split()) for word in part]
 
 
+def split_tokens(line: str) -> list[str]:
+    """Return the words and punctuation marks of a line, also where no space separates them."""
+    words = segment_words(line)
+    return [
+        token
+        for word in words
+        for token in ([word] if UNSPACED_PATTERN.search(word) else [match[0] for match in TOKEN_PATTERN.finditer(word)])
+    ]
+
+
+def find_spans(line: str, words: Iterable[str]) -> list[tuple[int, int]]:
+    """Return where each of the words, which stand in the line in this order, begins and ends, in characters."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for word in words:
+        start = line.index(word, end)
+        end = start + len(word)
+        spans.append((start, end))
+    return spans
+
+
 def join_sentences(texts: Iterable[str]) -> str:
     """Join texts with single spaces, but without a space after Chinese or Japanese."""
     joined = ""

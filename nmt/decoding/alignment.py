@@ -74,6 +74,8 @@ class Record:
     target_word_of_piece: list[int]
     weights: np.ndarray | None  # target pieces x source pieces; None for a model without attention
     score: float  # summed log-probability, `</s>` included
+    source_spans: list[tuple[int, int]] | None = None  # first character of each word and the one after its last; None
+    target_spans: list[tuple[int, int]] | None = None  # where the line itself is not known
 
     def word_weights(self) -> np.ndarray | None:
         """Return weights of target words x source words; None for a model without attention."""
@@ -101,6 +103,8 @@ class Record:
         Numbers are written exactly. Infinities and NaN become null.
         """
         fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.source_spans is None:
+            del fields["source_spans"], fields["target_spans"]
         if self.weights is not None:
             fields["weights"] = np.where(np.isfinite(self.weights), self.weights, JSON_NULL).tolist()
         if not math.isfinite(self.score):
@@ -138,6 +142,18 @@ def pharaoh_writer(file: BinaryIO) -> Iterator[WriteRecord]:
 
 
 @contextmanager
+def weighted_pharaoh_writer(file: BinaryIO) -> Iterator[WriteRecord]:
+    """Write the links between the words of each pair as a line, each with its weight: `0-0:0.98 1-2:0.71`."""
+
+    def write_record(record: Record, links: list[Link]) -> None:
+        weights_TS = record.word_weights()
+        items = [f"{s}-{t}:{weights_TS[t, s]:.4g}" for s, t in sorted(links)] if weights_TS is not None else []
+        file.write(f"{' '.join(items)}\n".encode())
+
+    yield write_record
+
+
+@contextmanager
 def jsonl_writer(file: BinaryIO) -> Iterator[WriteRecord]:
     """Write each record as a line of JSON."""
     yield lambda record, links: file.write(f"{record.to_json()}\n".encode())
@@ -162,7 +178,7 @@ def npz_writer(file: BinaryIO) -> Iterator[WriteRecord]:
                 dtype: type | None = None
                 if name.endswith(("words", "pieces")):
                     dtype = str
-                elif name.endswith("of_piece"):
+                elif name.endswith(("of_piece", "spans")):
                     dtype = int
                 buffer = io.BytesIO()
                 np.lib.format.write_array(buffer, np.array(value, dtype=dtype), allow_pickle=False)
@@ -179,11 +195,11 @@ ALIGNMENT_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[WriteRe
 }
 
 
-def open_alignment_writer(path: str, file: BinaryIO) -> AbstractContextManager[WriteRecord]:
+def open_alignment_writer(path: str, file: BinaryIO, with_weights: bool = False) -> AbstractContextManager[WriteRecord]:
     """Return the writer in `ALIGNMENT_WRITERS` for the suffix of `path`, by default one of Pharaoh lines.
 
-    A suffix of compression, `.gz` or `.zst`, is ignored.
+    A suffix of compression, `.gz` or `.zst`, is ignored. Lines of links have their weights with `with_weights`.
     """
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix in COMPRESSION_BY_SUFFIX else name.suffix
-    return ALIGNMENT_WRITERS.get(suffix, pharaoh_writer)(file)
+    return ALIGNMENT_WRITERS.get(suffix, weighted_pharaoh_writer if with_weights else pharaoh_writer)(file)

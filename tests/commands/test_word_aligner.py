@@ -1,6 +1,7 @@
 """nmt.align without a model: it trains an aligner on the pairs, saves it and uses it again."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,35 @@ def test_empty_and_attached_words(folder: Path) -> None:
     assert [bool(line) for line in links] == [False, True, False, False, False] and "1-1" in links[1].split()
 
 
+def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
+    pairs = [
+        ("Der Hund (dort) schläft.", "The dog (there) is sleeping."),
+        ("  «Wo ist er?»", "“Where is he?”"),
+        ("سلام، دنیا!", "Hello, world!"),
+        ("他说：“狗在睡觉。”", "He said: “The dog is sleeping.”"),
+        ("", ""),
+    ]
+    for side, suffix in enumerate(("src", "tgt")):
+        (tmp_path / f"raw.{suffix}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    files = ("source=raw.src", "target=raw.tgt", "tokenize=true")
+    run_ok("align", *files, "output=a.jsonl", "save=saved", folder=tmp_path)
+    records = [json.loads(line) for line in read_lines(tmp_path / "a.jsonl")]
+    for pair, record in zip(pairs, records, strict=True):
+        for side, line in zip(("source", "target"), pair, strict=True):
+            words, spans = record[f"{side}_words"], record[f"{side}_spans"]
+            assert [line[start:end] for start, end in spans] == words
+            assert "".join(words) == "".join(line.split())
+    assert records[0]["source_words"] == ["Der", "Hund", "(", "dort", ")", "schläft", "."]
+    assert records[1]["source_words"][0] == "«" and records[2]["source_words"][1:] == ["،", "دنیا", "!"]
+    assert records[3]["source_words"][-2:] == ["。", "”"]
+    lines = run_ok("align", *files, "checkpoint=saved", "weights=true", folder=tmp_path).split("\n")[:-1]
+    assert len(lines) == 5 and lines[-1] == ""
+    for line, record in zip(lines, records, strict=True):
+        for item in line.split():
+            s, t, weight = re.fullmatch(r"(\d+)-(\d+):(\S+)", item).groups()  # type: ignore[union-attr]
+            assert float(weight) == pytest.approx(record["weights"][int(t)][int(s)], rel=1e-2) and float(weight) >= 0.5
+
+
 def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
     files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
@@ -104,6 +134,8 @@ def test_script_without_spaces(tmp_path: Path) -> None:
             ("source=test.de", "target=test.en", "device=cpu"),
             "device=cpu is for models with attention, not for an aligner",
         ),
+        (("source=test.de", "target=test.en", "gold=test.gold", "tokenize=true"), "gold= counts words between spaces"),
+        (("source=test.de", "target=test.en", "weights=true", "links.unit=pieces"), "between the words of one model"),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
         (
             ("checkpoint=my aligner", "source=test.de", "target=test.en", "save=x"),
