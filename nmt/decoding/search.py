@@ -11,7 +11,7 @@ Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = 
 and T target positions, V vocabulary, P prefix positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -324,6 +324,7 @@ def stream_search(
     keep_weights: bool = False,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_active: int | None = None,
+    on_step: Callable[[Beams], object] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Translate sentences, and yield the index of each and its n best hypotheses, best first, as soon as it is done.
 
@@ -333,6 +334,7 @@ def stream_search(
         prefixes: target tokens that the hypotheses of each sentence start with.
         max_active: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
             so that source positions can be dropped as sentences get shorter.
+        on_step: called after each step with the hypotheses of the batch.
     """
     sentences, device = len(source_BS), source_BS.device
     positions = round_up_source_length(source_BS.shape[1], device)
@@ -370,6 +372,8 @@ def stream_search(
         active, parent_BK, weights = advance(model, active, config, prefix_BP, uniform_BTK)
         if keep_weights and weights is not None:
             history.add(active.beams.sentence_B, parent_BK, weights.dense(positions))
+        if on_step is not None:
+            on_step(active.beams)
         if device.type == "cpu" and steps < smallest_limit and not active.beams.finished_BK.any():
             continue  # no sentence can be done
         done_B = is_done(active.beams, config)

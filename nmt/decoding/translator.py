@@ -6,7 +6,7 @@ separately and joined.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import EOS, UNK, LinksConfig, SearchConfig
+from nmt.config import BOS, EOS, PAD, UNK, LinksConfig, SearchConfig
 from nmt.data.batching import SHAPE_MULTIPLE, make_batch
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_by_words
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
-from nmt.decoding.hypotheses import Hypothesis
+from nmt.decoding.hypotheses import Beams, Hypothesis
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -177,6 +177,7 @@ class Translator:
         progress: bool = False,
         prefixes: Sequence[str] | None = None,
         results: list[list[Translation]] | None = None,
+        watch: Mapping[int, Callable[[str], object]] | None = None,
     ) -> list[list[Translation]]:
         """Return the `search.n_best` translations of each line with different texts, best first, or that many samples.
 
@@ -188,6 +189,7 @@ class Translator:
             progress: whether to show a progress bar.
             prefixes: text that the translation of each line starts with; in a line translated in parts, the first part.
             results: a list to append the results to. If an exception ends the work, it has those of the first lines.
+            watch: functions by the index of a line, which are called after each step with the best translation so far.
 
         Raises:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
@@ -199,12 +201,20 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
+        texts_so_far: dict[int, str] = {}  # of parts of lines in `watch`
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
             batch = make_batch([parts[row].ids for row in rows]).to(self.device)
             prefix_ids = [parts[row].prefix_ids for row in rows]
             search_results = stream_search(
-                self.model, batch.source_BS, batch.source_length_B, config, search_keeps_weights, prefix_ids, size
+                self.model,
+                batch.source_BS,
+                batch.source_length_B,
+                config,
+                search_keeps_weights,
+                prefix_ids,
+                size,
+                partial(self.show_texts, watch, parts, rows, texts_so_far) if watch else None,
             )
             for index, hypotheses in search_results:
                 part = parts[rows[index]]
@@ -234,6 +244,31 @@ class Translator:
                     f"{pluralize(len(unaligned), 'line')} too long to be aligned ({format_first_lines(unaligned)})"
                 )
         return results
+
+    def show_texts(
+        self,
+        watch: Mapping[int, Callable[[str], object]],
+        parts: Sequence[LinePart],
+        rows: Sequence[int],
+        texts: dict[int, str],
+        beams: Beams,
+    ) -> None:
+        """Call the functions in `watch` with the best translations so far.
+
+        Args:
+            rows: for each sentence of the search, the index of its part.
+            texts: the best translations so far by the index of a part; updated here.
+            beams: the hypotheses after a step.
+        """
+        changed = []
+        for sentence, tokens in zip(beams.sentence_B.tolist(), beams.tokens_BKT[:, 0].tolist(), strict=True):
+            line = parts[rows[sentence]].line
+            if line in watch:
+                ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
+                texts[rows[sentence]] = self.tokenizer.target.decode(ids)
+                changed.append(line)
+        for line in dict.fromkeys(changed):
+            watch[line](join_sentences(texts[row] for row in sorted(texts) if parts[row].line == line))
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long."""

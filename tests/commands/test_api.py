@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,19 @@ def test_commands_accept_exported_model(model: nmt.Model, home: Path, corpus: Pa
     assert "is missing or damaged" in run_error("translate", *exported, folder=home, text=text)
 
 
+def test_watched_lines_show_the_best_translation_so_far(model: nmt.Model) -> None:
+    lines = [*LINES, "der Hund läuft schnell . " * 40, "die Katze schläft ."]
+    for beam in (1, 3):
+        narrow = copy(model.translator)
+        narrow.config = replace(narrow.config, beam=beam, n_best=1, batch_sentences=2)
+        seen: dict[int, list[str]] = {index: [] for index in range(1, len(lines))}
+        watch = {index: texts.append for index, texts in seen.items()}
+        results = narrow.translate(lines, watch=watch)
+        assert results == narrow.translate(lines)
+        assert [texts[-1] if texts else "" for texts in seen.values()] == [best.text for [best] in results[1:]]
+        assert len(set(seen[len(lines) - 2])) > 3
+
+
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory"), MemoryError()]
 )
@@ -129,7 +143,7 @@ def test_out_of_memory_halves_batch(
         results = stream_search(*arguments)
         if calls == 2:
             yield next(results)  # results before the error are kept
-        if arguments[-1] > max_batch:
+        if arguments[6] > max_batch:
             raise error
         yield from results
 
