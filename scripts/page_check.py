@@ -56,12 +56,12 @@ def check_model(name: str, folder: Path, lines: list[str], browser: Browser) -> 
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
     nmt.load(run, device="cpu").export(page)
     expected = [options[0] for options in load_rounded(run).translate(lines, keep_weights=True)]
-    browser.open(page.resolve())
+    browser.open(page.resolve().as_uri())
     actual = []
     start = time.monotonic()
     for first in range(0, len(lines), LINES_AT_ONCE):
         text = json.dumps("\n".join(lines[first : first + LINES_AT_ONCE]))
-        actual += browser.evaluate(f"translator.translate({text}, {{beam: 1}}, () => {{}})")
+        actual += browser.evaluate(f"(beam.value = 1, translator.translate({text}, () => {{}}))")
     seconds = time.monotonic() - start
     equal, largest = 0, 0.0
     for python, result in zip(expected, actual, strict=True):

@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(Path(profile))
         browser.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=800, deviceScaleFactor=1, mobile=False)
-        browser.open(Path(settings["page"]).resolve())
+        browser.open(Path(settings["page"]).resolve().as_uri())
         browser.type(settings["text"])
         while not browser.evaluate("state.textContent.startsWith('Translated')"):
             time.sleep(0.1)

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,10 @@ class Browser:
         assert "error" not in response, (method, response)
         return response["result"]
 
-    def open(self, path: Path) -> None:
+    def open(self, url: str) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.receive()
 
@@ -98,3 +99,47 @@ class Browser:
 
     def scheme(self, name: str) -> None:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+
+class TranslatingPage:
+    """The page of `nmt.export` or `nmt.serve` in a browser."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self.browser = browser
+        self.url = url
+        browser.open(url)
+        self.evaluate = browser.evaluate
+
+    def write(self, text: str) -> list[str]:
+        """Type a text, and return the lines of its translation."""
+        self.evaluate("(source.value = '', source.focus())")
+        self.browser.type(text)
+        return self.wait()
+
+    def wait(self) -> list[str]:
+        """Wait for the translation, and return its lines."""
+        self.wait_until("timer === null && translation.getAttribute('aria-busy') !== 'true'")
+        return self.texts("#translation p")
+
+    def wait_until(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + 30
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, self.evaluate("state.textContent")
+
+    def texts(self, selector: str) -> list[str]:
+        texts: list[str] = self.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.textContent)"
+        )
+        return texts
+
+    def highlights(self) -> dict[str, dict[str, float]]:
+        """Return the highlighted words of source and translation with their strength."""
+        found: dict[str, dict[str, float]] = {"mirror": {}, "translation": {}}
+        query = (
+            "[...document.querySelectorAll('.word[style*=glow]')].map(n => [n.closest('[id]').id, n.textContent, "
+            "+n.style.getPropertyValue('--glow')])"
+        )
+        for place, word, strength in self.evaluate(query):
+            found[place][word] = strength
+        return found

@@ -1,15 +1,18 @@
 // -------------------------------------------------------------------------------------------------- translation
-// `translator` is all that the page knows of the model:
-//   info: {title, languages: {source, target}, parameters, attends, search: {beam}}
-//   ready: a promise
-//   translate(text, {beam}, onProgress) -> a promise of the results of all lines, as `translateLine` of translator.js
-//     returns them. It is null if a later call came first. `onProgress(line, value)` is called with the text of a line
-//     while it is written, and with its result at the end.
-
 /** The model inside of the page, in a worker, so that the page responds while it computes. */
 class WorkerTranslator {
   constructor(data, weights, program) {
-    this.info = data;
+    const { languages, parameters, attends, search } = data;
+    const count = `${parameters.toLocaleString("en")} parameters, in 8 bits`;
+    this.info = { languages, about: `${count}${attends ? "" : "; this model has no attention"}. Made with nmt.` };
+    this.beam = make("select", { id: "beam", "aria-label": "Search" });
+    for (const value of [...new Set([1, 5, search.beam])].sort((a, b) => a - b)) {
+      const name = value === 1 ? "Greedy search: fast" : `Beam search: ${value} hypotheses`;
+      this.beam.append(make("option", { value }, name));
+    }
+    this.beam.value = search.beam;
+    this.controls = [this.beam];
+    document.getElementById("copy").after(this.beam);
     this.worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
     this.id = 0;
     this.ready = new Promise((resolve, reject) => {
@@ -21,9 +24,14 @@ class WorkerTranslator {
     this.worker.postMessage({ data, weights });
   }
 
-  translate(text, { beam }, onProgress) {
+  stop() {
+    this.id++;  // what the worker still sends is ignored
     this.finish?.(null);
-    const lines = text.split("\n"), id = ++this.id;
+  }
+
+  translate(text, onProgress) {
+    this.stop();
+    const lines = text.split("\n"), beam = +this.beam.value, { id } = this;
     return new Promise((resolve, reject) => {
       Object.assign(this, { finish: resolve, fail: reject, onProgress, results: [] });
       this.worker.postMessage({ id, lines, beam });
@@ -33,8 +41,9 @@ class WorkerTranslator {
   receive({ id, index, text, result, isDone, isReady, error }) {
     if (isReady) this.setReady();
     if (error) {
-      this.setFailed(new Error(error));
-      this.fail?.(new Error(error));
+      const failure = new Error(`This browser cannot run the model: ${error}`);
+      this.setFailed(failure);
+      this.fail?.(failure);
     }
     if (id !== this.id) return;
     if (result) this.results[index] = result;

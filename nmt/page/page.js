@@ -1,6 +1,14 @@
 // -------------------------------------------------------------------------------------------------- page
-const [source, mirror, translation, state, notes, detail, options, grid, copy, clear, beam, about] = [
-  "source", "mirror", "translation", "status", "notes", "detail", "options", "matrix", "copy", "clear", "beam", "about",
+// `translator` is all that the page knows of the model:
+//   info: {languages: {source, target}, about}, of the model that is chosen
+//   controls: elements with settings; a change of one starts the translation anew
+//   ready: a promise
+//   translate(text, onProgress) -> a promise of the results of all lines, as `translateLine` of translator.js returns
+//     them. It is null if `stop` or a later call came first. `onProgress(line, value)` is called with the text of a line
+//     while it is written, and with its result at the end.
+//   stop(): end the translation
+const [source, mirror, translation, state, notes, detail, options, grid, copy, clear, about] = [
+  "source", "mirror", "translation", "status", "notes", "detail", "options", "matrix", "copy", "clear", "about",
 ].map(id => document.getElementById(id));
 const PAUSE = 250;  // milliseconds without typing after which the translation starts
 const RANKING = "log-probability, divided by the length penalty";
@@ -9,15 +17,26 @@ let choices = [];  // of each line, the number of the option that is shown
 let current = 0;  // the line whose details are shown
 let timer = null;  // of the translation that is about to start
 
-/** Label a text with the English name of its language, given its code. */
-function showLanguage(label, text, code) {
-  label.textContent = code;
+/** Return the English name of a language, given its code. The name of a column that is no code stays. */
+function languageName(code) {
   try {
-    label.textContent = new Intl.DisplayNames("en", { type: "language" }).of(code);
-    text.lang = code;
+    return new Intl.DisplayNames("en", { type: "language" }).of(code);
   } catch {
-    // the name of a column that is no code
+    return code;
   }
+}
+
+function showLanguage(label, text, code) {
+  label.textContent = languageName(code);
+  text.lang = label.textContent === code ? "" : code;
+}
+
+/** Show the languages of the model that is chosen. */
+function showModel() {
+  const { languages, about: note } = translator.info;
+  showLanguage(document.getElementById("source-name"), source, languages.source);
+  showLanguage(document.getElementById("translation-name"), translation, languages.target);
+  about.textContent = note;
 }
 
 const words = (side, axis) => side.words.flatMap((word, i) =>
@@ -113,7 +132,7 @@ async function translate() {
   translation.setAttribute("aria-busy", "true");
   state.textContent = text.trim() ? "Translating \u2026" : "";
   try {
-    const done = await translator.translate(text, { beam: +beam.value }, (line, value) => {
+    const done = await translator.translate(text, (line, value) => {
       if (typeof value !== "string") results[line] = value;
       showLine(line, value);
       if (typeof value !== "string" && line === Math.min(current, lines.length - 1)) showDetail(line);
@@ -126,7 +145,10 @@ async function translate() {
     state.textContent = first < 0 ? "" : `Translated in ${((performance.now() - start) / 1000).toFixed(1)} s`;
     copy.disabled = first < 0;
   } catch (error) {
-    state.textContent = `This browser cannot run the model: ${error.message}`;
+    lines.forEach((_, line) => results[line] || showLine(line, ""));
+    showDetail(current);
+    copy.disabled = true;
+    state.textContent = error.message;
   }
   translation.setAttribute("aria-busy", "false");
 }
@@ -153,12 +175,18 @@ function translateSoon(delay) {
 }
 
 source.addEventListener("input", () => {
+  translator.stop();
   results = [];
   light(null);
   showMirror();
   translateSoon(PAUSE);
 });
-beam.addEventListener("change", () => translateSoon(0));
+for (const control of translator.controls) {
+  control.addEventListener("change", () => {
+    showModel();
+    translateSoon(0);
+  });
+}
 copy.addEventListener("click", copyTranslation);
 clear.addEventListener("click", () => {
   source.value = "";
@@ -185,16 +213,8 @@ for (const name of ["pointerover", "focusin"]) {
 followPointerAndFocus(translation);
 followPointerAndFocus(grid);
 
-const { languages, parameters, attends, search: { beam: width } } = translator.info;
-showLanguage(document.getElementById("source-name"), source, languages.source);
-showLanguage(document.getElementById("translation-name"), translation, languages.target);
-for (const value of [...new Set([1, 5, width])].sort((a, b) => a - b)) {
-  beam.append(make("option", { value }, value === 1 ? "Greedy search: fast" : `Beam search: ${value} hypotheses`));
-}
-beam.value = width;
-about.textContent = `${parameters.toLocaleString("en")} parameters, in 8 bits${
-  attends ? "" : "; this model has no attention"}. Made with nmt.`;
+showModel();
 showMirror();
 translator.ready.then(() => source.value && translate(), error => {
-  state.textContent = `This browser cannot run the model: ${error.message}`;
+  state.textContent = error.message;
 });

@@ -7,16 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-INCLUDE = re.compile(r"/\*include (\S+)\*/")
+INCLUDE = re.compile(r"(?:/\*|<!--)include (\S+)(?:\*/|-->)")
 PLACEHOLDER = re.compile(r"<!--([A-Z]+)-->")
 
 
 def fill_template(path: Path, parts: dict[str, str]) -> str:
     """Return the page of a template file, with each placeholder such as `<!--TITLE-->` replaced by its part.
 
-    In style and script, `/*include NAME*/` stands for the file NAME, relative to the template. The placeholder POLICY
-    becomes a content security policy that allows only the styles and scripts of the template, by their digests, so
-    nothing in the data can be executed.
+    `<!--include NAME-->`, in style and script `/*include NAME*/`, stands for the file NAME, relative to the template.
+    The placeholder POLICY becomes a content security policy that allows only the styles and scripts of the template, by
+    their digests, so nothing in the data can be executed.
 
     Args:
         path: the template.

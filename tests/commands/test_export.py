@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, Browser, TranslatingPage
 from builders import (
     HOSTILE,
     ODD_LINES,
@@ -101,50 +101,6 @@ def test_page_loads_and_sends_nothing() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- browser
-class Page:
-    """The page of a model in a browser."""
-
-    def __init__(self, browser: Browser, path: Path) -> None:
-        self.browser = browser
-        self.path = path
-        browser.open(path)
-        self.evaluate = browser.evaluate
-
-    def write(self, text: str) -> list[str]:
-        """Type a text, and return the lines of its translation."""
-        self.evaluate("(source.value = '', source.focus())")
-        self.browser.type(text)
-        return self.wait()
-
-    def wait(self) -> list[str]:
-        """Wait for the translation, and return its lines."""
-        self.wait_until("timer === null && translation.getAttribute('aria-busy') !== 'true'")
-        return self.texts("#translation p")
-
-    def wait_until(self, condition: str) -> None:
-        """Wait until a JavaScript expression is true."""
-        deadline = time.monotonic() + 30
-        while not self.evaluate(condition):
-            assert time.monotonic() < deadline, self.evaluate("state.textContent")
-
-    def texts(self, selector: str) -> list[str]:
-        texts: list[str] = self.evaluate(
-            f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.textContent)"
-        )
-        return texts
-
-    def highlights(self) -> dict[str, dict[str, float]]:
-        """Return the highlighted words of source and translation with their strength."""
-        found: dict[str, dict[str, float]] = {"mirror": {}, "translation": {}}
-        query = (
-            "[...document.querySelectorAll('.word[style*=glow]')].map(n => [n.closest('[id]').id, n.textContent, "
-            "+n.style.getPropertyValue('--glow')])"
-        )
-        for place, word, strength in self.evaluate(query):
-            found[place][word] = strength
-        return found
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if CHROMIUM is None:
@@ -167,27 +123,27 @@ def trained(home: Path, folder: Path) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser, trained: Path) -> Page:
-    return Page(browser, trained)
+def page(browser: Browser, trained: Path) -> TranslatingPage:
+    return TranslatingPage(browser, trained.as_uri())
 
 
-def open_random(browser: Browser, folder: Path, **options: Any) -> Page:
+def open_random(browser: Browser, folder: Path, **options: Any) -> TranslatingPage:
     path = folder / "random.html"
     path.write_text(make_page(**options), encoding="utf-8")
-    return Page(browser, path)
+    return TranslatingPage(browser, path.as_uri())
 
 
-def test_page_opens_without_messages_or_requests(page: Page) -> None:
+def test_page_opens_without_messages_or_requests(page: TranslatingPage) -> None:
     assert all(page.write("\n".join(LINES))[::2])
     messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
     assert not [event for event in page.browser.events if event["method"] in messages]
     requests = [event["params"] for event in page.browser.events if event["method"] == "Network.requestWillBeSent"]
     urls = [parameters["request"]["url"] for parameters in requests]
-    assert [url for url in urls if not url.startswith("blob:")] == [page.path.as_uri()] and len(urls) <= 2
+    assert [url for url in urls if not url.startswith("blob:")] == [page.url] and len(urls) <= 2
     assert page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
 
 
-def test_translations_and_attention_match_python(page: Page, home: Path) -> None:
+def test_translations_and_attention_match_python(page: TranslatingPage, home: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
     round_weights(model)
     lines = [*LINES, *make_sentences(12), *(line[:200] for line in ODD_LINES if "\r" not in line)]
@@ -195,7 +151,7 @@ def test_translations_and_attention_match_python(page: Page, home: Path) -> None
         search = SearchConfig(beam=beam, n_best=beam, max_length=20).for_trained_on(config.data)
         expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
         text = json.dumps("\n".join(lines))
-        actual = page.evaluate(f"translator.translate({text}, {{ beam: {beam} }}, () => {{}})")
+        actual = page.evaluate(f"(beam.value = {beam}, translator.translate({text}, () => {{}}))")
         for line, options, result in zip(lines, expected, actual, strict=True):
             assert [option["text"] for option in result["options"]] == [
                 option.text for option in options if line.strip()
@@ -208,7 +164,7 @@ def test_translations_and_attention_match_python(page: Page, home: Path) -> None
                     np.testing.assert_allclose(np.array(option["weights"]).reshape(weights.shape), weights, atol=1e-2)
 
 
-def test_translation_appears_while_it_is_written(page: Page) -> None:
+def test_translation_appears_while_it_is_written(page: TranslatingPage) -> None:
     observer = "new MutationObserver(() => (globalThis.seen ??= new Set()).add(translation.textContent))"
     page.evaluate(f"({observer}.observe(translation, {{ childList: true, subtree: true }}))")
     [text] = page.write(LINES[2])
@@ -216,7 +172,7 @@ def test_translation_appears_while_it_is_written(page: Page) -> None:
     assert text in seen and len(seen) >= 3
 
 
-def test_hovering_shows_where_the_model_looked(page: Page) -> None:
+def test_hovering_shows_where_the_model_looked(page: TranslatingPage) -> None:
     page.write("\n".join(LINES))
     page.browser.hover("#translation p:nth-child(3) .word")
     found = page.highlights()
@@ -233,7 +189,7 @@ def test_hovering_shows_where_the_model_looked(page: Page) -> None:
     page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
 
 
-def test_alternatives_replace_the_translation(page: Page) -> None:
+def test_alternatives_replace_the_translation(page: TranslatingPage) -> None:
     [best] = page.write(LINES[0])
     options = page.texts("#options span")
     assert 1 < len(options) <= 3 and options[0] == best
@@ -247,7 +203,7 @@ def test_alternatives_replace_the_translation(page: Page) -> None:
     assert page.evaluate("options.parentNode.hidden")
 
 
-def test_text_written_while_the_model_loads_is_translated_once(page: Page) -> None:
+def test_text_written_while_the_model_loads_is_translated_once(page: TranslatingPage) -> None:
     page.write("der")
     page.evaluate(
         "(globalThis.starts = 0, new MutationObserver(() => starts++).observe(translation, "
@@ -259,7 +215,7 @@ def test_text_written_while_the_model_loads_is_translated_once(page: Page) -> No
     assert page.evaluate("starts") == 2  # busy, and no longer
 
 
-def test_copy_button_copies_all_lines(page: Page) -> None:
+def test_copy_button_copies_all_lines(page: TranslatingPage) -> None:
     assert page.evaluate("copy.disabled")
     lines = page.write("\n".join(LINES))
     page.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
@@ -269,7 +225,7 @@ def test_copy_button_copies_all_lines(page: Page) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines)
 
 
-def test_keyboard_reaches_everything(page: Page) -> None:
+def test_keyboard_reaches_everything(page: TranslatingPage) -> None:
     assert page.evaluate("document.activeElement.id") == "source"
     page.write("\n".join(LINES))
     reached: list[str] = []
@@ -289,7 +245,7 @@ def test_keyboard_reaches_everything(page: Page) -> None:
     assert page.evaluate("detail.hidden && copy.disabled")
 
 
-def test_hostile_text_is_displayed_and_not_executed(page: Page) -> None:
+def test_hostile_text_is_displayed_and_not_executed(page: TranslatingPage) -> None:
     lines = [text for text in HOSTILE if len(text) < 50]
     page.evaluate(f"(source.value = {json.dumps(chr(10).join(lines))}, source.dispatchEvent(new Event('input')))")
     assert len(page.wait()) == len(lines)
@@ -297,10 +253,9 @@ def test_hostile_text_is_displayed_and_not_executed(page: Page) -> None:
     assert page.evaluate("typeof hacked") == "undefined" and page.evaluate("document.images.length") == 0
 
 
-def test_new_text_ends_the_translation_of_the_old(page: Page) -> None:
+def test_new_text_ends_the_translation_of_the_old(page: TranslatingPage) -> None:
     old, last = page.evaluate(
-        "Promise.all(['Der Hund . '.repeat(50), 'Der Hund']"
-        ".map(text => translator.translate(text, { beam: 3 }, () => {})))"
+        "Promise.all(['Der Hund . '.repeat(50), 'Der Hund'].map(text => translator.translate(text, () => {})))"
     )
     assert old is None and len(last) == 1
 
@@ -325,7 +280,7 @@ def test_model_without_attention(browser: Browser, folder: Path) -> None:
     assert page.texts("#source-name") == ["1"] and page.evaluate("document.title") == "no attention"
 
 
-def test_right_to_left_text_color_schemes_and_narrow_window(page: Page) -> None:
+def test_right_to_left_text_color_schemes_and_narrow_window(page: TranslatingPage) -> None:
     page.write("مرحبا بالعالم\nDer Hund " + "w" * 200)
     directions = "[...mirror.children].map(node => getComputedStyle(node).direction)"
     assert page.evaluate(directions) == ["rtl", "ltr"] and page.evaluate("source.dir") == "auto"

@@ -189,7 +189,7 @@ def browser_session(tmp_path_factory):
 
 @pytest.fixture
 def browser(browser_session):
-    browser_session.browser.open(browser_session.path)
+    browser_session.browser.open(browser_session.path.as_uri())
     return browser_session.browser
 
 

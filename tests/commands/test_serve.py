@@ -254,7 +254,7 @@ def test_log_has_no_text_of_requests(served: Running) -> None:
 def test_page_translates(served: Running, tmp_path: Path) -> None:
     browser = Browser(tmp_path / "profile")
     try:
-        browser.open(SimpleNamespace(as_uri=lambda: f"{served.url}/"))  # type: ignore[arg-type]
+        browser.open(f"{served.url}/")
         browser.evaluate("q.value = 'Der Hund schläft .', form.requestSubmit()")
         while not (text := browser.evaluate("translation.textContent")):
             pass
