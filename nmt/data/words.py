@@ -123,6 +123,19 @@ def join_sentences(texts: Iterable[str]) -> str:
     return joined
 
 
+def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
+    """Return the indices of words that follow the previous word without a space, as in Chinese."""
+    glued = []
+    end = 0
+    for index, word in enumerate(words):
+        start = text.find(word, end)
+        if start == end > 0:
+            glued.append(index)
+        if start >= 0:
+            end = start + len(word)
+    return glued
+
+
 def split_words(parts: Sequence[str]) -> list[list[str]]:
     """Split each space-separated part of a line into words. Joined without spaces, they give the part again.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import WordWeights, restore_unknown_words
 from nmt.decoding.translator import Translation
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
@@ -103,19 +104,6 @@ def round_to_percent(weights: np.ndarray) -> list[list[int]]:
     """Return [source word, percent, source word, percent, ...] of each translated word, without zeros."""
     percent = np.nan_to_num(np.rint(100 * weights), posinf=0, neginf=0).astype(int)
     return [[int(x) for s in np.flatnonzero(row) for x in (s, row[s])] for row in percent]
-
-
-def find_glued_words(text: str, words: Sequence[str]) -> list[int]:
-    """Return the indices of words that follow the previous word without a space, as in Chinese."""
-    glued = []
-    end = 0
-    for index, word in enumerate(words):
-        start = text.find(word, end)
-        if start == end > 0:
-            glued.append(index)
-        if start >= 0:
-            end = start + len(word)
-    return glued
 
 
 def format_definitions(values: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ POST /translate answers `{"translatedText": ...}`; `Service.build_answer` has th
 import asyncio
 import hmac
 import html
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -22,6 +23,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from nmt.config import ServeRun
+from nmt.data.words import find_glued_words
+from nmt.decoding.alignment import EOS_PIECE
 from nmt.decoding.translator import Translation, describe_translations
 from nmt.errors import UserError
 from nmt.runtime.html import fill_template
@@ -35,6 +38,10 @@ from nmt.serving.translation_request import (
     restore_line_breaks,
 )
 
+STREAM_LINES = 16  # lines of a streamed request that are translated at a time
+PARTIAL_SECONDS = 0.05  # between two events with what is translated so far
+WEIGHT_DIGITS = 4
+MAX_WORD_WEIGHTS = 2**16  # of one translation; larger matrices would hold up the event loop
 PAGE = Path(__file__).with_name("page.html")
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
 
@@ -147,33 +154,50 @@ class Service:
     async def stream_events(self, wanted: TranslationRequest, group: Group) -> AsyncIterator[str]:
         """Yield an event `line` for each line, and an event `done` with the answer; `error` if a line fails.
 
-        Lines are submitted one by one, so that a long text neither fills the queue nor is translated for nobody when
-        the client has gone.
+        With `partial`, events `partial` have the best translation so far of lines that are being translated. Lines are
+        submitted a few at a time, so that a long text neither fills the queue nor is translated for nobody when the
+        client has gone.
         """
+        places = [(index, line) for index, lines in enumerate(wanted.lines()) for line in enumerate(lines, 1)]
         results: list[list[Translation]] = []
-        for index, lines in enumerate(wanted.lines()):
-            for number, line in enumerate(lines, 1):
-                try:
-                    results += await self.translate_lines(group, [line])
-                except HTTPException as error:
-                    yield format_event("error", {"error": error.detail})
-                    return
-                answer = self.build_answer(replace(wanted, texts=[line], is_list=False), results[-1:])
+        for first in range(0, len(places), STREAM_LINES):
+            chunk = places[first : first + STREAM_LINES]
+            texts: dict[int, str] = {}
+            translating = asyncio.ensure_future(
+                self.translate_lines(group, [line for _, (_, line) in chunk], texts=texts if wanted.partial else None)
+            )
+            try:
+                async for row, text in follow_texts(translating, texts):
+                    index, (number, _) = chunk[row]
+                    yield format_event("partial", {"index": index, "line": number, "translatedText": text})
+                results += await translating
+            except HTTPException as error:
+                yield format_event("error", {"error": error.detail, "status": error.status_code})
+                return
+            finally:
+                translating.cancel()
+            for (index, (number, line)), options in zip(chunk, results[first:], strict=True):
+                answer = self.build_answer(replace(wanted, texts=[line], is_list=False), [options])
                 yield format_event("line", {"index": index, "line": number, **answer})
-        yield format_event("done", self.build_answer(wanted, results))
+        yield format_event("done", self.build_answer(replace(wanted, details=False), results))
 
     async def translate_lines(
-        self, group: Group, lines: Sequence[str], request: Request | None = None
+        self,
+        group: Group,
+        lines: Sequence[str],
+        request: Request | None = None,
+        texts: dict[int, str] | None = None,
     ) -> list[list[Translation]]:
         """Return the `n_best` translations of each line, best first.
 
         Args:
             request: if given, raise `ClientDisconnect` as soon as its client has gone. Its body must have been read.
+            texts: if given, it gets the best translation so far of each line by its index.
         """
         if not lines:
             return []
         try:
-            translating = asyncio.wrap_future(self.batcher.submit(group, lines))
+            translating = asyncio.wrap_future(self.batcher.submit(group, lines, texts))
         except QueueFullError:
             raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"}) from None
         except ClosedError:
@@ -200,8 +224,8 @@ class Service:
         """Return the JSON of an answer, given the translations of each line of the texts.
 
         `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
-        repeated. `details` has an object for each line, as of `nmt.translate format=jsonl`. `warnings` says which
-        lines were cut at the maximum length.
+        repeated. `details` has an object for each line, as of `nmt.translate format=jsonl`, and with `attention` also
+        what `add_attention` adds. `warnings` says which lines were cut at the maximum length.
         """
         rows = iter(results)
         texts, alternatives, details, warnings = [], [], [], []
@@ -214,12 +238,7 @@ class Service:
             texts.append(versions[0])
             alternatives.append(versions[1:])
             if wanted.details:
-                details.append(
-                    [
-                        describe_translations(line, translations, self.command.links)
-                        for line, translations in zip(lines, options, strict=True)
-                    ]
-                )
+                details.append([self.describe_line(wanted, *pair) for pair in zip(lines, options, strict=True)])
             cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
             if cut:
                 warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")
@@ -231,6 +250,14 @@ class Service:
         if not wanted.is_list:
             answer = {name: values[0] for name, values in answer.items()}
         return answer | ({"warnings": warnings} if warnings else {})
+
+    def describe_line(self, wanted: TranslationRequest, line: str, options: list[Translation]) -> dict[str, Any]:
+        """Return the details of a line."""
+        details = describe_translations(line, options, self.command.links)
+        if wanted.attention:
+            model = self.batcher.translators[self.find_model(wanted)].model
+            add_attention(details, options, model.reach)
+        return details
 
     # --------------------------------------------------------------------------------------------------------- checks
     def check_key(self, fields: dict[str, Any]) -> None:
@@ -260,6 +287,43 @@ class Service:
         if len(matches) > 1:
             what = "source=auto could be several languages, and this server does not detect languages"
         raise HTTPException(400, f"{what}; available: {served}")
+
+
+def add_attention(details: dict[str, Any], options: list[Translation], reach: int | None) -> None:
+    """Add to the details of a line, as of `describe_translations`, what it takes to show its attention.
+
+    The line gets `parts`, the number of parts that it was split into, and `beyond_reach`, whether attention cannot
+    reach the end of one of them. Each translation gets `word_weights`, [target word][source word], or None; the indices
+    of words that follow the word before them without a space, `source_glued` and `target_glued`; and `ended`, whether
+    it was not cut at its maximum length.
+
+    Args:
+        reach: number of source pieces that attention can reach; None: all.
+    """
+    ends = [end for end, piece in enumerate(options[0].source_pieces, 1) if piece == EOS_PIECE]
+    lengths = [end - start for start, end in itertools.pairwise([0, *ends])]
+    for option, described in zip(options, details["translations"], strict=True):
+        weights = option.record.word_weights()
+        if weights is not None and weights.size > MAX_WORD_WEIGHTS:
+            weights = None
+        described |= {
+            "word_weights": None if weights is None else weights.round(WEIGHT_DIGITS).tolist(),
+            "source_glued": find_glued_words(details["source"], described["source_words"]),
+            "target_glued": find_glued_words(option.text, described["target_words"]),
+            "ended": option.ended,
+        }
+    details |= {"parts": len(lengths), "beyond_reach": reach is not None and max(lengths, default=0) > reach}
+
+
+async def follow_texts(translating: "asyncio.Future[Any]", texts: dict[int, str]) -> AsyncIterator[tuple[int, str]]:
+    """Yield (index, text) of a dict for each text that has changed, until the future is done."""
+    seen: dict[int, str] = {}
+    while not translating.done():
+        await asyncio.wait({translating}, timeout=PARTIAL_SECONDS)
+        changed = {index: text for index, text in texts.copy().items() if seen.get(index) != text}
+        seen |= changed
+        for item in sorted(changed.items()):
+            yield item
 
 
 def format_event(name: str, data: dict[str, Any]) -> str:

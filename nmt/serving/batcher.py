@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from nmt.decoding.translator import Translation, Translator, check_scores, default_batch_tokens
@@ -51,6 +52,7 @@ class Job:
 
     group: Group
     lines: Sequence[str]
+    texts: dict[int, str] | None  # if given, the best translation so far of each line by its index, kept up to date
     future: "Future[list[list[Translation]]]" = field(default_factory=Future)
     results: list[list[Translation]] = field(default_factory=list)  # of the first lines
 
@@ -79,13 +81,18 @@ class Batcher:
         self.thread = threading.Thread(target=self.run, name="translation", daemon=True)
         self.thread.start()
 
-    def submit(self, group: Group, lines: Sequence[str]) -> "Future[list[list[Translation]]]":
+    def submit(
+        self, group: Group, lines: Sequence[str], texts: dict[int, str] | None = None
+    ) -> "Future[list[list[Translation]]]":
         """Add a job. Its result is as of `Translator.translate`. Cancel it if nobody waits for the result any more.
+
+        Args:
+            texts: a dict that gets the best translation so far of each line by its index, at each step of the search.
 
         Raises:
             QueueFullError, ClosedError: the job is not accepted.
         """
-        job = Job(group, lines)
+        job = Job(group, lines, texts)
         with self.changed:
             if self.closed:
                 raise ClosedError
@@ -164,9 +171,15 @@ class Batcher:
         lines = [line for share in shares for line in share.lines]
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
+        places = [(job, len(job.results) + index) for job, job_lines in shares for index in range(len(job_lines))]
+        watch = {
+            index: partial(job.texts.__setitem__, number)
+            for index, (job, number) in enumerate(places)
+            if job.texts is not None
+        }
         BATCH_LINES.observe(len(lines))
         try:
-            results = translator.translate(lines, group.keep_weights)
+            results = translator.translate(lines, group.keep_weights, watch=watch)
             check_scores((options[0] for options in results), 1)
         except Exception as error:
             if len(shares) > 1:

@@ -29,7 +29,9 @@ class TranslationRequest:
     target: str
     alternatives: int  # number of translations of each text besides the best one
     details: bool  # whether the answer has scores, pieces, words and word links
+    attention: bool  # whether the details have attention weights between words, and what else it takes to show them
     stream: bool  # whether the answer is sent line by line
+    partial: bool  # whether translations are also sent while they are searched for
 
     def lines(self) -> list[list[str]]:
         """Return the lines of each text, without line breaks."""
@@ -114,14 +116,19 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
             raise HTTPException(400, f"{name}, the code of a language, is missing; /languages lists the codes")
     if fields.get("format") not in (None, "", "text"):
         raise HTTPException(400, f"format={quote(fields['format'])} is not supported; send plain text with format=text")
+    attention, stream, partial = (parse_flag(fields, name) for name in ("attention", "stream", "partial"))
+    if partial and not stream:
+        raise HTTPException(400, "partial=true has no effect without stream=true")
     return TranslationRequest(
         texts=texts,
         is_list=isinstance(q, list),
         source=fields["source"],
         target=fields["target"],
         alternatives=parse_number(fields, "alternatives", max_alternatives),
-        details=parse_flag(fields, "details"),
-        stream=parse_flag(fields, "stream"),
+        details=parse_flag(fields, "details") or attention,
+        attention=attention,
+        stream=stream,
+        partial=partial,
     )
 
 

@@ -3,37 +3,35 @@
 import asyncio
 import http.client
 import json
-import os
 import re
 import signal
 import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from builders import CONTEXT, command_environment, run_error, run_in_folder, run_ok, run_program
+from builders import run_error, run_ok, run_program
 from libretranslatepy import LibreTranslateAPI
+from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
 
-from nmt.config import SearchConfig, ServeRun
+import nmt
+from nmt.config import SearchConfig
+from nmt.data.words import find_glued_words
 from nmt.decoding.translator import Translation
-from nmt.errors import UserError
-from nmt.serving import server, translation_request
-from nmt.serving.app import Direction, Service, build_app
+from nmt.serving import app, server, translation_request
+from nmt.serving.app import Service, add_attention, build_app
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.training.checkpoint import export_model, load_model
 
-SETTINGS = ("device=cpu", "precision=fp32", "search.beam=3")
 LINES = [
     "Die Frau liest ein Buch .",
     "",
@@ -43,59 +41,6 @@ LINES = [
     "a\tb\x1b[31m\u2028c",
     "Der Hund ." * 30,
 ]
-DIRECTION = {"source": "de", "target": "en"}
-
-
-@dataclass
-class Running:
-    """A server process. Standard error goes to a file."""
-
-    process: Any
-    log: Path
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        os.kill(self.process.pid, number)
-        self.process.join(30)
-        return int(self.process.exitcode)
-
-
-def start(folder: Path, *arguments: str, port: int, **environment: str) -> Running:
-    streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
-    for path in streams:
-        path.write_bytes(b"")
-    process = CONTEXT.Process(
-        daemon=True,  # so that no failing test leaves it behind
-        target=run_in_folder,
-        args=(
-            folder,
-            command_environment(folder) | environment,
-            streams,
-            "serve",
-            *SETTINGS,
-            f"port={port}",
-            *arguments,
-        ),
-    )
-    process.start()
-    while not (found := re.findall(r"at http://[^ ]*:(\d+); Ctrl-C ends it", streams[2].read_text())):
-        assert process.is_alive(), streams[2].read_text()
-        time.sleep(0.02)
-    return Running(process, streams[2], int(found[0]))
-
-
-@contextmanager
-def running(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Running]:
-    started = start(folder, *arguments, port=port, **environment)
-    try:
-        yield started
-    finally:
-        if started.process.is_alive():
-            started.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -104,27 +49,10 @@ def served(home: Path) -> Iterator[Running]:
         yield started
 
 
-def post(url: str, fields: Any, content_type: str = "application/json", path: str = "/translate") -> tuple[int, Any]:
-    """Send a request, and return status and answer."""
-    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    request = urllib.request.Request(url + path, body, {"Content-Type": content_type})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-def ask(url: str, q: Any, **fields: Any) -> Any:
-    status, answer = post(url, {"q": q} | DIRECTION | fields)
-    assert status == 200, answer
-    return answer
-
-
 # ---------------------------------------------------------------------------------------------------------------- API
 def test_answers_equal_nmt_translate(served: Running, home: Path) -> None:
     text = "".join(line + "\n" for line in LINES).encode()
-    command = ("checkpoint=runs/mine", *SETTINGS, "search.n_best=3", "format=jsonl")
+    command = ("checkpoint=runs/mine", *SERVE_SETTINGS, "search.n_best=3", "format=jsonl")
     records = [json.loads(line) for line in run_ok("translate", *command, folder=home, text=text).split("\n")[:-1]]
     texts = [[option["text"] for option in record["translations"]] for record in records]
     answer = ask(served.url, LINES, alternatives=2, details=True)
@@ -142,6 +70,38 @@ def test_answers_equal_nmt_translate(served: Running, home: Path) -> None:
     best = answer["translatedText"]
     assert ask(served.url, joined)["translatedText"] == "\r\n".join(best[:2]) + "\n\n" + "\n".join(best[2:]) + "\n"
     assert ask(served.url, [])["translatedText"] == [] and ask(served.url, "")["translatedText"] == ""
+
+
+def test_attention_equals_that_of_nmt_translate(served: Running, home: Path) -> None:
+    lines = [line for line in LINES if line.strip()]
+    model = nmt.load(home / "runs" / "mine", beam=3)
+    [details, [empty]] = ask(served.url, ["\n".join(lines), " "], attention=True)["details"]
+    for line, got, python in zip(lines, details, model.translate(lines, weights=True), strict=True):
+        [option], record = got["translations"], python.record
+        weights = record.word_weights()
+        assert weights is not None
+        np.testing.assert_allclose(np.array(option["word_weights"]).reshape(weights.shape), weights, atol=1e-4)
+        assert option["source_glued"] == find_glued_words(line, record.source_words)
+        assert option["target_glued"] == find_glued_words(python.text, record.target_words)
+        assert (option["ended"], got["parts"]) == (python.ended, python.source_pieces.count("</s>"))
+        assert not got["beyond_reach"]
+    assert max(got["parts"] for got in details) > 1 and empty["parts"] == 0
+    assert "word_weights" not in str(ask(served.url, "Hund", details=True))
+
+
+def test_attention_says_what_is_beyond_reach_and_leaves_out_huge_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = ["▁a", "▁b", "</s>"]
+
+    def describe(reach: int | None) -> dict[str, Any]:
+        option = Translation("c d", pieces, ["▁c", "▁d", "</s>"], weights_TS=np.eye(3))
+        details = {"source": "a b", "translations": [{"source_words": ["a", "b"], "target_words": ["c", "d"]}]}
+        add_attention(details, [option], reach)
+        return details
+
+    assert [describe(reach)["beyond_reach"] for reach in (None, 2, 3)] == [False, True, False]
+    assert describe(None)["translations"][0]["word_weights"] == [[1, 0], [0, 1]]
+    monkeypatch.setattr(app, "MAX_WORD_WEIGHTS", 3)
+    assert describe(None)["translations"][0]["word_weights"] is None
 
 
 def test_libretranslate_client_works_unchanged(served: Running) -> None:
@@ -178,6 +138,7 @@ BAD = [
     ({"q": "a", "alternatives": 3} | DIRECTION, 400, "alternatives=3 is not a whole number from 0 to 2"),
     ({"q": "a", "alternatives": True} | DIRECTION, 400, "alternatives=True is not a whole number"),
     ({"q": "a", "details": "yes"} | DIRECTION, 400, "details=yes is neither true nor false"),
+    ({"q": "a", "partial": True} | DIRECTION, 400, "partial=true has no effect without stream=true"),
     ({"q": "a" * 10_001} | DIRECTION, 413, "q has 10,001 characters, and a request may have 10,000"),
     ({"q": "a", "x": "a" * 200_000} | DIRECTION, 413, "the request has more than 136,384 bytes"),
     (b"[1]", 400, "not a JSON object"),
@@ -212,18 +173,33 @@ def test_other_endpoints_answer_json(served: Running) -> None:
         assert caught.value.code == status and json.load(caught.value)["error"]
 
 
-def test_stream_sends_lines_and_then_the_answer(served: Running) -> None:
-    text = "Die Frau liest ein Buch .\n\nDer Hund schläft ."
-    body = json.dumps({"q": text, "stream": True, "alternatives": 1} | DIRECTION).encode()
-    request = urllib.request.Request(f"{served.url}/translate", body, {"Content-Type": "application/json"})
+def read_events(url: str, **fields: Any) -> list[tuple[str, Any]]:
+    body = json.dumps(fields | DIRECTION | {"stream": True}).encode()
+    request = urllib.request.Request(f"{url}/translate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events = re.findall("event: (.*)\ndata: (.*)\n\n", response.read().decode())
+    return [(name, json.loads(data)) for name, data in events]
+
+
+def test_stream_sends_lines_and_then_the_answer(served: Running) -> None:
+    text = "Die Frau liest ein Buch .\n\nDer Hund schläft ."
+    events = read_events(served.url, q=text, alternatives=1)
     answer = ask(served.url, text, alternatives=1)
-    parts = [json.loads(data) for name, data in events if name == "line"]
-    assert [name for name, _ in events] == ["line", "line", "line", "done"] and json.loads(events[-1][1]) == answer
+    parts = [data for name, data in events if name == "line"]
+    assert [name for name, _ in events] == ["line", "line", "line", "done"] and events[-1][1] == answer
     assert [part["translatedText"] for part in parts] == answer["translatedText"].split("\n")
     assert [(part["index"], part["line"]) for part in parts] == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_partial_translations_grow_into_those_of_the_answer(served: Running) -> None:
+    texts = ["Die Frau liest ein Buch . " * 12, "Der Hund ."] * 10  # more lines than are translated at a time
+    events = read_events(served.url, q=texts, partial=True, attention=True)
+    lines = [data for name, data in events if name == "line"]
+    assert [line["index"] for line in lines] == list(range(20)) and events[-1] == ("done", ask(served.url, texts))
+    assert all(line["details"][0]["translations"][0]["word_weights"] for line in lines)
+    seen = [data["translatedText"] for name, data in events if name == "partial" and data["index"] == 0]
+    assert 1 < len(seen) == len(set(seen)) and {data["line"] for name, data in events if name == "partial"} == {1}
 
 
 def test_requests_that_arrive_together_share_batches(served: Running) -> None:
@@ -336,35 +312,6 @@ def test_missing_extra_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 # ------------------------------------------------------------------------------------------------------------- limits
-@dataclass
-class FakeTranslator:
-    """Translates to upper case, when the gate is open; fails for `bad`."""
-
-    config: SearchConfig = field(default_factory=SearchConfig)
-    device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
-    gate: threading.Event = field(default_factory=threading.Event)
-    calls: list[list[str]] = field(default_factory=list)
-
-    def translate(self, lines: list[str], keep_weights: bool) -> list[list[Translation]]:
-        self.calls.append(lines)
-        assert self.gate.wait(20)
-        if "bad" in lines:
-            raise UserError("out of memory for one line of 9 pieces")
-        return [[Translation(line.upper(), ended=line != "cut")] for line in lines]
-
-
-@contextmanager
-def fake_service(**settings: Any) -> Iterator[tuple[Service, FakeTranslator]]:
-    translator = FakeTranslator()
-    batcher = Batcher([translator], settings.get("max_waiting", 5))  # type: ignore[list-item]
-    command = ServeRun("runs/x", **settings)
-    try:
-        yield Service(command, [Direction("de", "en")], batcher, None), translator
-    finally:
-        translator.gate.set()
-        batcher.close()
-
-
 async def call(service: Service, q: Any, disconnects: bool = False) -> tuple[int, Any]:
     """Call the app without a socket. Returns status and answer."""
     messages = [{"type": "http.request", "body": json.dumps({"q": q} | DIRECTION).encode()}]
@@ -425,6 +372,26 @@ def test_failing_line_fails_its_own_request_only() -> None:
     asyncio.run(scenario())
 
 
+def test_failing_stream_ends_with_an_error_and_lines_of_a_client_that_has_gone_are_not_translated() -> None:
+    with fake_service(port=0) as (service, translator), listening(service) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        body = json.dumps({"q": [f"line {i}" for i in range(40)], "stream": True, "partial": True} | DIRECTION)
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline() == b"event: partial\n"
+        assert json.loads(response.readline()[6:]) == {"index": 0, "line": 1, "translatedText": "line 0 ..."}
+        response.close()
+        connection.close()
+        deadline = time.monotonic() + 20
+        while not all(job.future.cancelled() for job in service.batcher.jobs):
+            assert time.monotonic() < deadline
+        translator.gate.set()
+        error = {"error": "out of memory for one line of 9 pieces", "status": 500}
+        assert read_events(f"http://127.0.0.1:{port}", q=["good", "bad"]) == [("error", error)]
+        assert translator.calls[0] == [f"line {i}" for i in range(app.STREAM_LINES)]
+        assert translator.calls[1:] == [["good", "bad"]]
+
+
 def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
     translator = FakeTranslator(SearchConfig(beam=2, batch_tokens=50))  # 4 x 25 characters
     batcher = Batcher([translator], 100)  # type: ignore[list-item]
@@ -447,18 +414,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The port of a server with a fake model that waits 0.3 seconds for what clients send."""
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr(translation_request, "BODY_SECONDS", 0.3)
-    with fake_service(port=0) as (service, translator), server.bind(service.command) as listener:
+    with fake_service(port=0) as (service, translator), listening(service) as port:
         translator.gate.set()
-        port = listener.getsockname()[1]
-        instance = server.build_server(build_app(service), service.command)
-        thread = threading.Thread(target=lambda: instance.run(sockets=[listener]))
-        thread.start()
-        while not instance.started:
-            time.sleep(0.01)
         yield port
-        instance.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 def test_slow_and_half_closed_clients_are_dropped(impatient: int) -> None:

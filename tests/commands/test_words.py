@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU
 from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
 from nmt.data import words as words_module
 from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
-from nmt.data.words import detect_script, join_sentences, segment_words, segmenter_name, split_words
+from nmt.data.words import detect_script, find_glued_words, join_sentences, segment_words, segmenter_name, split_words
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     bleu,
@@ -26,7 +26,6 @@ from nmt.evaluation.metrics import (
     paired_bootstrap,
     split_words_and_marks,
 )
-from nmt.evaluation.report import find_glued_words
 from nmt.train import warn_of_unspaced_text
 
 JAPANESE = "char" if find_tokenizer_problem("ja-mecab") else "ja-mecab"
