@@ -6,13 +6,12 @@ POST /translate answers `{"translatedText": ...}`; `Service.build_answer` has th
 
 import asyncio
 import hmac
-import html
 import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from html import escape
 from typing import Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -27,7 +26,8 @@ from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import EOS_PIECE
 from nmt.decoding.translator import Translation, describe_translations
 from nmt.errors import UserError
-from nmt.runtime.html import fill_template
+from nmt.page.export import FOLDER as PAGE_FOLDER
+from nmt.runtime.html import dump_script_json, fill_template
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.metrics import LINES, REQUESTS, SECONDS
 from nmt.serving.translation_request import (
@@ -42,7 +42,7 @@ STREAM_LINES = 16  # lines of a streamed request that are translated at a time
 PARTIAL_SECONDS = 0.05  # between two events with what is translated so far
 WEIGHT_DIGITS = 4
 MAX_WORD_WEIGHTS = 2**16  # of one translation; larger matrices would hold up the event loop
-PAGE = Path(__file__).with_name("page.html")
+KEY_FIELD = '<input id="key" type="password" placeholder="API key" aria-label="API key" autocomplete="off">'
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
 
 
@@ -127,11 +127,21 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """GET /"""
-        options = "".join(
-            f"<option>{html.escape(source)} → {html.escape(target)}</option>" for source, target in self.directions
-        )
-        key = '<input id="key" placeholder="API key">' if self.api_key else ""
-        return HTMLResponse(fill_template(PAGE, {"DIRECTIONS": options, "KEY": key}))
+        directions = [f"{source} \N{RIGHTWARDS ARROW} {target}" for source, target in self.directions]
+        data = {
+            "models": [
+                {"languages": direction._asdict(), "attends": translator.model.attends}
+                for direction, translator in zip(self.directions, self.batcher.translators, strict=True)
+            ],
+            "alternatives": self.command.search.beam - 1,
+            "maxCharacters": self.command.max_characters,
+        }
+        parts = {
+            "TITLE": escape(directions[0] if len(directions) == 1 else "Translation"),
+            "KEY": KEY_FIELD if self.api_key else "",
+            "DATA": dump_script_json(data),
+        }
+        return HTMLResponse(fill_template(PAGE_FOLDER / "served.html", parts))
 
     # -------------------------------------------------------------------------------------------------------- answers
     async def answer(self, request: Request) -> Response:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
 from builders import run_error, run_ok, run_program
 from libretranslatepy import LibreTranslateAPI
 from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
@@ -224,19 +223,6 @@ def test_log_has_no_text_of_requests(served: Running) -> None:
         connection.recv(1000)
     log = served.log.read_text()
     assert "secret" not in log and "\x1b" not in log and "Traceback" not in log
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_page_translates(served: Running, tmp_path: Path) -> None:
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.open(f"{served.url}/")
-        browser.evaluate("q.value = 'Der Hund schläft .', form.requestSubmit()")
-        while not (text := browser.evaluate("translation.textContent")):
-            pass
-    finally:
-        browser.close()
-    assert text == ask(served.url, "Der Hund schläft .")["translatedText"]
 
 
 def test_direction_picks_the_model_and_key_is_required(home: Path, tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+// -------------------------------------------------------------------------------------------------- translation
+const CACHED_LINES = 500;
+const REASONS = {  // by the status of an answer
+  403: "The API key is missing or wrong.",
+  429: "The server is busy. Try again in a moment.",
+  503: "The server is being stopped.",
+  504: "The server took too long.",
+};
+
+function reportLostServer() {
+  throw new Error("The server cannot be reached.");
+}
+
+/** Yield the server-sent events of a response, as [name, data]. */
+async function* readEvents(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let unread = "";
+  for (;;) {
+    const { value, done } = await reader.read().catch(reportLostServer);
+    if (done) return;
+    const events = (unread + value).split("\n\n");
+    unread = events.pop();
+    for (const event of events) {
+      const [, name, data] = /^event: (\w+)\ndata: (.*)$/s.exec(event);
+      yield [name, JSON.parse(data)];
+    }
+  }
+}
+
+/** Return the details of a line, as the server sends them, as a result for the page. */
+function toResult({ translations, parts, beyond_reach: isBeyondReach }) {
+  const [best] = translations;
+  const options = translations.map(option => ({
+    text: option.text,
+    words: option.target_words,
+    glued: option.target_glued,
+    score: option.score,
+    ranking: option.ranking_score ?? option.score,  // samples are not ranked
+    weights: option.word_weights,
+  }));
+  return {
+    source: { words: best.source_words, glued: best.source_glued },
+    options: best.source_pieces.length ? options : [],  // an empty line has no pieces
+    parts,
+    isBeyondReach,
+    isCut: !best.ended,
+  };
+}
+
+/** The models of the server that the page comes from. */
+class ServerTranslator {
+  constructor({ models, alternatives, maxCharacters }) {
+    Object.assign(this, { models, alternatives, maxCharacters, ready: Promise.resolve() });
+    this.model = document.getElementById("model");
+    this.key = document.getElementById("key");  // null if the server needs none
+    this.model.append(...models.map(({ languages: { source, target } }, value) =>
+      make("option", { value }, `${languageName(source)} \u2192 ${languageName(target)}`)));
+    this.model.hidden = models.length === 1;
+    this.controls = [this.model, this.key].filter(Boolean);
+    this.cache = new Map();  // results by model and line
+    this.request = new AbortController();
+  }
+
+  get info() {
+    const { languages, attends } = this.models[this.model.value];
+    return { languages, about: `${attends ? "" : "This model has no attention. "}Made with nmt.` };
+  }
+
+  stop() {
+    this.request.abort();
+  }
+
+  async translate(text, onProgress) {
+    this.stop();
+    const { signal } = this.request = new AbortController();
+    const lines = text.toWellFormed().split("\n"), model = this.model.value, results = [];
+    const show = (line, value) => lines.forEach((other, index) => {
+      if (other !== line) return;
+      if (typeof value !== "string") results[index] = value;
+      onProgress(index, value);
+    });
+    const missing = [];
+    for (const line of new Set(lines)) {
+      const result = this.cache.get(`${model} ${line}`);
+      if (result) show(line, result);
+      else missing.push(line);
+    }
+    try {
+      for await (const [name, answer] of this.send(missing, this.models[model].languages, signal)) {
+        if (name === "partial") show(missing[answer.index], answer.translatedText);
+        if (name !== "line") continue;
+        const line = missing[answer.index], result = toResult(answer.details[0]);
+        this.cache.set(`${model} ${line}`, result);
+        if (this.cache.size > CACHED_LINES) this.cache.delete(this.cache.keys().next().value);
+        show(line, result);
+      }
+    } catch (error) {
+      if (!signal.aborted) throw error;
+    }
+    return signal.aborted ? null : results;
+  }
+
+  /** Send lines to the server, and yield the events of its answer. */
+  async* send(lines, languages, signal) {
+    if (!lines.length) return;
+    const settings = { alternatives: this.alternatives, attention: true, stream: true, partial: true };
+    const body = JSON.stringify({ q: lines, ...languages, ...settings, api_key: this.key?.value });
+    const headers = { "Content-Type": "application/json" };
+    const response = await fetch("translate", { method: "POST", headers, body, signal }).catch(reportLostServer);
+    if (!response.ok) {
+      const { error } = await response.json().catch(() => ({}));  // a proxy may answer by a page
+      throw this.describeError(response.status, error);
+    }
+    for await (const [name, answer] of readEvents(response)) {
+      if (name === "error") throw this.describeError(answer.status, answer.error);
+      if (name === "done") return;
+      yield [name, answer];
+    }
+    reportLostServer();
+  }
+
+  describeError(status, error) {
+    const limit = this.maxCharacters.toLocaleString("en");
+    return new Error(status === 413
+      ? `The text is too long: this server takes ${limit} characters at a time.`
+      : REASONS[status] ?? `The server reports an error: ${error ?? status}`);
+  }
+}
+
+const translator = new ServerTranslator(JSON.parse(document.getElementById("data").textContent));

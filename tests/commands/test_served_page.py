@@ -1,0 +1,195 @@
+"""The page at `/` of `nmt.serve`, in a browser."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from browser import CHROMIUM, Browser, TranslatingPage
+from builders import HOSTILE, ODD_LINES, PageReader, make_sentences
+from servers import FakeTranslator, Running, fake_service, listening, running
+
+from nmt.config import SearchConfig
+from nmt.data.words import find_glued_words
+from nmt.decoding.translator import Translator
+from nmt.training.checkpoint import load_model
+
+LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(home: Path) -> Iterator[Running]:
+    with running(home, "checkpoint=runs/mine") as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser, served: Running) -> TranslatingPage:
+    return TranslatingPage(browser, f"{served.url}/")
+
+
+@contextmanager
+def fake_page(browser: Browser, **settings: Any) -> Iterator[tuple[TranslatingPage, FakeTranslator]]:
+    """The page of a server with a fake model, whose gate is closed."""
+    with fake_service(port=0, **settings) as (service, translator), listening(service) as port:
+        try:
+            yield TranslatingPage(browser, f"http://127.0.0.1:{port}/"), translator
+        finally:
+            translator.gate.set()
+            browser.open("about:blank")
+
+
+def test_page_sends_requests_to_its_server_only(page: TranslatingPage) -> None:
+    assert all(page.write("\n".join(LINES))[::2])
+    messages = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+    assert not [event for event in page.browser.events if event["method"] in messages]
+    requests = [event["params"] for event in page.browser.events if event["method"] == "Network.requestWillBeSent"]
+    assert [parameters["request"]["url"] for parameters in requests] == [page.url, f"{page.url}translate"]
+    assert page.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
+
+
+def test_translations_and_attention_match_python(page: TranslatingPage, home: Path) -> None:
+    model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
+    lines = [*LINES, *make_sentences(20), *(line[:200] for line in ODD_LINES if "\r" not in line)]
+    search = SearchConfig(beam=3, n_best=3).for_trained_on(config.data)
+    expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
+    actual = page.evaluate(f"translator.translate({json.dumps(chr(10).join(lines))}, () => {{}})")
+    for line, options, result in zip(lines, expected, actual, strict=True):
+        assert [option["text"] for option in result["options"]] == [option.text for option in options if line.strip()]
+        assert result["isCut"] == (not options[0].ended) and not result["isBeyondReach"]
+        for got, python in zip(result["options"], options, strict=False):
+            assert got["score"] == pytest.approx(python.score, abs=1e-4)
+            assert got["ranking"] == pytest.approx(python.ranking_score, abs=1e-4)
+            weights = python.record.word_weights()
+            assert weights is not None
+            assert result["source"]["words"] == python.record.source_words
+            assert got["words"] == python.record.target_words
+            assert got["glued"] == find_glued_words(python.text, python.record.target_words)
+            np.testing.assert_allclose(np.array(got["weights"]).reshape(weights.shape), weights, atol=1e-4)
+
+
+def test_attention_alternatives_and_notes_are_shown(page: TranslatingPage) -> None:
+    long_line = "Der Hund schläft und die Frau liest . " * 30
+    [first, _, _, _] = page.write("\n".join([*LINES, long_line]))
+    assert page.texts("#source-name") == ["German"] and page.texts("#translation-name") == ["English"]
+    page.evaluate("translation.children[0].focus()")
+    assert page.texts("#options span")[0] == first and len(page.texts("#options span")) > 1
+    assert page.texts("#matrix thead bdi") == LINES[0].split()
+    page.browser.hover("#matrix td[data-s='1'][data-t='0']")
+    assert page.highlights()["mirror"] == {"Hund": 1}
+    page.browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+    assert any("Line 4 is long; it was translated in" in note for note in page.texts("#notes li"))
+
+
+def test_translation_appears_while_it_is_written(browser: Browser) -> None:
+    with fake_page(browser) as (page, translator):
+        page.evaluate("source.focus()")
+        browser.type("ein Hund\nzwei")
+        page.wait_until("translation.textContent === 'ein Hund ...zwei ...'")
+        assert page.evaluate("translation.firstChild.classList.contains('writing')")
+        translator.gate.set()
+        assert page.wait() == ["EIN HUND", "ZWEI"]
+
+
+def test_new_text_ends_the_request_of_the_old_and_known_lines_are_not_sent_again(browser: Browser) -> None:
+    with fake_page(browser) as (page, translator):
+        page.evaluate("source.focus()")
+        for text in ("old", "er", "est"):
+            browser.type(text)
+            page.wait_until(f"translation.textContent === '{'old ...'}'")
+            time.sleep(0.3)  # longer than the pause after which a text is translated
+        translator.gate.set()
+        assert page.wait() == ["OLDEREST"]
+        assert translator.calls == [["old"], ["olderest"]]  # the request between was given up in the queue
+        assert page.write("olderest\nnew\nnew") == ["OLDEREST", "NEW", "NEW"] and translator.calls[-1] == ["new"]
+
+
+def test_errors_are_sentences_in_the_status_line(browser: Browser) -> None:
+    with fake_page(browser, max_characters=20, max_waiting=1, timeout=1.0) as (page, translator):
+        assert page.write("late") == [""]
+        assert page.evaluate("state.textContent") == "The server took too long."
+        page.write("waiting")  # behind the line that nobody waits for any more
+        assert page.evaluate("state.textContent") == "The server took too long."
+        translator.gate.set()
+        assert page.write("good") == ["GOOD"]
+        assert page.write("good\n" + "w" * 30) == ["GOOD", ""]
+        message = "The text is too long: this server takes 20 characters at a time."
+        assert page.evaluate("state.textContent") == message and page.evaluate("copy.disabled")
+        page.write("bad")
+        message = "The server reports an error: out of memory for one line of 9 pieces"
+        assert page.evaluate("state.textContent") == message
+
+
+def test_busy_and_lost_server_are_reported(browser: Browser) -> None:
+    with fake_page(browser, max_waiting=1) as (page, translator):
+        page.evaluate(
+            "fetch('translate', {method: 'POST', headers: {'Content-Type': 'application/json'}, "
+            "body: JSON.stringify({q: 'first', source: 'de', target: 'en'})}) && 0"
+        )
+        while not translator.calls:
+            time.sleep(0.01)
+        assert page.write("second") == [""]
+        assert page.evaluate("state.textContent") == "The server is busy. Try again in a moment."
+        translator.gate.set()
+    with fake_service(port=0) as (service, translator):
+        translator.gate.set()
+        with listening(service) as port:
+            page = TranslatingPage(browser, f"http://127.0.0.1:{port}/")
+            assert page.write("here") == ["HERE"]
+        page.write("gone")
+        assert page.evaluate("state.textContent") == "The server cannot be reached."
+        assert page.write("here") == ["HERE"] and page.evaluate("!copy.disabled")  # it is known
+
+
+def test_languages_and_key_are_chosen_in_the_page(browser: Browser) -> None:
+    directions = [("de", "en"), ("ar", "ja"), (HOSTILE[0], HOSTILE[7])]
+    with fake_page(browser, directions=directions, api_key="kéy") as (page, translator):
+        translator.gate.set()
+        names = ["German → English", "Arabic → Japanese", f"{HOSTILE[0]} → {HOSTILE[7]}"]
+        assert page.texts("#model option") == names and page.evaluate("!model.hidden && key.type === 'password'")
+        page.write("hund")
+        assert page.evaluate("state.textContent") == "The API key is missing or wrong."
+        page.evaluate("(key.value = 'kéy', key.dispatchEvent(new Event('change')))")
+        assert page.wait() == ["HUND"]
+        for index, (source, target) in enumerate([("Arabic", "Japanese"), (HOSTILE[0], HOSTILE[7])], 1):
+            page.evaluate(f"(model.value = {index}, model.dispatchEvent(new Event('change')))")
+            assert page.wait() == ["HUND"] and len(translator.calls) == index + 1
+            assert page.texts("#source-name") == [source] and page.texts("#translation-name") == [target]
+        assert page.evaluate("typeof hacked") == "undefined" and page.evaluate("document.images.length") == 0
+        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=False)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def read_page(*directions: tuple[str, str]) -> PageReader:
+    with fake_service(directions) as (service, _):
+        return PageReader(bytes(asyncio.run(service.page(None)).body).decode())  # type: ignore[arg-type]
+
+
+def test_names_of_languages_cannot_change_the_page() -> None:
+    plain = read_page(("de", "en"))
+    assert plain.policy.startswith("default-src 'none';") and "unsafe" not in plain.policy
+    assert plain.policy.endswith("connect-src 'self'; base-uri 'none'; form-action 'none'")
+    assert not {name for _, names in plain.elements for name in names} & {"src", "href", "srcset", "action", "style"}
+    for text in HOSTILE:
+        page = read_page((text, text + "x"))
+        assert page.elements == plain.elements and page.policy == plain.policy
+        assert page.text["script"] == plain.text["script"]
+        assert page.text["title"].strip() == page.text["h1"].strip() == f"{text} → {text}x".strip()
+        assert page.data["models"][0]["languages"] == {"source": text, "target": text + "x"}
