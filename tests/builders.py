@@ -76,20 +76,7 @@ from nmt.training.step import measure_batch
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # real corpora beside the checkout, if available
 CONTEXT = multiprocessing.get_context("forkserver")
-# Preload torch._dynamo too, which the first optimizer of a process imports.
-CONTEXT.set_forkserver_preload(
-    [
-        "pytest",
-        "nmt.train",
-        "nmt.prepare",
-        "nmt.evaluate",
-        "nmt.translate",
-        "nmt.align",
-        "nmt.export",
-        "nmt.serve",
-        "torch._dynamo",
-    ]
-)
+CONTEXT.set_forkserver_preload(["preload"])
 TINY_SETTINGS = (
     "tokenizer.vocab_size=500",
     "model.embed=16",

@@ -1,0 +1,26 @@
+"""Imports and caches of the process that tests fork commands from.
+
+Importing this module imports what commands need, also what they import late, and composes settings once, so that forked
+commands find Hydra's plug-ins and the tables of its parser in place.
+"""
+
+import gc
+import importlib
+
+import matplotlib.backends.backend_agg  # noqa: F401
+import matplotlib.figure  # noqa: F401
+import pandas  # noqa: F401  pyarrow imports it where it is installed
+import pytest  # noqa: F401
+import torch._dynamo  # noqa: F401  the first optimizer of a process imports it
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+
+from nmt.config import COMMANDS
+from nmt.runtime.command_line import CONFIG_DIR
+
+with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    for command, schema in COMMANDS.items():
+        importlib.import_module(f"nmt.{command}")
+        ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+        compose(command, ["hydra.verbose=false"])
+gc.freeze()  # no forked process needs to look at these objects again
