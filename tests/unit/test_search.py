@@ -228,21 +228,19 @@ def test_refilling_finished_rows_does_not_change_results(
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     descending, mixed = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)
-    for lengths, active_counts in ((descending, (1, 5)), (mixed, (3,))):
+    for lengths, max_active in ((descending, 5), (mixed, 3), ((5, 2, 7), 1)):
         source_BS, length_B, _ = make_ragged_batch(lengths)
-        unlimited = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
-        assert len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 2
-        for max_active in active_counts:
-            limited = search(
-                model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes, max_active=max_active
-            )
-            for actual, expected, length in zip(limited, unlimited, lengths, strict=True):
-                assert [h.tokens for h in actual] == [h.tokens for h in expected]
-                assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-9)
-                for a, e in zip(actual, expected, strict=True):
-                    assert (a.weights_TS is None) == (e.weights_TS is None) == (attention_name == "none")
-                    if a.weights_TS is not None and e.weights_TS is not None:
-                        torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+        given = {"keep_weights": True, "prefixes": prefixes[: len(lengths)]}
+        unlimited = search(model, source_BS, length_B, config, **given)
+        assert max_active == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 2
+        limited = search(model, source_BS, length_B, config, **given, max_active=max_active)
+        for actual, expected, length in zip(limited, unlimited, lengths, strict=True):
+            assert [h.tokens for h in actual] == [h.tokens for h in expected]
+            assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-9)
+            for a, e in zip(actual, expected, strict=True):
+                assert (a.weights_TS is None) == (e.weights_TS is None) == (attention_name == "none")
+                if a.weights_TS is not None and e.weights_TS is not None:
+                    torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
 
 
 def test_coverage_penalty_handles_padding_and_zero_weights() -> None:
