@@ -70,13 +70,13 @@ SHOWN = {
 
 
 def checked_commands(kind: str) -> dict[str, list[str]]:
-    """The words of the commands of a kind of `CHECKED`, by page and text. An ellipsis is left out."""
+    """The words of the commands of a kind of `CHECKED`, by text. An ellipsis is left out."""
     found = {}
-    for shown, line in SHOWN.items():
+    for line in SHOWN.values():
         match = re.search(CHECKED[kind], line)
         if match and not line.startswith(tuple(NOT_RUN)):
             words = [word for word in shlex.split(match[1], comments=True) if word != "..."]
-            found[f"{shown.partition(':')[0]}: {shlex.join(words)}"] = words
+            found[shlex.join(words)] = words
     return found
 
 
