@@ -36,15 +36,19 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def assert_same_hypotheses(
-    model: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **tolerances: float
-) -> None:
-    """Search with `model` on all sentences at once, and with `other` on `max_active` at a time."""
+def search_all(model: Any, config: SearchConfig, device: torch.device = CPU, max_active: int | None = None) -> Any:
+    """Search on all sentences at once, or on `max_active` at a time."""
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
-    expected = search(model, source_BS, length_B, config, keep_weights=True, prefixes=prefixes)
+    return search(model, source_BS.to(device), length_B.to(device), config, True, prefixes, max_active)
+
+
+def assert_same_hypotheses(
+    expected: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **tolerances: float
+) -> None:
+    """Compare results with those of `other` on a few sentences at a time and on all at once."""
     for max_active in (3, 12):
-        actual = search(other, source_BS.to(device), length_B.to(device), config, True, prefixes, max_active)
+        actual = search_all(other, config, device, max_active)
         for hypotheses, references, length in zip(actual, expected, SENTENCES, strict=True):
             assert [hypothesis.tokens for hypothesis in hypotheses] == [hypothesis.tokens for hypothesis in references]
             for one, another in zip(hypotheses, references, strict=True):
@@ -60,6 +64,7 @@ def assert_same_hypotheses(
 def test_graphed_search_matches_eager_search(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"beam": 1, "n_best": 1} if options == "greedy" else SEARCH_OPTIONS[options]
     model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | changes)
+    expected = search_all(model, config)
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     for max_graphs in (MAX_GRAPHS, 2):
         monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", max_graphs)
@@ -71,7 +76,7 @@ def test_graphed_search_matches_eager_search(name: str, options: str, monkeypatc
                 lambda positions, _: round_up_source_length(positions, GPU),
             )
             patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
-            assert_same_hypotheses(model, graphed, config)
+            assert_same_hypotheses(expected, graphed, config)
         assert 0 < len(graphed.step.graphs) <= max_graphs
 
 
@@ -83,7 +88,8 @@ def test_graphed_search_on_gpu_matches_cpu(name: str) -> None:
         for member in getattr(other, "members", [other]):
             member.to(device)
         graphed = GraphedModel(other)
-        assert_same_hypotheses(model, graphed, SearchConfig(beam=4, n_best=4, max_length=9), device, abs=1e-6)
+        config = SearchConfig(beam=4, n_best=4, max_length=9)
+        assert_same_hypotheses(search_all(model, config), graphed, config, device, abs=1e-6)
         assert graphed.step.graphs
 
 

@@ -51,9 +51,9 @@ def compute_gradients(state: TrainState) -> dict[str, Tensor]:
 
 
 def loss_curve(state: TrainState) -> list[float]:
-    """Train for 20 updates and return the loss of each."""
+    """Train for three epochs of five updates and return the loss of each update."""
     batches = epoch_batches(state.train_pairs, state.run.train, 1, 0)
-    return [train_step(state, batches[step % len(batches)], 100).sums.smoothed.item() for step in range(20)]
+    return [train_step(state, batches[step % len(batches)], 100).sums.smoothed.item() for step in range(15)]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
