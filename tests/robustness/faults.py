@@ -372,8 +372,9 @@ def load_run(run: Path) -> tuple[Any, ...]:
 
 
 def train_small_run(folder: Path) -> Path:
-    """Train a model for two epochs, and return its run folder."""
-    settings = ("data=text", write_corpus(folder, train=600, valid=40, test=30), *SMALL_SETTINGS, "train.max_epochs=2")
+    """Train a model for two epochs of few updates, and return its run folder."""
+    data_path = write_corpus(folder, train=600, valid=40, test=30)
+    settings = ("data=text", data_path, *SMALL_SETTINGS, "train.batch_tokens=4000", "train.max_epochs=2")
     require(run_to_exit("train", "name=small", *settings, folder=folder) == 0, (folder / "output").read_text())
     return folder / "runs" / "small"
 
