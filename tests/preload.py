@@ -12,6 +12,7 @@ import matplotlib.figure  # noqa: F401
 import pandas  # noqa: F401  pyarrow imports it where it is installed
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401  the first optimizer of a process imports it
+import torch.distributed.run  # noqa: F401
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
