@@ -31,6 +31,7 @@ from nmt.runtime.device import choose_device, choose_precision, move_model
 from nmt.runtime.text_io import open_output
 from nmt.training.checkpoint import export_model, fetch_model, load_model
 
+__version__ = "0.1.0"
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
 LINE_END = re.compile(r"\r?\n\Z")

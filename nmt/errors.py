@@ -65,6 +65,11 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
+def extra_command(extra: str) -> str:
+    """Return the command that installs an extra. Double quotes work in every shell, also on Windows."""
+    return f'pip install "attention-nmt[{extra}]"'
+
+
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise UserError(f"{key}={value} is not one of {', '.join(choices)}{suggest(value, choices)}")

@@ -10,7 +10,7 @@ import os
 from nmt import open_translator
 from nmt.config import ServeRun
 from nmt.config.data import last_component
-from nmt.errors import UserError
+from nmt.errors import UserError, extra_command
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_device
 from nmt.runtime.launch import check_single_process
@@ -51,7 +51,7 @@ def serve(command: ServeRun) -> None:
         from nmt.serving.batcher import Batcher
         from nmt.serving.server import bind, build_server
     except ImportError as error:
-        raise UserError(f"nmt.serve needs {error.name}; install it with: pip install 'nmt[serve]'") from None
+        raise UserError(f"nmt.serve needs {error.name}; install it with: {extra_command('serve')}") from None
     device = choose_device(command.device)
     with bind(command) as listener:
         models = [[*map(fetch_model, paths)] for paths in command.checkpoint]

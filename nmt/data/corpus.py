@@ -43,7 +43,7 @@ from nmt.data.splits import (
 )
 from nmt.data.toy import corpus as toy
 from nmt.data.word_links import read_gold_links
-from nmt.errors import UserError, suggest
+from nmt.errors import UserError, extra_command, suggest
 from nmt.runtime.lines import (
     COMPRESSION_BY_SUFFIX,
     MAX_LISTED_LINES,
@@ -392,7 +392,9 @@ def import_datasets() -> ModuleType:
     try:
         return importlib.import_module("datasets")
     except ModuleNotFoundError:
-        raise UserError("data.format=hub needs the datasets library; install it: pip install datasets") from None
+        raise UserError(
+            f"data.format=hub needs the datasets library; install it with: {extra_command('hub')}"
+        ) from None
 
 
 def resolve_hub_path(data: DataConfig) -> Path:

@@ -27,7 +27,7 @@ from sacrebleu.utils import SACREBLEU_DIR
 from nmt.data.overlap import EXACT, NEAR, UNSEEN
 from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import detect_script, segment_words, segmenter_name
-from nmt.errors import UserError
+from nmt.errors import UserError, extra_command
 
 log = logging.getLogger("nmt")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
@@ -50,7 +50,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
         BLEU(tokenize=tokenizer)
     except (Exception, SystemExit) as error:  # an import or a download can fail in many ways
         if tokenizer in MECAB_TOKENIZERS:
-            return "needs MeCab and a dictionary, which are not installed: pip install 'nmt[cjk]'"
+            return f"needs MeCab and a dictionary, which are not installed: {extra_command('cjk')}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return f"needs a model that sacreBLEU downloads to {SACREBLEU_DIR}/models, but the download failed ({reason})"
     return None

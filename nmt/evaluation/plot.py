@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nmt.errors import UserError, with_filename
+from nmt.errors import UserError, extra_command, with_filename
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ def open_figure(path: Path, inches: tuple[float, float], font_size: float) -> It
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("pictures need matplotlib; install it with: pip install 'nmt[plot]'") from None
+        raise UserError(f"pictures need matplotlib; install it with: {extra_command('plot')}") from None
     with matplotlib.rc_context({"font.family": find_font_families(), "font.size": font_size}):
         figure = Figure(figsize=inches)
         yield figure

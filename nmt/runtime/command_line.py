@@ -13,7 +13,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
-from nmt.errors import UserError, suggest
+from nmt.errors import UserError, extra_command, suggest
 from nmt.runtime.quoting import escape_interpolations, quote_for_shell, quote_setting
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
@@ -201,7 +201,7 @@ def explain_hydra_error(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if choice in SWEEP_PLUGINS:
-            return f"{group}={choice} needs a missing plug-in; run pip install '.[sweep]' in the checkout"
+            return f"{group}={choice} needs a missing plug-in; install it with: {extra_command('sweep')}"
         return f"{group}={choice} is not one of {', '.join(error.options)}{suggest(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         return explain_parse_error(error.override)

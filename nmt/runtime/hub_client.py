@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.errors import UserError
+from nmt.errors import UserError, extra_command
 
 PREFIX = "hf://"
 LIBRARY = "nmt"  # as which requests are counted on the hub
@@ -45,7 +45,7 @@ def parse_address(address: str) -> HubAddress:
 
 def check_installed(address: str) -> None:
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise UserError(f"{address} needs huggingface_hub; install it with: pip install 'nmt[hub]'")
+        raise UserError(f"{address} needs huggingface_hub; install it with: {extra_command('hub')}")
 
 
 @contextmanager

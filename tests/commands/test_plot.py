@@ -78,7 +78,7 @@ def test_missing_glyphs_are_logged_once(tmp_path, monkeypatch, caplog, recwarn):
 
 def test_missing_matplotlib_error_names_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install 'nmt\[plot\]'"):
+    with pytest.raises(UserError, match=r'pip install "attention-nmt\[plot\]"'):
         draw_heat_map(tmp_path / "a.png", SOURCE, TARGET, np.eye(4))
     assert not list(tmp_path.iterdir())
 

@@ -294,7 +294,7 @@ def test_missing_extra_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", [])
     with pytest.raises(SystemExit):
         run_program("serve", "checkpoint=x")
-    assert "install it with: pip install 'nmt[serve]'" in capsys.readouterr().err
+    assert 'install it with: pip install "attention-nmt[serve]"' in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- limits

@@ -229,7 +229,9 @@ def test_keys_not_in_run_names_match_configuration() -> None:
 def test_missing_plugin_error_names_remedy(tmp_path: Path) -> None:
     (tmp_path / "hydra_plugins").mkdir()
     (tmp_path / "hydra_plugins" / "__init__.py").touch()  # hides installed plug-ins
-    error = "error: hydra/launcher=joblib needs a missing plug-in; run pip install '.[sweep]' in the checkout\n"
+    error = (
+        'error: hydra/launcher=joblib needs a missing plug-in; install it with: pip install "attention-nmt[sweep]"\n'
+    )
     process = start_sweep(tmp_path, "hydra/launcher=joblib", path=f"{tmp_path}{os.pathsep}{ROOT}")
     assert process.communicate(timeout=120)[1] == error and process.returncode == 1
 

@@ -862,7 +862,7 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_missing_datasets_library_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     data = DataConfig(format="hub", path="owner/name", cache=str(tmp_path))
-    with pytest.raises(UserError, match="data.format=hub needs the datasets library; install it: pip install datasets"):
+    with pytest.raises(UserError, match=r'datasets library; install it with: pip install "attention-nmt\[hub\]"'):
         load_pairs(data, "train")
 
 
