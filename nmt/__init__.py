@@ -7,222 +7,25 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
     print(translation.text, translation.score)
 """
 
-import os
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-import nmt.runtime.openmp  # noqa: F401  # isort: skip  sets environment variables that torch reads on import
-import torch
-
-from nmt.config import SearchConfig, TranslateRun
-from nmt.config.data import is_opposite_direction
-from nmt.decoding.alignment import Record
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
+import nmt.runtime.openmp  # noqa: F401  sets environment variables that torch reads when it is imported
 from nmt.errors import UserError
-from nmt.hub.push import push_model
-from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.cuda_graphs import maybe_graph
-from nmt.page.export import build_page
-from nmt.runtime.command_line import build_settings
-from nmt.runtime.device import choose_device, choose_precision, move_model
-from nmt.runtime.text_io import open_output
-from nmt.training.checkpoint import export_model, fetch_model, load_model
+
+if TYPE_CHECKING:
+    from nmt.api import Model, Record, Translation, load
 
 __version__ = "0.1.0"
 __all__ = ["Model", "Record", "Translation", "UserError", "load"]
 
-LINE_END = re.compile(r"\r?\n\Z")
+
+def __getattr__(name: str) -> Any:
+    """Import the API, and PyTorch with it, when it is first used, so that `--help` does not wait for them."""
+    if name in __all__:
+        return getattr(importlib.import_module("nmt.api"), name)
+    raise AttributeError(f"module 'nmt' has no attribute '{name}'")
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A trained model, or an ensemble of several, for use from Python.
-
-    Methods raise `nmt.UserError` for invalid input.
-    """
-
-    translator: Translator
-    paths: list[str]  # absolute paths of runs, step folders, exported models or downloads from the hub
-    average: int  # number of checkpoints whose weights are averaged
-
-    def translate(
-        self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
-    ) -> list[Translation]:
-        """Return the best translation of each line, or its first sample.
-
-        Args:
-            weights: whether to keep attention weights, which are in `Translation.record`.
-            prefixes: text that each translation starts with, one string for each line.
-        """
-        return [options[0] for options in self.translate_n_best(lines, weights, prefixes)]
-
-    def translate_n_best(
-        self, lines: Iterable[str], weights: bool = False, prefixes: Iterable[str] | None = None
-    ) -> list[list[Translation]]:
-        """Return the `n_best` translations of each line, best first; fewer if the search found fewer.
-
-        Arguments are as in `translate`.
-        """
-        if prefixes is None:
-            [sources] = check_lines(lines)
-            results = self.translator.translate(sources, weights)
-        else:
-            sources, target_prefixes = check_lines(lines, prefixes)
-            results = self.translator.translate(sources, weights, prefixes=target_prefixes)
-        best = [options[0] for options in results]
-        check_scores(best, 1)
-        warn_if_truncated(best, self.translator.config, 1)
-        return results
-
-    def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[float]:
-        """Return the log-probability of each target given its source, `</s>` included."""
-        source_lines, target_lines = check_lines(sources, targets)
-        scored = self.translator.score(source_lines, target_lines)
-        check_scores(scored, 1)
-        return [translation.score for translation in scored]
-
-    def align(self, sources: Iterable[str], targets: Iterable[str]) -> list[Record]:
-        """Align sentence pairs by forced decoding.
-
-        `Record.links()` returns links between `Record.source_words` and `Record.target_words`.
-        """
-        if not self.translator.model.attends:
-            raise UserError(f"{self.paths[0]} has no attention, so it cannot align; use a model with attention")
-        source_lines, target_lines = check_lines(sources, targets)
-        source_words = [line.split() for line in source_lines]
-        target_words = [line.split() for line in target_lines]
-        return self.translator.align(source_words, target_words, segment=True)
-
-    def export(self, path: str | Path) -> None:
-        """Export the model: to one HTML file that translates in any browser, if the path ends in `.html`.
-
-        Any other path is a new folder, which all commands accept as `checkpoint=`. The page stores the weights in
-        8 bits and follows the settings of search. The checkpoint is read again, in full precision. If the run is still
-        training, its current best is exported.
-        """
-        if len(self.paths) > 1:
-            raise UserError("an ensemble of several models cannot be exported; export each model")
-        export_checkpoint(self.paths[0], path, self.average, self.translator.config)
-
-    def push_to_hub(self, address: str, *, license: str | None = None, private: bool = False) -> str:
-        """Publish the model on the Hugging Face hub, with a model card. Returns the address of the commit.
-
-        The checkpoint is read again, as in `export`. Log in first, with `hf auth login` or HF_TOKEN.
-
-        Args:
-            address: `OWNER/NAME`, or `hf://OWNER/NAME`. The repository is created if it does not exist.
-            license: identifier of the model's license, as `cc-by-4.0`. It is required.
-            private: whether a new repository is private.
-        """
-        if len(self.paths) > 1:
-            raise UserError("an ensemble of several models cannot be published; publish each model")
-        return push_model(self.paths[0], address, license, private, self.average)
-
-
-def load(
-    checkpoint: str | Path | Sequence[str | Path],
-    *,
-    device: str = "auto",
-    precision: str = "auto",
-    average: int = 1,
-    **search: Any,
-) -> Model:
-    """Load a model, or an ensemble of several models that averages their probabilities.
-
-    Args:
-        checkpoint: a run (its best checkpoint, else its last), a step folder, an exported model, or one on the Hugging
-            Face hub, as `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`; or a list of them.
-        device, precision, average: as the keys of the commands.
-        search: settings `search.*`, as in `beam=5, n_best=3`.
-
-    Raises:
-        UserError: a model does not exist or is damaged, models have different vocabularies or opposite directions, or a
-            setting is invalid.
-    """
-    known = {item.name for item in fields(SearchConfig)}
-    if unknown := sorted(search.keys() - known):
-        raise UserError(f"search.{unknown[0]} does not exist; available are {', '.join(sorted(known))}")
-    paths = [*map(str, checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])]
-    settings = {"checkpoint": paths, "device": device, "precision": precision, "average": average, "search": search}
-    command: TranslateRun = build_settings(TranslateRun, settings)  # validates them
-    paths = [*map(fetch_model, paths)]
-    translator = open_translator(
-        paths, choose_device(command.device), command.precision, command.average, command.search
-    )
-    return Model(translator, [*map(os.path.abspath, paths)], command.average)
-
-
-def open_translator(
-    paths: list[str], device: torch.device, precision: str, average: int, search: SearchConfig
-) -> Translator:
-    """Load models and return their translator, for `load` and `nmt.translate`.
-
-    Raises:
-        UserError: a model cannot be read, or models have different vocabularies or opposite directions.
-    """
-    loaded_models = [load_model(path, average) for path in paths]
-    first = loaded_models[0]
-    training_data = [loaded.config.data for loaded in loaded_models]
-    for path, loaded in zip(paths, loaded_models, strict=True):
-        for side in ("source", "target"):
-            if getattr(loaded.tokenizer, side).model != getattr(first.tokenizer, side).model:
-                raise UserError(
-                    f"{paths[0]} and {path} have different {side} vocabularies; the models of an ensemble must share a "
-                    "tokenizer"
-                )
-        if is_opposite_direction(first.config.data, loaded.config.data):
-            raise UserError(
-                f"{path} translates in the opposite direction of {paths[0]}; the models of an ensemble must have the "
-                "same direction"
-            )
-        move_model(loaded.model, choose_precision(precision, device), device)
-    model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
-    key = " ".join(loaded.key for loaded in loaded_models)
-    return Translator(maybe_graph(model, device), first.tokenizer, search.for_trained_on(*training_data), device, key)
-
-
-def export_checkpoint(
-    checkpoint: str, output: str | Path, average: int, search: SearchConfig, title: str | None = None
-) -> None:
-    """Export a model to a page or a folder, for `Model.export` and `nmt.export`.
-
-    Raises:
-        UserError: the checkpoint cannot be read, the output cannot be written, the folder exists, or a setting of
-            search does not work in a page.
-    """
-    model, tokenizer, config, *_ = load_model(checkpoint, average)
-    if str(output).lower().endswith(".html"):
-        page = build_page(model, tokenizer, config, search, title)
-        with open_output(str(output)) as file:
-            file.write(page.encode())
-    else:
-        export_model(model, tokenizer, config, Path(output))
-
-
-def check_lines(*sides: Iterable[str]) -> list[list[str]]:
-    """Return the lines of one side, or of two parallel sides, without line breaks at their ends.
-
-    Raises:
-        UserError: a line is not text, or the sides have different numbers of lines.
-    """
-    for side in sides:
-        if isinstance(side, str):
-            raise UserError("got a single string; give a list of lines")
-        if not isinstance(side, Iterable):
-            raise UserError(f"{side!r:.80} is not a list of lines")
-    lines_of_sides = [list(side) for side in sides]
-    for line in (line for lines in lines_of_sides for line in lines):
-        try:
-            str.encode(line)
-        except TypeError:
-            raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}") from None
-        except UnicodeEncodeError:  # half of a surrogate pair
-            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8") from None
-    if len(lines_of_sides[0]) != len(lines_of_sides[-1]):
-        raise UserError(
-            f"got {len(lines_of_sides[0]):,} and {len(lines_of_sides[-1]):,} lines; both sides need the same number"
-        )
-    return [[LINE_END.sub("", line) for line in lines] for lines in lines_of_sides]
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -13,6 +13,7 @@ import sys
 from nmt import __version__
 from nmt.config import COMMANDS
 from nmt.errors import suggest
+from nmt.runtime.streams import print_page
 
 HELP = """Train, evaluate and use models for machine translation with attention.
 
@@ -22,8 +23,7 @@ HELP = """Train, evaluate and use models for machine translation with attention.
 
 Commands
 {commands}
-`python -m nmt.COMMAND` is the same as `attention-nmt COMMAND`.
-"""
+`python -m nmt.COMMAND` is the same as `attention-nmt COMMAND`."""
 
 
 def describe_command(name: str) -> str:
@@ -41,9 +41,9 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(f"nmt.{name}", run_name="__main__", alter_sys=True)
     elif name in ("-h", "--help"):
-        print(HELP.format(commands="".join(f"  {name:<11}{describe_command(name)}\n" for name in COMMANDS)), end="")
+        print_page(HELP.format(commands="".join(f"  {name:<11}{describe_command(name)}\n" for name in COMMANDS)))
     elif name == "--version":
-        print(f"attention-nmt {__version__}")
+        print_page(f"attention-nmt {__version__}")
     else:
         sys.exit(f"error: there is no command '{name}'{suggest(name, COMMANDS)}; attention-nmt --help lists them")
 

@@ -6,6 +6,7 @@ python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           # the te
 python -m nmt.align --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import hashlib
 import math
 import sys

@@ -6,6 +6,7 @@ python -m nmt.evaluate 'compare=[runs/A,runs/B]'
 python -m nmt.evaluate --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import glob
 import json
 import time

@@ -6,7 +6,8 @@ python -m nmt.export checkpoint=runs/NAME output=hf://OWNER/NAME license=cc-by-4
 python -m nmt.export --help
 """
 
-from nmt import export_checkpoint
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+from nmt.api import export_checkpoint
 from nmt.config import ExportRun
 from nmt.hub.push import push_model
 from nmt.runtime.cli import main

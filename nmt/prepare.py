@@ -5,6 +5,7 @@ python -m nmt.prepare input=corpus.tmx output=data/mine source=de target=en test
 python -m nmt.prepare --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import json
 from pathlib import Path
 

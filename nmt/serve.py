@@ -5,9 +5,10 @@ python -m nmt.serve 'checkpoint=[runs/DE-EN,runs/EN-DE]' port=8080
 python -m nmt.serve --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import os
 
-from nmt import open_translator
+from nmt.api import open_translator
 from nmt.config import ServeRun
 from nmt.config.data import last_component
 from nmt.errors import UserError, extra_command

@@ -6,6 +6,7 @@ torchrun --nproc-per-node=2 -m nmt.train ...                                   #
 python -m nmt.train --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import dataclasses
 import logging
 from contextlib import ExitStack

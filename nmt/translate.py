@@ -5,6 +5,7 @@ python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.
 python -m nmt.translate --help
 """
 
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from nmt import open_translator
+from nmt.api import open_translator
 from nmt.config import TranslateRun
 from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
 from nmt.decoding.translator import (

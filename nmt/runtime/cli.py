@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import io
+import gc
 import logging
 import os
 import re
@@ -33,7 +33,7 @@ from nmt.runtime.command_line import (
     to_dataclasses,
 )
 from nmt.runtime.settings_file import apply_file_settings, extract_config_file
-from nmt.runtime.streams import use_utf8
+from nmt.runtime.streams import discard_output, is_closed_pipe, print_page, use_utf8
 from nmt.runtime.sweep_names import exclude_constant_keys
 
 failures: list[str] = []  # error messages of the jobs of this command, including those of other processes
@@ -51,20 +51,23 @@ def collect_help_texts(schema: type, prefix: str = "") -> dict[str, str]:
     return texts
 
 
-@contextlib.contextmanager
-def annotated_help_page(schema: type) -> Iterator[None]:
-    """Add help texts to the keys of the help page, which Hydra prints as YAML."""
-    page = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(page):
-            yield
-    finally:  # Hydra raises SystemExit after printing the page
-        texts, path = collect_help_texts(schema), [""]
-        for line in page.getvalue().splitlines():
-            key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
-            path = [*path[: len(key[1]) // 2], key[2]] if key else path
-            text = texts.get(".".join(path)) if key else None
-            print(escape_controls(f"{line:<31} # {text}" if text else line))
+def build_help_page(command: str, schema: type, overrides: list[str]) -> str:
+    """Return the help page of a command, with the current value and the help text of each key.
+
+    Hydra would print the page too, but takes a second to list the config groups.
+    """
+    with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        config = hydra.compose(command, overrides)
+    page = OmegaConf.load(CONFIG_DIR / f"{command}.yaml").hydra.help.template
+    texts, path, lines = collect_help_texts(schema), [""], []
+    for line in OmegaConf.to_yaml(config).splitlines():
+        key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
+        path = [*path[: len(key[1]) // 2], key[2]] if key else path
+        text = texts.get(".".join(path)) if key else None
+        lines.append(f"{line:<31} # {text}" if text else line)
+    groups = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in sorted(CONFIG_DIR.glob("*/"))}
+    page = page.replace("$APP_CONFIG_GROUPS", "\n".join(f"{name}: {', '.join(groups[name])}" for name in groups))
+    return escape_controls(page.replace("$CONFIG", "\n".join(lines)))
 
 
 def report_failure(message: str, any_rank: bool = False) -> None:
@@ -131,10 +134,10 @@ def flush_streams(code: Any) -> Any:
         try:
             stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python prints another error at exit
+            discard_output(stream.fileno())
             if stream is sys.stdout:
                 code = code or 1
-                if not isinstance(error, BrokenPipeError):
+                if not is_closed_pipe(error):
                     report_failure(f"standard output: {error.strerror}")
     return code
 
@@ -247,9 +250,11 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
             arguments, state.file_settings = extract_config_file(sys.argv[1:], schema, groups)
             check_command_line(arguments, key_types, groups)
             sys.argv[1:] = exclude_constant_keys(arguments)
-            shows_help = bool({"-h", "--help"} & set(sys.argv))
-            with annotated_help_page(schema) if shows_help else contextlib.nullcontext():
-                hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
+            if {"-h", "--help"} & set(arguments):
+                overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+                print_page(build_help_page(command, schema, overrides))
+                return
+            hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
 
         def run_and_report() -> None:
             use_utf8()
@@ -268,6 +273,8 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
                 except Exception as error:
                     if state.exit_signals:
                         sys.exit(128 + state.exit_signals[0])
+                    if is_closed_pipe(error):  # the reader of standard output, as in `| head`
+                        sys.exit(1)
                     if state.in_job or hasattr(error, "__notes__"):
                         raise
                     if isinstance(error, OSError) and not isinstance(error, HydraException):
@@ -279,6 +286,9 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
                 sys.exit(1)
 
         def run() -> None:
+            if not gc.isenabled():  # see startup.py
+                gc.freeze()
+                gc.enable()
             open_streams()
             code: Any = 0
             try:

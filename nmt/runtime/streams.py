@@ -1,5 +1,6 @@
 """Standard streams and open file descriptors, the paths that refer to them, and UTF-8 regardless of the locale."""
 
+import errno
 import os
 import re
 import stat
@@ -124,6 +125,29 @@ def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[st
             if resource is not None and other and (resource == stream or key in written):
                 raise UserError(f"{key}={value} is the same file as {other}; give another one")
         used |= {resource: f"{key}={value}" for resource in (stream, file) if resource is not None}
+
+
+def is_closed_pipe(error: Exception) -> bool:
+    """Return whether nobody reads a pipe any more, as in `| head`. Windows reports an invalid argument."""
+    return isinstance(error, BrokenPipeError) or (
+        sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL
+    )
+
+
+def discard_output(number: int) -> None:
+    """Let a descriptor write to the null device, so that flushing it when Python exits does not print an error."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def print_page(text: str) -> None:
+    """Print a help page or a version. Ends the program if standard output cannot be written."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard_output(sys.stdout.fileno())
+        sys.exit(1 if is_closed_pipe(error) else f"error: standard output: {error.strerror}")
 
 
 def use_utf8() -> None:

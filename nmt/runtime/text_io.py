@@ -16,8 +16,11 @@ from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
 from nmt.runtime.streams import (
+    STANDARD_DESCRIPTORS,
     STDOUT_PATH,
+    discard_output,
     find_own_descriptor,
+    is_closed_pipe,
     is_regular_file,
     is_stdout,
     open_descriptor,
@@ -161,10 +164,10 @@ def named_write_errors(path: str) -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes standard output at exit
-        sys.exit(1)
     except OSError as error:
+        if is_closed_pipe(error) and not is_regular_file(path):
+            discard_output(STANDARD_DESCRIPTORS[STDOUT_PATH])
+            sys.exit(1)
         if is_stdout(path):
             error.filename = "standard output"
             raise

@@ -323,6 +323,7 @@ class Stop:
 sys.meta_path.insert(0, Stop())
 {before}
 import nmt
+nmt.load
 """
     others = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, "-c", code]

@@ -1,5 +1,7 @@
 """The command `attention-nmt`, and the wheel and source archive that installations begin with."""
 
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -25,6 +27,24 @@ def test_attention_nmt_lists_its_commands_and_version() -> None:
     listed = [line.split()[0] for line in shown.partition("\nCommands\n")[2].splitlines() if line.startswith("  ")]
     assert listed == list(COMMANDS)
     assert run_attention_nmt("--version").stdout == f"attention-nmt {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_needs_no_torch_and_ends_silently_without_reader(command: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    program = [sys.executable, "-X", "importtime", "-m", f"nmt.{command}", "--help"]
+    done = subprocess.run(program, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(write_end)
+    *imports, rest = re.findall(r"^import time:.*\| +(\S+)$|(.+)", done.stderr, re.MULTILINE)
+    assert done.returncode == 1
+    assert not [message for _, message in [*imports, rest] if message and "cumulative" not in message]
+    assert {name for name, _ in imports} & {"torch", "numpy", "pyarrow", "hydra"} == {"hydra"}
+
+
+def test_version_of_a_command_is_that_of_the_distribution() -> None:
+    command = [sys.executable, "-m", "nmt.train", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f"attention-nmt {__version__}\n"
 
 
 def test_attention_nmt_rejects_unknown_commands() -> None:
