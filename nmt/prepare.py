@@ -35,7 +35,7 @@ def prepare(command: PrepareRun) -> None:
         summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
         for name, text in (("report.json", f"{summary}\n"), ("report.html", build_page(command, done))):
             # Names of files may hold bytes that are not UTF-8.
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder
     warn_of_losses(done)
     print_preparation(command, done)

@@ -129,7 +129,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            path.unlink(missing_ok=True)  # waiting processes check the folder again once they have the lock
+            with suppress(PermissionError):  # Windows does not remove open files
+                path.unlink(missing_ok=True)  # waiting processes check the folder again once they have the lock
             lock.release()
 
 

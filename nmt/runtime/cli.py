@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -113,7 +114,9 @@ def show_sweeper_log() -> None:
 
 def resend_signal(number: int) -> None:
     """Send this process a signal again after a short delay, because it arrived when it could not end the process."""
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    # Only a signal to the process interrupts the main thread while it waits. On Windows os.kill would end the process.
+    send = signal.raise_signal if sys.platform == "win32" else functools.partial(os.kill, os.getpid())
+    timer = threading.Timer(0.05, send, (number,))
     timer.daemon = True
     timer.start()
 

@@ -1,7 +1,6 @@
 """Atomic writing of files and folders, and safe opening of files of a run."""
 
 import errno
-import fcntl
 import glob
 import hashlib
 import logging
@@ -21,10 +20,20 @@ from safetensors import SafetensorError
 
 from nmt.errors import UserError, with_filename
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where files that are open can be neither renamed nor removed
+    HAS_FLOCK = False
+else:
+    HAS_FLOCK = True
+
 log = logging.getLogger("nmt")
 MAX_SMALL_FILE_BYTES = 2**20  # maximum size of a JSON or YAML file of a run
 UNFINISHED_NAME = re.compile(r"\..*\.[0-9a-f]+\.new")  # temporary names of unfinished files and folders
 MAX_STEM_LENGTH = 50  # characters of the final name in the temporary name; file systems allow 255 bytes in all
+# Windows has neither of these flags.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 # Errors of file systems without locks or fsync.
 UNSUPPORTED_ERRNOS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
@@ -57,12 +66,15 @@ def temporary_sibling(path: Path, folder: bool = False) -> Iterator[Path]:
 def locked_path(draw_path: Callable[[], Path], folder: bool) -> Iterator[Path]:
     """Yield a new file or folder at a path from `draw_path`. If it is not renamed, it is removed at the end.
 
-    This process locks it as long as it lives, so that other processes know that it is in use (`remove_abandoned`).
+    This process locks it as long as it lives, so that other processes know that it is in use (`remove_abandoned`),
+    except on Windows.
     """
     handle = None
     while handle is None:  # another process may remove it as abandoned before it is locked
         path = draw_path()
         path.mkdir() if folder else path.touch(exist_ok=False)
+        if not HAS_FLOCK:
+            break
         with suppress(FileNotFoundError):
             handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
             if not (try_lock(handle) and path.exists()):
@@ -73,7 +85,8 @@ def locked_path(draw_path: Callable[[], Path], folder: bool) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             remove_path(path)
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def try_lock(handle: int) -> bool:
@@ -91,14 +104,16 @@ def try_lock(handle: int) -> bool:
 def remove_abandoned(folder: Path, pattern: str = "*", names: re.Pattern[str] = UNFINISHED_NAME) -> None:
     """Remove unfinished files and folders of dead processes, whose locks the system has released.
 
-    Nothing is removed on a file system without locks.
+    Nothing is removed without locks: on Windows and on some file systems.
     """
+    if not HAS_FLOCK:
+        return
     for path in folder.glob(pattern):
         if not names.fullmatch(path.name):
             continue
         with suppress(OSError):  # in use, already removed, or no support for locks
             access = os.O_RDONLY if path.is_dir() else os.O_RDWR
-            handle = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(path, access | NO_FOLLOW | NO_WAIT)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_path(path)
@@ -120,8 +135,13 @@ def hash_file(path: Path) -> str:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file or folder to the disk, with a warning if the file system does not support it."""
-    handle = os.open(path, os.O_RDONLY)
+    """Force a file or folder to the disk, with a warning if the file system does not support it.
+
+    Windows opens no folders, and forces only files to the disk that may be written.
+    """
+    if not HAS_FLOCK and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if HAS_FLOCK else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as error:
@@ -181,17 +201,27 @@ def replacing_files(folder: Path, mark: str, *patterns: str) -> Iterator[Path]:
             if error.filename is not None and Path(error.filename).parent == new:
                 error.filename = str(folder / Path(error.filename).name)
             raise
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # no support for locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked_folder(folder):
             remove_path(folder / mark)
             for old in [path for pattern in patterns for path in folder.glob(pattern)]:
                 remove_path(old)
             for path in sorted(new.iterdir(), key=lambda path: (path.name == mark, path.name)):
                 path.replace(folder / path.name)
-        finally:
-            os.close(handle)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Wait until no other process has locked the folder, and lock it, where there are locks."""
+    if not HAS_FLOCK:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # no support for locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def open_regular(path: str | Path, flags: int) -> int:
@@ -205,7 +235,9 @@ def open_regular(path: str | Path, flags: int) -> int:
     """
     is_writing = flags & (os.O_WRONLY | os.O_RDWR)
     try:
-        handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if is_writing else 0), 0o666)
+        if is_writing and not NO_FOLLOW and os.path.islink(path):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        handle = os.open(path, flags | NO_WAIT | (NO_FOLLOW if is_writing else 0), 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             reason = "it is a symbolic link, which cannot be written through; remove it"
@@ -259,7 +291,7 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
             file = open(new, "wb")  # noqa: SIM115  closed below
         with file:
             if old:
-                with suppress(OSError):  # another owner
+                with suppress(OSError, AttributeError):  # another owner; on Windows there is no such function
                     os.chown(new, old.st_uid, old.st_gid)
                 shutil.copymode(path, new)
             yield file

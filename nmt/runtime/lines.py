@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import stat
+import sys
 import time
 import zipfile
 import zlib
@@ -169,7 +170,7 @@ class LineReader(Iterator[bytes]):
         """
         while not self.lines and not self.at_end:
             timeout = LINE_GAP_SECONDS if time.monotonic() < since + COLLECT_SECONDS else 0
-            if self.may_block and not select.select([self.file], [], [], timeout)[0]:
+            if self.may_block and not wait_for_input(self.file, timeout):
                 return False
             self.read()
         return bool(self.lines)
@@ -206,6 +207,14 @@ def may_block(file: io.BufferedReader) -> bool:
         return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except io.UnsupportedOperation:  # decompressed or in memory
         return False
+
+
+def wait_for_input(file: io.BufferedReader, timeout: float) -> bool:
+    """Wait for data from a pipe or terminal. Returns whether there are any.
+
+    Windows waits for sockets only. There the answer is no, so that lines are translated as they arrive.
+    """
+    return sys.platform != "win32" and bool(select.select([file], [], [], timeout)[0])
 
 
 def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:

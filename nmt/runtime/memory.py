@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import re
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,12 @@ def peak_memory() -> int:
 
     On Linux this is VmHWM, because ru_maxrss includes the memory of the parent process.
     """
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
     status = Path("/proc/self/status")
     if match := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
         return 1024 * int(match[1])
@@ -79,6 +84,8 @@ def configure_malloc() -> None:
 
     Otherwise a training step would spend a tenth of its time on 20,000 page faults.
     """
+    if sys.platform != "linux":
+        return
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest allowed value
@@ -90,5 +97,7 @@ def release_memory() -> None:
 
     Batches of many shapes fragment glibc's heap, which would grow to twice the memory in use.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

@@ -392,7 +392,7 @@ def write_event(state: TrainState, event: dict[str, Any]) -> None:
         return
     event = replace_nonfinite(event)
     path = state.folder / "metrics.jsonl"
-    with with_filename(path), open(path, "a", encoding="utf-8", opener=open_regular) as file:
+    with with_filename(path), open(path, "a", encoding="utf-8", newline="\n", opener=open_regular) as file:
         file.write(json.dumps(event) + "\n")
     if state.tensorboard is not None:
         for key, value in event.items():

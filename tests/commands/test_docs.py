@@ -32,6 +32,8 @@ SIZE, QUERIES, POSITIONS = 8, 3, 5
 NOT_RUN = {
     ". .venv/bin/activate": "changes the shell that runs it",
     "pip install": "downloads packages",
+    "py -m venv": "needs Windows",
+    ".venv\\Scripts\\activate": "needs Windows",
     "mkdir corpus": "plain shell, between commands that are checked",
     "curl": "needs a running server; test_serve.py sends such requests",
     "cp mono.en": "plain shell, between commands that are checked",

@@ -175,6 +175,7 @@ def prepare_corpus(command: PrepareRun, folder: Path) -> Preparation:
             is_kept_N[rows] = False
             held_out[split] = stored.take(rows)
     write_splits(command, done, stored, is_kept_N, held_out, folder)
+    del stored  # Windows does not remove a file that is mapped into memory
     path.unlink()
     return done
 

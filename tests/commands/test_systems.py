@@ -1,0 +1,129 @@
+"""Commands on systems that lack what only Linux has, simulated in a process from which it is taken away."""
+
+import io
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from builders import TINY_SETTINGS, command_environment
+
+from nmt.runtime import memory
+from nmt.runtime.streams import is_closed_pipe
+
+# Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
+# open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
+WINDOWS = """
+import builtins, ctypes, os, select, signal, sys, types
+import filelock, hydra, pyarrow.parquet, sacrebleu, sentencepiece, torch, tqdm
+import torch._dynamo, torch.utils.data  # noqa
+
+def is_open(path):
+    real = os.path.realpath(path)
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    with open("/proc/self/maps") as maps:  # a file that is mapped into memory counts too
+        files += [line.split(maxsplit=5)[5].rstrip("\\n") for line in maps if "/" in line]
+    return any(file == real or file.startswith(real + os.sep) for file in files)
+
+def refuse_open_files(function, replaces):
+    def checked(path, *others, **options):
+        if not options and is_open(path):
+            raise PermissionError(13, "The process cannot access the file because it is in use", str(path))
+        if others and not replaces and os.path.lexists(others[0]):
+            raise FileExistsError(17, "Cannot create a file when that file already exists", str(others[0]))
+        return function(path, *others, **options)
+    return checked
+
+for name in ("rename", "replace", "unlink", "remove"):
+    setattr(os, name, refuse_open_files(getattr(os, name), name == "replace"))
+
+real_open = os.open
+def open_file(path, *arguments, **options):
+    if os.path.isdir(path) and not sys._getframe(1).f_code.co_filename.endswith("shutil.py"):
+        raise PermissionError(13, "Permission denied", str(path))
+    return real_open(path, *arguments, **options)
+os.open = open_file
+
+def wait_for_sockets(*arguments):
+    raise OSError(10038, "An operation was attempted on something that is not a socket")
+select.select = wait_for_sockets
+
+class NoSuchLibrary:
+    def __new__(cls, name, *arguments):
+        raise TypeError("bad argument type for built-in operation")
+ctypes.CDLL = NoSuchLibrary
+
+for name in ("chown", "fork", "sched_getaffinity", "getuid", "mkfifo"):
+    delattr(os, name)
+for name in ("SIGKILL", "SIGHUP", "SIGPIPE", "SIGALRM", "alarm"):
+    delattr(signal, name)
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"):
+    sys.modules[name] = None
+psutil = sys.modules["psutil"] = types.ModuleType("psutil")
+psutil.Process = lambda: types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=123_000_000))
+sys.platform = "win32"
+
+flags = {name: os.__dict__.pop(name) for name in ("O_NOFOLLOW", "O_NONBLOCK")}
+import nmt.runtime.files
+vars(os).update(flags)  # filelock uses them here
+
+import importlib
+def run(command, *arguments):
+    sys.argv = [command, *arguments]
+    getattr(importlib.import_module(f"nmt.{command}"), command)()
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files are looked up in /proc")
+def test_commands_work_without_what_windows_lacks(small_corpus: Path, tmp_path: Path) -> None:
+    settings = ["name=mine", "data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "train.validate_every=2"]
+    program = f"""
+settings = {settings}
+run("train", *settings, "train.max_steps=4")
+run("train", *settings, "train.max_steps=6", "resume=auto", "train.keep=1")
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=0")
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=0")
+run("translate", "checkpoint=runs/mine", "search.max_length=5", "output=out.txt")
+run("translate", "checkpoint=runs/mine", "search.max_length=5", "input=out.txt", "output=out.txt.gz")
+run("align", "source={small_corpus}/train.de", "target={small_corpus}/train.en", "output=links.pharaoh")
+run("export", "checkpoint=runs/mine", "output=exported")
+run("prepare", "input={small_corpus}", "output=prepared", "source=de", "target=en", "valid_size=4", "test_size=4")
+from nmt.runtime.files import open_regular
+try:
+    open("link", "w", opener=open_regular)
+except OSError as error:
+    print(error.strerror, file=sys.stderr)
+"""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    text = "Der Hund schläft .\r\nDie Katze .\n".encode() * 3
+    command, environment = [sys.executable, "-c", WINDOWS + program], command_environment(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, input=text, capture_output=True, timeout=300)
+    errors = done.stderr.decode()
+    assert done.returncode == 0, errors
+    assert "it is a symbolic link, which cannot be written through" in errors and not (tmp_path / "target").exists()
+    assert "peak memory 0.12 GB" in errors
+    assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 6
+    assert (tmp_path / "links.pharaoh").read_bytes().count(b"\n") == 200
+    assert (tmp_path / "exported" / "model.safetensors").is_file() and (tmp_path / "out.txt.gz").is_file()
+    assert (tmp_path / "prepared" / "train.de").is_file()
+    assert not [path for path in tmp_path.rglob(".*") if path.name.endswith((".new", ".old"))]
+
+
+def test_peak_memory_on_macos_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory, "Path", lambda path: Path("no such file"))
+    monkeypatch.setattr(resource, "getrusage", lambda who: types.SimpleNamespace(ru_maxrss=5_000_000))
+    assert memory.peak_memory() == 5_000_000
+    memory.configure_malloc()
+    memory.release_memory()
+
+
+def test_invalid_argument_means_a_closed_pipe_on_windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(22, "Invalid argument")
+    assert not is_closed_pipe(error) and is_closed_pipe(BrokenPipeError())
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert is_closed_pipe(error) and not is_closed_pipe(io.UnsupportedOperation())
