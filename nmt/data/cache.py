@@ -39,15 +39,19 @@ LOCK_NOTICE_DELAY = 5.0  # seconds of waiting for another process before this is
 
 
 def cache_folder(data: DataConfig) -> Path:
-    """Return the cache folder, creating it if needed.
+    """Return the cache folder, creating it if needed: in the working folder if the home folder cannot be written.
 
     Raises:
         UserError: the folder cannot be created.
     """
-    try:
-        folder = Path(data.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "nmt"))
-    except RuntimeError:
-        raise UserError("there is no home folder for the default cache; write data.cache=FOLDER") from None
+    parent = os.environ.get("XDG_CACHE_HOME")
+    if not data.cache and not parent:
+        with suppress(OSError, RuntimeError):  # the home folder is read-only, or there is none
+            folder = Path.home() / ".cache" / "nmt"
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        warn_once("the home folder cannot be written: text is cached in .cache/nmt here; or write data.cache=FOLDER")
+    folder = Path(data.cache or Path(parent or Path.cwd() / ".cache", "nmt"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from builders import TINY_SETTINGS, command_environment
 
+from nmt.config import DataConfig
+from nmt.data.cache import cache_folder
+from nmt.errors import UserError
 from nmt.runtime import memory
 from nmt.runtime.streams import is_closed_pipe
 
@@ -109,6 +112,19 @@ except OSError as error:
     assert (tmp_path / "exported" / "model.safetensors").is_file() and (tmp_path / "out.txt.gz").is_file()
     assert (tmp_path / "prepared" / "train.de").is_file()
     assert not [path for path in tmp_path.rglob(".*") if path.name.endswith((".new", ".old"))]
+
+
+def test_cache_is_in_the_working_folder_if_home_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", "/proc/none")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
+    assert "the home folder cannot be written: text is cached in .cache/nmt here" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; write data.cache=FOLDER"):
+        cache_folder(DataConfig())
 
 
 def test_peak_memory_on_macos_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
