@@ -32,6 +32,8 @@ SIZE, QUERIES, POSITIONS = 8, 3, 5
 NOT_RUN = {
     ". .venv/bin/activate": "changes the shell that runs it",
     "pip install": "downloads packages",
+    "docker build": "needs Docker",
+    "docker run": "needs Docker",
     "py -m venv": "needs Windows",
     ".venv\\Scripts\\activate": "needs Windows",
     "mkdir corpus": "plain shell, between commands that are checked",

@@ -1,0 +1,41 @@
+"""The notebooks run from top to bottom."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+QUICK = (
+    "data.limit=100 tokenizer.vocab_size=400 model.embed=8 model.hidden=16 train.max_steps=2 train.validate_every=2 "
+    "device=cpu"
+)
+
+
+def read_notebook(path: Path) -> Any:
+    return pytest.importorskip("nbformat", reason="the extra `dev` has nbformat").read(path, as_version=4)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
+    for cell in read_notebook(path).cells:
+        assert cell.cell_type == "markdown" or (cell.outputs, cell.execution_count) == ([], None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the extra `dev` has nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="the extra `dev` has nbclient and ipykernel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    notebook = read_notebook(path)
+    [parameters] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    assert parameters.source.startswith('SETTINGS = ""')
+    parameters.source = f"SETTINGS = {QUICK!r}"
+    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert printed.count("finished at step 2") == 2 and "error" not in printed, printed
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
