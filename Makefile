@@ -10,7 +10,11 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help train eval test bench results check format clean
+# What the pages link to: each other, and code.
+PAGES := README.md CONTRIBUTING.md LICENSE Dockerfile Makefile constraints.txt pyproject.toml \
+         configs docs experiments nmt notebooks scripts tests
+
+.PHONY: help train eval test bench results check docs format clean
 
 help:  ## this page (the default)
 	@echo 'usage: make TARGET [RUN=runs/NAME] [DATA=DIR] [ARGS="key=value ..."] [PYTHON=python3]'
@@ -40,12 +44,18 @@ check: $(READY)  ## lint, formatting, types and imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## build the documentation as a site with search, in site/; a broken link is an error
+	rm -rf build/pages
+	mkdir -p build/pages
+	ln -s $(PAGES:%=../../%) build/pages/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+
 format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## delete caches and built packages; never runs/ or .venv/
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find nmt scripts tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # Touched last, so that an interrupted install is done again.
@@ -54,5 +64,5 @@ $(READY): pyproject.toml constraints.txt
 	    echo 'error: nmt needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
 	@echo 'Installing into $(VENV): once, and some minutes where PyTorch has to be downloaded.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,plot]'
 	@touch $@
