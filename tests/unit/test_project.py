@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
 
 from nmt.config import COMMANDS
+from nmt.config.commands import flatten_keys
 from nmt.runtime.command_line import CONFIG_DIR, to_dataclasses
 
 MODULES = {
@@ -68,7 +70,9 @@ def test_config_files_compose(path: Path) -> None:
         run = to_dataclasses(compose(command, overrides=overrides))
     assert isinstance(run, COMMANDS[command])
     if group == "data_model":
-        assert run.optim.lr == yaml.safe_load(path.read_text(encoding="utf-8"))["optim"]["lr"]
+        settings = dict(flatten_keys(asdict(run)))
+        chosen = flatten_keys(yaml.safe_load(path.read_text(encoding="utf-8")))
+        assert {key: settings[key] for key, _ in chosen} == dict(chosen)
     assert "_target_" not in path.read_text(encoding="utf-8")
 
 
