@@ -11,10 +11,12 @@ COPY nmt nmt
 # PyPI has PyTorch for NVIDIA GPUs, with the CUDA libraries it needs; `docker run --gpus all` brings the driver.
 FROM source AS cuda
 RUN pip install --no-cache-dir -c constraints.txt ".[plot,serve]"
+ENV HOME=/work
 WORKDIR /work
 ENTRYPOINT ["attention-nmt"]
 
 FROM source AS cpu
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu ".[plot,serve]"
+ENV HOME=/work
 WORKDIR /work
 ENTRYPOINT ["attention-nmt"]

@@ -45,7 +45,7 @@ def main() -> None:
     elif name == "--version":
         print_page(f"attention-nmt {__version__}")
     else:
-        sys.exit(f"error: there is no command '{name}'{suggest(name, COMMANDS)}; attention-nmt --help lists them")
+        sys.exit(f"error: there is no command '{name}' (attention-nmt --help lists them){suggest(name, COMMANDS)}")
 
 
 if __name__ == "__main__":

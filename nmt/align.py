@@ -261,7 +261,7 @@ def align(command: AlignRun) -> float | None:
     log_to_stderr()
     check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
     if command.checkpoint is None or is_aligner(command.checkpoint):
-        check_single_process("nmt.align without a model")
+        check_single_process("nmt.align with an aligner")
         check_readable({"source": command.source, "target": command.target, "gold": command.gold})
         measures = align_with_aligner(command)
         if command.gold is not None:

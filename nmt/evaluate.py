@@ -25,7 +25,7 @@ from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.processed import warn_of_evaluation
 from nmt.data.word_links import get_gold_links
-from nmt.decoding.alignment import WordWeights, restore_unknown_words
+from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.evaluation.comparison import (
@@ -36,7 +36,7 @@ from nmt.evaluation.comparison import (
     write_comparison,
 )
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
-from nmt.evaluation.heads import compute_head_weights
+from nmt.evaluation.heads import WordWeights, compute_head_weights
 from nmt.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,

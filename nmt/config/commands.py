@@ -184,7 +184,7 @@ class EvaluateRun:
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     pictures: int = setting(4, "number of attention heat maps, for the first sentences")
-    erase: bool = setting(False, "measure what each word loses without each source word, beside attention")
+    erase: bool = setting(False, "also measure how much probability target words lose when a source word is removed")
     bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
     data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -296,7 +296,7 @@ class AlignRun:
         None, "aligner: output file of pairs of words with their links and probabilities (tsv)"
     )
     tokenize: bool = setting(False, "aligner: link words and punctuation marks, also where no space separates them")
-    weights: bool = setting(False, "write the weight of each link, too, as in 0-1:0.93")
+    weights: bool = setting(False, "also write the weight of each link, as in 0-1:0.93")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
     max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")

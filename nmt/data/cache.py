@@ -49,8 +49,12 @@ def cache_folder(data: DataConfig) -> Path:
         with suppress(OSError, RuntimeError):  # the home folder is read-only, or there is none
             folder = Path.home() / ".cache" / "nmt"
             folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        warn_once("the home folder cannot be written: text is cached in .cache/nmt here; or write data.cache=FOLDER")
+            if os.access(folder, os.W_OK):
+                return folder
+        warn_once(
+            "the home folder cannot be written, so text is cached in .cache/nmt in the working folder; write "
+            "data.cache=FOLDER to choose another"
+        )
     folder = Path(data.cache or Path(parent or Path.cwd() / ".cache", "nmt"))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ UNSPACED_RUN = regex.compile(rf"(?:{UNSPACED_CHARACTER}[\p{{M}}\u200B-\u200D\u20
 # Numbers, words, command-line options, addresses: 3.5, don't, --help, %s, C++, a@b.org.
 SPACED_TOKEN = rf"[%$€£#@&~\\/+\-]*{SPACED_LETTER}+(?:['’.,:/@_&=?%+~#-]+{SPACED_LETTER}+)*[%+#°]*"
 TOKEN_PATTERN = regex.compile(rf"(?P<run>{UNSPACED_RUN.pattern})|{SPACED_TOKEN}|\X")
+WORD_OR_MARK = regex.compile(r"\p{P}|\P{P}+")  # in what is a word of a script without spaces already
 TIBETAN = regex.compile(r"\p{Tibetan}")
 TIBETAN_SYLLABLE = regex.compile(r"[^\u0F0B-\u0F14]+[\u0F0B\u0F0C]*|.")
 HANGUL = regex.compile(r"\p{Hangul}")
@@ -94,12 +95,9 @@ def segment_words(line: str) -> list[str]:
 
 def split_tokens(line: str) -> list[str]:
     """Return the words and punctuation marks of a line, also where no space separates them."""
-    words = segment_words(line)
-    return [
-        token
-        for word in words
-        for token in ([word] if UNSPACED_PATTERN.search(word) else [match[0] for match in TOKEN_PATTERN.finditer(word)])
-    ]
+    patterns = TOKEN_PATTERN, WORD_OR_MARK
+    words = ((word, patterns[UNSPACED_PATTERN.search(word) is not None]) for word in segment_words(line))
+    return [match[0] for word, pattern in words for match in pattern.finditer(word)]
 
 
 def find_spans(line: str, words: Iterable[str]) -> list[tuple[int, int]]:

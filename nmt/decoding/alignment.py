@@ -112,14 +112,6 @@ class Record:
         return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class WordWeights:
-    """Weights of target words x source words that can be shown instead of attention, by the index of the pair."""
-
-    label: str
-    weights: dict[int, np.ndarray | None]
-
-
 def restore_unknown_words(text: str, words: list[str]) -> list[str]:
     """Return `words` with each `<unk>` as it is spelled in `text`, if both have the same number of words."""
     text_words = split_on_spaces(text)

@@ -384,19 +384,29 @@ class Translator:
 
         None stands for an empty line and for one that was translated in parts.
         """
-        source, target = self.tokenizer.source.processor, self.tokenizer.target.processor
-        rows = [row for row, option in enumerate(translations) if option.source_pieces.count(EOS_PIECE) == 1]
-        source_ids = [source.piece_to_id(translations[row].source_pieces[:-1]) for row in rows]
-        target_ids = [
-            target.piece_to_id([piece for piece in translations[row].target_pieces if piece != EOS_PIECE])
-            for row in rows
-        ]
-        hypotheses = self.force_decode(source_ids, target_ids, progress=False)
+        encoded = [self.encode_pieces(option.source_pieces, option.target_pieces) for option in translations]
+        ids = {row: pair for row, pair in enumerate(encoded) if pair is not None}
+        hypotheses = self.force_decode([pair[0] for pair in ids.values()], [pair[1] for pair in ids.values()], False)
         weights: list[np.ndarray | None] = [None] * len(translations)
-        for row, ids, hypothesis in zip(rows, source_ids, hypotheses, strict=True):
-            weights_TS = self.to_translation(ids, hypothesis).weights_TS
+        for (row, (source_ids, _)), hypothesis in zip(ids.items(), hypotheses, strict=True):
+            weights_TS = self.to_translation(source_ids, hypothesis).weights_TS
             weights[row] = None if weights_TS is None else weights_TS[: len(translations[row].target_pieces)]
         return weights
+
+    def encode_pieces(
+        self, source_pieces: Sequence[str], target_pieces: Sequence[str]
+    ) -> tuple[list[int], list[int]] | None:
+        """Return source and target ids of a translation, without `</s>`.
+
+        None stands for an empty line and for one that was translated in parts.
+        """
+        if source_pieces.count(EOS_PIECE) != 1:
+            return None
+        sides = (self.tokenizer.source, source_pieces), (self.tokenizer.target, target_pieces)
+        source, target = (
+            side.processor.piece_to_id([piece for piece in pieces if piece != EOS_PIECE]) for side, pieces in sides
+        )
+        return source, target
 
     def force_decode(
         self, source_ids: list[list[int]], target_ids: list[list[int]], progress: bool, keep_weights: bool = True

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.data.word_links import GoldLinks
-from nmt.decoding.alignment import EOS_PIECE, Record, extract_links
+from nmt.decoding.alignment import Record, extract_links
 from nmt.decoding.translator import Translation, Translator
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.distributed import rank
@@ -86,18 +86,17 @@ def erase_words(translator: Translator, records: Sequence[Record], description: 
 
 def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.ndarray | None]:
     """Return what `erase_words` returns, decoding all records at once."""
-    source, target = translator.tokenizer.source.processor, translator.tokenizer.target.processor
     rows: list[range] = []  # of each record: its source, and its source without each word; no rows if it is left out
     source_ids: list[list[int]] = []
     target_ids: list[list[int]] = []
     for record in records:
         start = len(source_ids)
-        if record.source_pieces.count(EOS_PIECE) == 1 and 0 < len(record.source_words) <= MAX_ERASED_WORDS:
-            ids, owners = source.piece_to_id(record.source_pieces[:-1]), record.source_word_of_piece[:-1]
+        encoded = translator.encode_pieces(record.source_pieces, record.target_pieces)
+        if encoded is not None and 0 < len(record.source_words) <= MAX_ERASED_WORDS:
+            ids, owners = encoded[0], record.source_word_of_piece[:-1]
             for erased in (None, *range(len(record.source_words))):
                 source_ids.append([piece for piece, owner in zip(ids, owners, strict=True) if owner != erased])
-            pieces = [piece for piece in record.target_pieces if piece != EOS_PIECE]
-            target_ids += [target.piece_to_id(pieces)] * (len(source_ids) - start)
+            target_ids += [encoded[1]] * (len(source_ids) - start)
         rows.append(range(start, len(source_ids)))
     hypotheses = translator.force_decode(source_ids, target_ids, progress=False, keep_weights=False)
     losses: list[np.ndarray | None] = []

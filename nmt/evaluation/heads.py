@@ -1,12 +1,21 @@
-"""Attention weights of each layer and each head, for the report."""
+"""Weights that the report can show instead of attention: above all those of each layer and each head."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from nmt.config.model import LayerAndHead, ModelConfig
-from nmt.decoding.alignment import WordWeights
 from nmt.decoding.translator import Translation, Translator
 from nmt.model.seq2seq import Seq2Seq
+
+
+@dataclass(frozen=True, slots=True)
+class WordWeights:
+    """Weights of target words x source words that can be shown instead of attention, by the index of the pair."""
+
+    label: str
+    weights: dict[int, np.ndarray | None]
 
 
 def compute_head_weights(
@@ -31,12 +40,12 @@ def compute_head_weights(
             row: replace(translations[row].record, weights=weights_TS).word_weights()
             for row, weights_TS in zip(rows, matrices, strict=True)
         }
-        heads.append(WordWeights(describe(shown), weights))
+        heads.append(WordWeights(describe_head(shown), weights))
     model.decoder.show_attention(configured)
     return heads
 
 
-def describe(shown: LayerAndHead) -> str:
+def describe_head(shown: LayerAndHead) -> str:
     layer, head = shown
     if layer is None and head is None:
         return "Attention: mean"

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from nmt.data.words import find_glued_words
-from nmt.decoding.alignment import WordWeights, restore_unknown_words
+from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
+from nmt.evaluation.heads import WordWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 from nmt.runtime.html import dump_script_json, fill_template
 
@@ -92,11 +93,11 @@ def build_pair(
     glued = [find_glued_words(source, source_words), find_glued_words(translation.text, target_words)]
     if any(glued):
         pair["glued"] = glued
-    weights = record.word_weights()
-    if weights is not None and 0 < weights.size <= MAX_MATRIX_CELLS:
-        pair["rows"] = round_to_percent(weights)
-        matrices = [choice.weights.get(line - 1) for choice in choices]
-        pair["choices"] = [None if matrix is None else round_to_percent(matrix) for matrix in matrices]
+    if 0 < len(source_words) * len(target_words) <= MAX_MATRIX_CELLS:
+        matrices = [record.word_weights(), *(choice.weights.get(line - 1) for choice in choices)]
+        rows, *others = [None if matrix is None else round_to_percent(matrix) for matrix in matrices]
+        pair |= {"rows": rows} if rows is not None else {}
+        pair |= {"choices": others} if any(others) else {}
     return pair
 
 
@@ -126,7 +127,7 @@ def write_choices(choices: Sequence[WordWeights]) -> str:
         return ""
     options = "".join(f'<option value="{index}">{choice.label}</option>' for index, choice in enumerate(choices))
     return (
-        '<select id="shown" aria-label="Weights that are shown">'
+        '<select id="shown" aria-label="Weights to show">'
         f'<option value="">Attention as in alignments.jsonl</option>{options}</select>'
     )
 
@@ -136,7 +137,7 @@ def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:
     parts = []
     if len(pairs) < sentences:
         parts.append(f"The {len(pairs):,} worst of {sentences:,} sentence pairs by chrF are shown.")
-    if any("rows" in pair for pair in pairs):
+    if any(pair.keys() & {"rows", "choices"} for pair in pairs):
         parts.append(
             "Rows of a matrix are translated words, columns are source words. The stronger the color of a cell, the "
             "larger the attention weight. Hover over a word or a cell, or move through a matrix with Tab and the arrow "

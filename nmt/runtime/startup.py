@@ -12,7 +12,7 @@ from nmt import __version__
 from nmt.config import COMMANDS
 from nmt.runtime.streams import print_page
 
-spec = sys.modules["__main__"].__spec__
+spec = getattr(sys.modules["__main__"], "__spec__", None)
 command = spec.name.removeprefix("nmt.") if spec else None  # as in `python -m nmt.train`
 
 if command in COMMANDS and "--version" in sys.argv:

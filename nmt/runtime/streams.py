@@ -128,10 +128,13 @@ def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[st
 
 
 def is_closed_pipe(error: Exception) -> bool:
-    """Return whether nobody reads a pipe any more, as in `| head`. Windows reports an invalid argument."""
-    return isinstance(error, BrokenPipeError) or (
-        sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL
-    )
+    """Return whether nobody reads a pipe any more, as in `| head`. Windows reports an invalid argument.
+
+    An error with a file name is of something else: Windows reports an invalid name in the same way.
+    """
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    return isinstance(error, BrokenPipeError) or sys.platform == "win32" and error.errno == errno.EINVAL
 
 
 def discard_output(number: int) -> None:

@@ -49,7 +49,7 @@ def test_version_of_a_command_is_that_of_the_distribution() -> None:
 
 def test_attention_nmt_rejects_unknown_commands() -> None:
     done = run_attention_nmt("trian", "name=x")
-    message = "error: there is no command 'trian'; did you mean 'train'?; attention-nmt --help lists them\n"
+    message = "error: there is no command 'trian' (attention-nmt --help lists them); did you mean 'train'?\n"
     assert (done.returncode, done.stderr) == (1, message)
 
 
@@ -93,4 +93,6 @@ def test_archives_have_the_package_its_settings_and_pages(archives: list[Path]) 
     }
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "LICENSE", "pyproject.toml", "Makefile", "constraints.txt", *files} <= names
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    pages = re.findall(r"PAGES :=((?:.*\\\n)*.*)", makefile)[0].replace("\\\n", " ").split()
+    assert {"mkdocs.yml", *files} <= names and set(pages) <= {name.split("/")[0] for name in names}

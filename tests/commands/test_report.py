@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.data.tokenizer import group_by_words
-from nmt.decoding.alignment import WordWeights
 from nmt.decoding.translator import Translation
 from nmt.evaluation import report
+from nmt.evaluation.heads import WordWeights
 from nmt.evaluation.metrics import bleu, compute_scores
 from nmt.evaluation.report import build_report
 

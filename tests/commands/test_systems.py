@@ -143,3 +143,4 @@ def test_invalid_argument_means_a_closed_pipe_on_windows_only(monkeypatch: pytes
     assert not is_closed_pipe(error) and is_closed_pipe(BrokenPipeError())
     monkeypatch.setattr(sys, "platform", "win32")
     assert is_closed_pipe(error) and not is_closed_pipe(io.UnsupportedOperation())
+    assert not is_closed_pipe(OSError(22, "Invalid argument", "a?b"))

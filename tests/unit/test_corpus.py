@@ -900,6 +900,10 @@ def test_cache_folder_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder(DataConfig()) == tmp_path / "home" / ".cache" / "nmt"
+    with monkeypatch.context() as patch:  # a folder of an earlier run, in a home folder that is read-only now
+        patch.setattr(os, "access", lambda path, mode: False)
+        patch.chdir(tmp_path)
+        assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder(DataConfig()) == tmp_path / "xdg" / "nmt"
     assert cache_folder(DataConfig(cache=str(tmp_path / "custom"))) == tmp_path / "custom"
