@@ -201,7 +201,9 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
-        texts_so_far: dict[int, str] = {}  # of parts of lines in `watch`
+        texts_so_far: dict[int, dict[int, str]] = {}  # by line, and by the index of its part; used with `watch`
+        for row, part in enumerate(parts if watch else ()):
+            texts_so_far.setdefault(part.line, {})[row] = ""
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
             batch = make_batch([parts[row].ids for row in rows]).to(self.device)
@@ -250,25 +252,26 @@ class Translator:
         watch: Mapping[int, Callable[[str], object]],
         parts: Sequence[LinePart],
         rows: Sequence[int],
-        texts: dict[int, str],
+        texts_so_far: dict[int, dict[int, str]],
         beams: Beams,
     ) -> None:
         """Call the functions in `watch` with the best translations so far.
 
         Args:
             rows: for each sentence of the search, the index of its part.
-            texts: the best translations so far by the index of a part; updated here.
+            texts_so_far: the best translations so far by line and by the index of its part; updated here.
             beams: the hypotheses after a step.
         """
-        changed = []
+        changed = set()  # lines
         for sentence, tokens in zip(beams.sentence_B.tolist(), beams.tokens_BKT[:, 0].tolist(), strict=True):
             line = parts[rows[sentence]].line
             if line in watch:
                 ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
-                texts[rows[sentence]] = self.tokenizer.target.decode(ids)
-                changed.append(line)
-        for line in dict.fromkeys(changed):
-            watch[line](join_sentences(texts[row] for row in sorted(texts) if parts[row].line == line))
+                texts_so_far[line][rows[sentence]] = self.tokenizer.target.decode(ids)
+                changed.add(line)
+        for line in changed:
+            texts = texts_so_far[line].values()
+            watch[line](next(iter(texts)) if len(texts) == 1 else join_sentences(texts))
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long."""

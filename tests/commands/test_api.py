@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import nmt
 from nmt.config import AttentionConfig, ModelConfig
 from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
+from nmt.data.words import join_sentences
 from nmt.decoding import translator
 from nmt.model.seq2seq import build_model
 from nmt.training.checkpoint import load_config
@@ -126,6 +129,27 @@ def test_watched_lines_show_the_best_translation_so_far(model: nmt.Model) -> Non
         assert results == narrow.translate(lines)
         assert [texts[-1] if texts else "" for texts in seen.values()] == [best.text for [best] in results[1:]]
         assert len(set(seen[len(lines) - 2])) > 3
+
+
+def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt.Model) -> None:
+    class CountedParts(list[translator.LinePart]):
+        reads = 0
+
+        def __getitem__(self, row: Any) -> Any:
+            self.reads += 1
+            return super().__getitem__(row)
+
+    lines = [row // 2 for row in range(600)]  # two parts each
+    parts = CountedParts([translator.LinePart(line, [], [], [], []) for line in lines])
+    seen: dict[int, str] = {}
+    watch = {line: partial(seen.__setitem__, line) for line in lines}
+    tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))
+    beams: Any = SimpleNamespace(sentence_B=torch.arange(600), tokens_BKT=tokens_BK1)
+    texts_so_far = {line: {2 * line: "", 2 * line + 1: ""} for line in watch}
+    model.translator.show_texts(watch, parts, range(600), texts_so_far, beams)
+    texts = [model.translator.tokenizer.target.decode(tokens) for tokens in tokens_BK1[:, 0].tolist()]
+    assert seen == {line: join_sentences(texts[2 * line : 2 * line + 2]) for line in watch}
+    assert parts.reads == 600
 
 
 @pytest.mark.parametrize(
