@@ -147,6 +147,7 @@ async function translate() {
   } catch (error) {
     lines.forEach((_, line) => results[line] || showLine(line, ""));
     showDetail(current);
+    showNotes();
     copy.disabled = true;
     state.textContent = error.message;
   }
@@ -179,6 +180,7 @@ source.addEventListener("input", () => {
   results = [];
   light(null);
   showMirror();
+  showNotes();
   translateSoon(PAUSE);
 });
 for (const control of translator.controls) {
