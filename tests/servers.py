@@ -99,13 +99,14 @@ def ask(url: str, q: Any, **fields: Any) -> Any:
 
 @dataclass
 class FakeTranslator:
-    """Translates to upper case, when the gate is open; fails for `bad`."""
+    """Translates to upper case, when the gate is open; fails for `bad` and, as by a mistake of ours, for `bug`."""
 
     config: SearchConfig = field(default_factory=SearchConfig)
     device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
     model: Any = field(default_factory=lambda: SimpleNamespace(attends=True, reach=None))
     gate: threading.Event = field(default_factory=threading.Event)
     calls: list[list[str]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # that a line takes
 
     def translate(
         self, lines: list[str], keep_weights: bool, watch: Mapping[int, Callable[[str], object]]
@@ -114,8 +115,11 @@ class FakeTranslator:
         for index, show in watch.items():
             show(f"{lines[index]} ...")
         assert self.gate.wait(20)
+        time.sleep(sum(self.seconds.get(line, 0) for line in lines))
         if "bad" in lines:
             raise UserError("out of memory for one line of 9 pieces")
+        if "bug" in lines:
+            raise ZeroDivisionError
         return [[self.translate_line(line)] for line in lines]
 
     def translate_line(self, line: str) -> Translation:

@@ -9,7 +9,8 @@ import hmac
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from nmt.decoding.translator import Translation, describe_translations
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
 from nmt.runtime.html import dump_script_json, fill_template
+from nmt.runtime.logging import log
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.metrics import LINES, REQUESTS, SECONDS
 from nmt.serving.translation_request import (
@@ -41,7 +43,7 @@ from nmt.serving.translation_request import (
 STREAM_LINES = 16  # lines of a streamed request that are translated at a time
 PARTIAL_SECONDS = 0.05  # between two events with what is translated so far
 WEIGHT_DIGITS = 4
-MAX_WORD_WEIGHTS = 2**16  # of one translation; larger matrices would hold up the event loop
+MAX_WORD_WEIGHTS = 2**18  # of an answer or an event; the JSON of more would hold up the other requests
 KEY_FIELD = '<input id="key" type="password" placeholder="API key" aria-label="API key" autocomplete="off">'
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
 
@@ -51,6 +53,46 @@ class Direction(NamedTuple):
 
     source: str
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a request, and where it is."""
+
+    index: int  # of the text, from 0
+    number: int  # of the line in the text, from 1
+    line: str
+
+    def names(self) -> dict[str, int]:
+        """Return the fields of an event that say which line it is about."""
+        return {"index": self.index, "line": self.number}
+
+
+class TextsSoFar:
+    """The best translations so far of lines. The translation thread puts them, and the event loop takes them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+        self.texts: dict[int, str] = {}
+        self.taken: dict[int, str] = {}
+
+    def put(self, index: int, text: str) -> None:
+        """Set the text of a line."""
+        self.texts[index] = text
+        if not self.changed.is_set():
+            self.loop.call_soon_threadsafe(self.changed.set)
+
+    def announce(self, _: object) -> None:
+        """Wake up who waits for news, without a text."""
+        self.changed.set()
+
+    def take(self) -> list[tuple[int, str]]:
+        """Return (index, text) for each text that has changed since the last call."""
+        self.changed.clear()
+        changed = {index: text for index, text in self.texts.copy().items() if self.taken.get(index) != text}
+        self.taken |= changed
+        return sorted(changed.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,85 +201,122 @@ class Service:
             events = self.stream_events(wanted, group)
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         lines = [line for lines in wanted.lines() for line in lines]
-        return JSONResponse(self.build_answer(wanted, await self.translate_lines(group, lines, request)))
+        results = await self.translate_lines(group, lines, request)
+        return await asyncio.to_thread(lambda: JSONResponse(self.build_answer(wanted, results)))
 
     async def stream_events(self, wanted: TranslationRequest, group: Group) -> AsyncIterator[str]:
-        """Yield an event `line` for each line, and an event `done` with the answer; `error` if a line fails.
+        """Yield an event `line` for each line, in order, and an event `done` with the answer; if it fails, `error`.
 
         With `partial`, events `partial` have the best translation so far of lines that are being translated. Lines are
         submitted a few at a time, so that a long text neither fills the queue nor is translated for nobody when the
         client has gone.
         """
-        places = [(index, line) for index, lines in enumerate(wanted.lines()) for line in enumerate(lines, 1)]
+        places = [
+            Place(index, number, line)
+            for index, lines in enumerate(wanted.lines())
+            for number, line in enumerate(lines, 1)
+        ]
         results: list[list[Translation]] = []
-        for first in range(0, len(places), STREAM_LINES):
-            chunk = places[first : first + STREAM_LINES]
-            texts: dict[int, str] = {}
-            translating = asyncio.ensure_future(
-                self.translate_lines(group, [line for _, (_, line) in chunk], texts=texts if wanted.partial else None)
-            )
-            try:
-                async for row, text in follow_texts(translating, texts):
-                    index, (number, _) = chunk[row]
-                    yield format_event("partial", {"index": index, "line": number, "translatedText": text})
-                results += await translating
-            except HTTPException as error:
-                yield format_event("error", {"error": error.detail, "status": error.status_code})
-                return
-            finally:
-                translating.cancel()
-            for (index, (number, line)), options in zip(chunk, results[first:], strict=True):
-                answer = self.build_answer(replace(wanted, texts=[line], is_list=False), [options])
-                yield format_event("line", {"index": index, "line": number, **answer})
-        yield format_event("done", self.build_answer(replace(wanted, details=False), results))
+        try:
+            for first in range(0, len(places), STREAM_LINES):
+                chunk = places[first : first + STREAM_LINES]
+                news = TextsSoFar()
+                futures = self.submit(group, [place.line for place in chunk], news.put if wanted.partial else None)
+                try:
+                    for place, future in zip(chunk, futures, strict=True):
+                        async for row, text in self.follow(future, news):
+                            if not futures[row].done():
+                                yield format_event("partial", {**chunk[row].names(), "translatedText": text})
+                        options = future.result()
+                        LINES.inc()
+                        results.append([Translation(option.text, ended=option.ended) for option in options])
+                        yield await asyncio.to_thread(self.build_line_event, wanted, place, options)
+                finally:
+                    cancel(futures)
+            yield format_event("done", self.build_answer(replace(wanted, details=False), results))
+        except Exception as error:
+            if not isinstance(error, (HTTPException, UserError)):
+                log.exception("a request failed")
+            failure = to_http_exception(error)
+            yield format_event("error", {"error": failure.detail, "status": failure.status_code})
 
-    async def translate_lines(
-        self,
-        group: Group,
-        lines: Sequence[str],
-        request: Request | None = None,
-        texts: dict[int, str] | None = None,
-    ) -> list[list[Translation]]:
+    async def follow(
+        self, future: "asyncio.Future[list[Translation]]", news: TextsSoFar
+    ) -> AsyncIterator[tuple[int, str]]:
+        """Yield (index, text) for each text that is new, until a line has been translated.
+
+        Raises:
+            HTTPException: that takes longer than `timeout`.
+        """
+        deadline = time.monotonic() + self.command.timeout
+        future.add_done_callback(news.announce)
+        while not future.done():
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise self.timeout_error()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.changed.wait(), seconds)
+            for item in news.take():
+                yield item
+            await asyncio.wait({future}, timeout=PARTIAL_SECONDS)
+
+    def build_line_event(self, wanted: TranslationRequest, place: Place, options: list[Translation]) -> str:
+        """Return the event with the translations of a line."""
+        answer = self.build_answer(replace(wanted, texts=[place.line], is_list=False), [options])
+        return format_event("line", {**place.names(), **answer})
+
+    async def translate_lines(self, group: Group, lines: Sequence[str], request: Request) -> list[list[Translation]]:
         """Return the `n_best` translations of each line, best first.
 
-        Args:
-            request: if given, raise `ClientDisconnect` as soon as its client has gone. Its body must have been read.
-            texts: if given, it gets the best translation so far of each line by its index.
+        Raises:
+            HTTPException: the lines are not accepted, or not translated in time.
+            ClientDisconnect: the client of the request, whose body must have been read, has gone.
         """
-        if not lines:
-            return []
+        futures = self.submit(group, lines)
+        translating = asyncio.ensure_future(wait_for_all(futures))
+        leaving = asyncio.ensure_future(request.receive())  # nothing but the end of the connection can follow
         try:
-            translating = asyncio.wrap_future(self.batcher.submit(group, lines, texts))
-        except QueueFullError:
-            raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"}) from None
-        except ClosedError:
-            raise HTTPException(503, "the server is being stopped") from None
-        waiting: set[asyncio.Future[Any]] = {translating}
-        if request is not None:
-            waiting.add(asyncio.ensure_future(request.receive()))  # nothing but the end of the connection can follow
-        try:
-            done, _ = await asyncio.wait(waiting, timeout=self.command.timeout, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {translating, leaving}, timeout=self.command.timeout, return_when=asyncio.FIRST_COMPLETED
+            )
             if translating in done:
                 results = translating.result()
                 LINES.inc(len(lines))
                 return results
-        except UserError as error:
-            raise HTTPException(500, str(error)) from None
         finally:
-            for future in waiting:
-                future.cancel()
+            cancel([translating, leaving, *futures])
         if done:
             raise ClientDisconnect
-        raise HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
+        raise self.timeout_error()
+
+    def submit(
+        self, group: Group, lines: Sequence[str], show: Callable[[int, str], object] | None = None
+    ) -> "list[asyncio.Future[list[Translation]]]":
+        """Submit lines to the batcher, and return a future for each.
+
+        Raises:
+            HTTPException: they are not accepted.
+        """
+        try:
+            return [*map(asyncio.wrap_future, self.batcher.submit(group, lines, show))]
+        except QueueFullError:
+            raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"}) from None
+        except ClosedError:
+            raise HTTPException(503, "the server is being stopped") from None
+
+    def timeout_error(self) -> HTTPException:
+        return HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
 
     def build_answer(self, wanted: TranslationRequest, results: list[list[Translation]]) -> dict[str, Any]:
         """Return the JSON of an answer, given the translations of each line of the texts.
 
         `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
         repeated. `details` has an object for each line, as of `nmt.translate format=jsonl`, and with `attention` also
-        what `add_attention` adds. `warnings` says which lines were cut at the maximum length.
+        what `add_attention` adds, up to `MAX_WORD_WEIGHTS` in all. `warnings` says which lines were cut at the maximum
+        length.
         """
         rows = iter(results)
+        room = MAX_WORD_WEIGHTS
         texts, alternatives, details, warnings = [], [], [], []
         for text, lines in zip(wanted.texts, wanted.lines(), strict=True):
             options = [next(rows) for _ in lines]
@@ -248,7 +327,13 @@ class Service:
             texts.append(versions[0])
             alternatives.append(versions[1:])
             if wanted.details:
-                details.append([self.describe_line(wanted, *pair) for pair in zip(lines, options, strict=True)])
+                details.append(
+                    [describe_translations(*pair, self.command.links) for pair in zip(lines, options, strict=True)]
+                )
+                if wanted.attention:
+                    reach = self.batcher.translators[self.find_model(wanted)].model.reach
+                    for line, described in zip(options, details[-1], strict=True):
+                        room -= add_attention(described, line, reach, room)
             cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
             if cut:
                 warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")
@@ -260,14 +345,6 @@ class Service:
         if not wanted.is_list:
             answer = {name: values[0] for name, values in answer.items()}
         return answer | ({"warnings": warnings} if warnings else {})
-
-    def describe_line(self, wanted: TranslationRequest, line: str, options: list[Translation]) -> dict[str, Any]:
-        """Return the details of a line."""
-        details = describe_translations(line, options, self.command.links)
-        if wanted.attention:
-            model = self.batcher.translators[self.find_model(wanted)].model
-            add_attention(details, options, model.reach)
-        return details
 
     # --------------------------------------------------------------------------------------------------------- checks
     def check_key(self, fields: dict[str, Any]) -> None:
@@ -299,7 +376,7 @@ class Service:
         raise HTTPException(400, f"{what}; available: {served}")
 
 
-def add_attention(details: dict[str, Any], options: list[Translation], reach: int | None) -> None:
+def add_attention(details: dict[str, Any], options: list[Translation], reach: int | None, max_weights: int) -> int:
     """Add to the details of a line, as of `describe_translations`, what it takes to show its attention.
 
     The line gets `parts`, the number of parts that it was split into, and `beyond_reach`, whether attention cannot
@@ -309,13 +386,19 @@ def add_attention(details: dict[str, Any], options: list[Translation], reach: in
 
     Args:
         reach: number of source pieces that attention can reach; None: all.
+        max_weights: how many weights may be added. Matrices for which there is no room are None.
+
+    Returns:
+        The number of weights that were added.
     """
+    added = 0
     ends = [end for end, piece in enumerate(options[0].source_pieces, 1) if piece == EOS_PIECE]
     lengths = [end - start for start, end in itertools.pairwise([0, *ends])]
     for option, described in zip(options, details["translations"], strict=True):
-        weights = option.record.word_weights()
-        if weights is not None and weights.size > MAX_WORD_WEIGHTS:
-            weights = None
+        size = len(described["source_words"]) * len(described["target_words"])
+        weights = option.record.word_weights() if added + size <= max_weights else None
+        if weights is not None:
+            added += size
         described |= {
             "word_weights": None if weights is None else weights.round(WEIGHT_DIGITS).tolist(),
             "source_glued": find_glued_words(details["source"], described["source_words"]),
@@ -323,17 +406,18 @@ def add_attention(details: dict[str, Any], options: list[Translation], reach: in
             "ended": option.ended,
         }
     details |= {"parts": len(lengths), "beyond_reach": reach is not None and max(lengths, default=0) > reach}
+    return added
 
 
-async def follow_texts(translating: "asyncio.Future[Any]", texts: dict[int, str]) -> AsyncIterator[tuple[int, str]]:
-    """Yield (index, text) of a dict for each text that has changed, until the future is done."""
-    seen: dict[int, str] = {}
-    while not translating.done():
-        await asyncio.wait({translating}, timeout=PARTIAL_SECONDS)
-        changed = {index: text for index, text in texts.copy().items() if seen.get(index) != text}
-        seen |= changed
-        for item in sorted(changed.items()):
-            yield item
+async def wait_for_all(futures: "list[asyncio.Future[list[Translation]]]") -> list[list[Translation]]:
+    return [await future for future in futures]
+
+
+def cancel(futures: "Iterable[asyncio.Future[Any]]") -> None:
+    """Cancel futures that nobody waits for any more."""
+    for future in futures:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # asyncio logs exceptions that nobody has asked for
 
 
 def format_event(name: str, data: dict[str, Any]) -> str:
@@ -341,12 +425,18 @@ def format_event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
-async def show_error(request: Request, error: Exception) -> Response:
+def to_http_exception(error: Exception) -> HTTPException:
+    """Return an exception with the status and the reason that a client gets."""
     if isinstance(error, HTTPException):
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        return error
+    return HTTPException(500, str(error) if isinstance(error, UserError) else "the server failed; its log says why")
+
+
+async def show_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
-    return JSONResponse({"error": "the server failed; its log says why"}, 500)
+    answer = to_http_exception(error)
+    return JSONResponse({"error": answer.detail}, answer.status_code, answer.headers)
 
 
 def build_app(service: Service) -> Starlette:
@@ -359,5 +449,5 @@ def build_app(service: Service) -> Starlette:
         Route("/health", service.health),
         Route("/metrics", service.metrics),
     ]
-    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, ClientDisconnect, Exception), show_error)
+    handlers: dict[Any, Any] = dict.fromkeys((HTTPException, ClientDisconnect, UserError, Exception), show_error)
     return Starlette(routes=routes, exception_handlers=handlers)

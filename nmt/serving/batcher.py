@@ -10,7 +10,7 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,16 +52,26 @@ class Job:
 
     group: Group
     lines: Sequence[str]
-    texts: dict[int, str] | None  # if given, the best translation so far of each line by its index, kept up to date
-    future: "Future[list[list[Translation]]]" = field(default_factory=Future)
-    results: list[list[Translation]] = field(default_factory=list)  # of the first lines
+    show: Callable[[int, str], object] | None  # called with index and best translation so far of a line
+    futures: "list[Future[list[Translation]]]" = field(init=False)  # of each line
+
+    def __post_init__(self) -> None:
+        self.futures = [Future() for _ in self.lines]
 
 
-class Share(NamedTuple):
-    """The lines of a job that are translated in one round, which follow those that have results."""
+class JobLine(NamedTuple):
+    """A line of a job."""
 
     job: Job
-    lines: Sequence[str]
+    number: int  # from 0
+
+    @property
+    def text(self) -> str:
+        return self.job.lines[self.number]
+
+    @property
+    def future(self) -> "Future[list[Translation]]":
+        return self.job.futures[self.number]
 
 
 class Batcher:
@@ -82,17 +92,18 @@ class Batcher:
         self.thread.start()
 
     def submit(
-        self, group: Group, lines: Sequence[str], texts: dict[int, str] | None = None
-    ) -> "Future[list[list[Translation]]]":
-        """Add a job. Its result is as of `Translator.translate`. Cancel it if nobody waits for the result any more.
+        self, group: Group, lines: Sequence[str], show: Callable[[int, str], object] | None = None
+    ) -> "list[Future[list[Translation]]]":
+        """Add a job, and return a future for each line. Cancel those for whose results nobody waits any more.
 
         Args:
-            texts: a dict that gets the best translation so far of each line by its index, at each step of the search.
+            show: called by the thread after each step of the search, with the index of a line and its best translation
+                so far.
 
         Raises:
             QueueFullError, ClosedError: the job is not accepted.
         """
-        job = Job(group, lines, texts)
+        job = Job(group, lines, show)
         with self.changed:
             if self.closed:
                 raise ClosedError
@@ -103,7 +114,7 @@ class Batcher:
             self.jobs.append(job)
             WAITING.set(len(self.jobs))
             self.changed.notify()
-        return job.future
+        return job.futures
 
     def close(self) -> None:
         """Refuse new jobs, and end the thread after the current round. Jobs without a result are cancelled."""
@@ -112,7 +123,8 @@ class Batcher:
             self.changed.notify()
         self.thread.join()
         for job in self.jobs:
-            job.future.cancel()
+            for future in job.futures:
+                future.cancel()
 
     def run(self) -> None:
         requests, seconds = 0, 0.0  # of the last round
@@ -123,17 +135,16 @@ class Batcher:
                     self.wait_for_arrivals(requests, seconds)
                 if self.closed:
                     return
-                shares = self.take_round()
+                lines = self.take_round()
             start_time = time.monotonic()
-            if shares:
-                self.translate(shares)
-            requests, seconds = len(shares), time.monotonic() - start_time
+            self.translate(lines)
+            requests, seconds = len({line.job for line in lines}), time.monotonic() - start_time
             with self.changed:
                 self.remove_done_jobs()
 
     def remove_done_jobs(self) -> None:
-        """Remove jobs that have their result or were cancelled from the queue."""
-        self.jobs = deque(job for job in self.jobs if not job.future.done())
+        """Remove jobs from the queue of which each line has its result or was cancelled."""
+        self.jobs = deque(job for job in self.jobs if not all(future.done() for future in job.futures))
         WAITING.set(len(self.jobs))
 
     def wait_for_arrivals(self, requests: int, seconds: float) -> None:
@@ -143,59 +154,52 @@ class Batcher:
             count = len(self.jobs)
             self.changed.wait(MAX_GAP * seconds)
 
-    def take_round(self) -> list[Share]:
+    def take_round(self) -> list[JobLine]:
         """Return lines of the first job, and of those after it in the same group, as many as make up a round."""
-        pending = [job for job in self.jobs if not job.future.cancelled()]
-        if not pending:
+        self.remove_done_jobs()
+        if not self.jobs:
             return []
-        group = pending[0].group
+        group = self.jobs[0].group
         translator = self.translators[group.translator]
         assert translator.config.batch_tokens is not None
         room = CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width
-        shares = []
-        for job in pending:
-            if job.group != group:
-                continue
-            start = end = len(job.results)
-            while end < len(job.lines) and room > 0:
-                room -= len(job.lines[end]) + 1
-                end += 1
-            shares.append(Share(job, job.lines[start:end]))
-            if room <= 0:
-                break
-        return shares
+        lines = []
+        for job in self.jobs:
+            for number in range(len(job.lines)) if job.group == group else ():
+                line = JobLine(job, number)
+                if not line.future.done():
+                    lines.append(line)
+                    room -= len(line.text) + 1
+                    if room <= 0:
+                        return lines
+        return lines
 
-    def translate(self, shares: list[Share]) -> None:
-        """Translate lines of several jobs; one by one if that fails, so that a job fails for its own lines only."""
-        group = shares[0].job.group
-        lines = [line for share in shares for line in share.lines]
+    def translate(self, lines: list[JobLine]) -> None:
+        """Translate lines of jobs; if that fails, each half by itself, so that only the lines that cannot be fail."""
+        lines = [line for line in lines if not line.future.done()]  # some may have been cancelled meanwhile
+        if not lines:
+            return
+        group = lines[0].job.group
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
-        places = [(job, len(job.results) + index) for job, job_lines in shares for index in range(len(job_lines))]
-        watch = {
-            index: partial(job.texts.__setitem__, number)
-            for index, (job, number) in enumerate(places)
-            if job.texts is not None
-        }
+        watch = {row: partial(job.show, number) for row, (job, number) in enumerate(lines) if job.show is not None}
         BATCH_LINES.observe(len(lines))
         try:
-            results = translator.translate(lines, group.keep_weights, watch=watch)
-            check_scores((options[0] for options in results), 1)
+            results = translator.translate([line.text for line in lines], group.keep_weights, watch=watch)
+            check_scores((options[0] for options in results), lines[0].number + 1)
         except Exception as error:
-            if len(shares) > 1:
-                log.warning(f"a batch of {len(shares)} requests failed; translating them one by one")
-                for share in shares:
-                    self.translate([share])
-            elif shares[0].job.future.set_running_or_notify_cancel():
-                shares[0].job.future.set_exception(error)
+            if len(lines) > 1:
+                log.warning(f"a batch of {len(lines)} lines failed; translating its halves")
+                half = len(lines) // 2
+                self.translate(lines[:half])
+                self.translate(lines[half:])
+            elif lines[0].future.set_running_or_notify_cancel():
+                lines[0].future.set_exception(error)
             return
-        start = 0
-        for job, job_lines in shares:
-            job.results += results[start : start + len(job_lines)]
-            start += len(job_lines)
+        for line, options in zip(lines, results, strict=True):
             # First the future becomes running: from then on it cannot be cancelled, and takes a result.
-            if len(job.results) == len(job.lines) and job.future.set_running_or_notify_cancel():
-                job.future.set_result(job.results)
+            if line.future.set_running_or_notify_cancel():
+                line.future.set_result(options)
 
 
 def enlarge_batches(translator: Translator) -> Translator:

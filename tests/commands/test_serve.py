@@ -7,9 +7,11 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,8 +29,9 @@ from nmt.config import SearchConfig
 from nmt.data.words import find_glued_words
 from nmt.decoding.translator import Translation
 from nmt.serving import app, server, translation_request
-from nmt.serving.app import Service, add_attention, build_app
+from nmt.serving.app import Service, TextsSoFar, add_attention, build_app
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
+from nmt.serving.translation_request import parse_translation_request
 from nmt.training.checkpoint import export_model, load_model
 
 LINES = [
@@ -88,19 +91,29 @@ def test_attention_equals_that_of_nmt_translate(served: Running, home: Path) -> 
     assert "word_weights" not in str(ask(served.url, "Hund", details=True))
 
 
-def test_attention_says_what_is_beyond_reach_and_leaves_out_huge_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_says_what_is_beyond_reach_and_leaves_out_huge_matrices() -> None:
     pieces = ["▁a", "▁b", "</s>"]
 
-    def describe(reach: int | None) -> dict[str, Any]:
+    def describe(reach: int | None, room: int) -> tuple[int, Any]:
         option = Translation("c d", pieces, ["▁c", "▁d", "</s>"], weights_TS=np.eye(3))
         details = {"source": "a b", "translations": [{"source_words": ["a", "b"], "target_words": ["c", "d"]}]}
-        add_attention(details, [option], reach)
-        return details
+        return add_attention(details, [option], reach, room), details
 
-    assert [describe(reach)["beyond_reach"] for reach in (None, 2, 3)] == [False, True, False]
-    assert describe(None)["translations"][0]["word_weights"] == [[1, 0], [0, 1]]
-    monkeypatch.setattr(app, "MAX_WORD_WEIGHTS", 3)
-    assert describe(None)["translations"][0]["word_weights"] is None
+    assert [describe(reach, 4)[1]["beyond_reach"] for reach in (None, 2, 3)] == [False, True, False]
+    for room, added, weights in ((4, 4, [[1, 0], [0, 1]]), (3, 0, None)):
+        assert (
+            describe(None, room)[0] == added and describe(None, room)[1]["translations"][0]["word_weights"] == weights
+        )
+
+
+def test_lines_of_an_answer_share_the_limit_on_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_WORD_WEIGHTS", 6)
+    wanted = parse_translation_request({"q": ["a b", "c d\ne"], "attention": True} | DIRECTION, 100, 0)
+    lines = [["▁a", "▁b", "</s>"], ["▁c", "▁d", "</s>"], ["▁e", "</s>"]]
+    with fake_service() as (service, _):
+        answer = service.build_answer(wanted, [[Translation("", line, line, 0, np.eye(len(line)))] for line in lines])
+    details = [line for text in answer["details"] for line in text]
+    assert [line["translations"][0]["word_weights"] for line in details] == [[[1, 0], [0, 1]], None, [[1]]]
 
 
 def test_libretranslate_client_works_unchanged(served: Running) -> None:
@@ -369,13 +382,118 @@ def test_failing_stream_ends_with_an_error_and_lines_of_a_client_that_has_gone_a
         response.close()
         connection.close()
         deadline = time.monotonic() + 20
-        while not all(job.future.cancelled() for job in service.batcher.jobs):
+        while not all(future.cancelled() for job in service.batcher.jobs for future in job.futures):
             assert time.monotonic() < deadline
         translator.gate.set()
         error = {"error": "out of memory for one line of 9 pieces", "status": 500}
-        assert read_events(f"http://127.0.0.1:{port}", q=["good", "bad"]) == [("error", error)]
+        good = ("line", {"index": 0, "line": 1, "translatedText": "GOOD"})
+        assert read_events(f"http://127.0.0.1:{port}", q=["good", "bad", "bad"]) == [good, ("error", error)]
         assert translator.calls[0] == [f"line {i}" for i in range(app.STREAM_LINES)]
-        assert translator.calls[1:] == [["good", "bad"]]
+        assert translator.calls[1] == ["good", "bad", "bad"]
+
+
+def test_stream_ends_with_an_error_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_service(port=0) as (service, translator), listening(service) as port:
+        translator.gate.set()
+        reason = "the server failed; its log says why"
+        assert post(f"http://127.0.0.1:{port}", {"q": "bug"} | DIRECTION) == (500, {"error": reason})
+        caplog.clear()
+        events = read_events(f"http://127.0.0.1:{port}", q=["bug", "good"])
+        assert events == [("error", {"error": reason, "status": 500})]
+        assert "ZeroDivisionError" in caplog.text
+
+
+def translate_lines_one_by_one(service: Service) -> FakeTranslator:
+    """Make every line a batch of its own. Returns the translator of the service."""
+    translator: Any = service.batcher.translators[0]
+    translator.config.batch_tokens = 1
+    translator.gate.set()
+    return translator
+
+
+def test_stream_sends_each_line_when_it_is_translated_and_each_has_its_own_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    takes = []
+    take = TextsSoFar.take
+    monkeypatch.setattr(TextsSoFar, "take", lambda self: takes.append(self) or take(self))
+    with fake_service(port=0, timeout=0.8) as (service, _), listening(service) as port:
+        translate_lines_one_by_one(service).seconds = {"a": 0.4, "b": 0.4, "c": 0.4, "d": 1.5}
+        events = read_events(f"http://127.0.0.1:{port}", q=list("abcd"))
+    assert [data.get("translatedText") for _, data in events] == ["A", "B", "C", None]
+    assert events[-1] == ("error", {"error": "there was no translation within 0.8 seconds", "status": 504})
+    assert len(takes) < 12  # no polling
+
+
+def test_stream_keeps_no_attention_of_lines_that_have_been_sent() -> None:
+    matrices: list[weakref.ref[Any]] = []
+
+    def translate_line(line: str) -> Translation:
+        weights = np.zeros((1, 1))
+        matrices.append(weakref.ref(weights))
+        return Translation(line, weights_TS=weights)
+
+    async def scenario() -> None:
+        with fake_service() as (service, _):
+            translator = translate_lines_one_by_one(service)
+            translator.translate_line = translate_line  # type: ignore[method-assign]
+            wanted = parse_translation_request({"q": ["a"] * 20, "stream": True} | DIRECTION, 100, 0)
+            events = [event async for event in service.stream_events(wanted, Group(0, 1, True)) if keep(event)]
+            assert len(events) == 21 and len(matrices) == 20
+
+    def keep(event: str) -> bool:
+        if event.startswith("event: done"):
+            assert sum(matrix() is not None for matrix in matrices) < 5  # of the last chunk
+        return True
+
+    asyncio.run(scenario())
+
+
+def test_partial_texts_are_sent_at_most_every_50_milliseconds_and_the_last_one_is() -> None:
+    async def scenario() -> None:
+        with fake_service() as (service, _):
+            news, line = TextsSoFar(), asyncio.get_running_loop().create_future()
+
+            def put_texts() -> None:
+                for number in range(300):
+                    news.put(0, str(number))
+                    time.sleep(0.001)
+
+            thread = threading.Thread(target=put_texts)
+            start_time = time.monotonic()
+            thread.start()
+            seen = []
+            async for _, text in service.follow(line, news):
+                seen.append(int(text))
+                if text == "299":
+                    line.set_result([])
+            thread.join()
+            seconds = time.monotonic() - start_time
+            assert seen == sorted(set(seen)) and 2 < len(seen) <= seconds / app.PARTIAL_SECONDS + 2
+
+    asyncio.run(scenario())
+
+
+def test_large_answer_is_built_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, finished = threading.Event(), threading.Event()
+    build_answer = Service.build_answer
+
+    def build_slowly(*arguments: Any) -> Any:
+        started.set()
+        assert finished.wait(20)
+        return build_answer(*arguments)
+
+    monkeypatch.setattr(Service, "build_answer", build_slowly)
+    with fake_service(port=0) as (service, translator), listening(service) as port, ThreadPoolExecutor(2) as pool:
+        translator.gate.set()
+        url = f"http://127.0.0.1:{port}"
+        answers = [pool.submit(ask, url, "a", attention=True), pool.submit(read_events, url, q="a")]
+        assert started.wait(20)
+        with urllib.request.urlopen(f"{url}/health", timeout=20) as response:
+            assert response.status == 200
+        assert not any(answer.done() for answer in answers)
+        finished.set()
+        assert answers[0].result()["translatedText"] == "A" and answers[1].result()[-1][0] == "done"
 
 
 def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
@@ -384,7 +502,7 @@ def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
     plain, other = Group(0, 1, False), Group(0, 2, False)
     futures = [batcher.submit(plain, ["a" * 9] * 25), batcher.submit(other, ["b"]), batcher.submit(plain, ["c"])]
     translator.gate.set()
-    results = [[options[0].text for options in future.result(20)] for future in futures]
+    results = [[future.result(20)[0].text for future in lines] for lines in futures]
     assert results == [["A" * 9] * 25, ["B"], ["C"]]
     assert [len(call) for call in translator.calls] == [10, 10, 6, 1]
     batcher.max_waiting = 0
