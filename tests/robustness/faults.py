@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,19 @@ def write_corpus(folder: Path, **sizes: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- kill
+@cache
+def train_uninterrupted(settings: tuple[str, ...], folder: Path) -> tuple[dict[str, Any], float, float]:
+    """Train once without interruption; return the results, and the seconds for all and for the start alone."""
+    start = time.monotonic()
+    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "output").read_text()
+    whole_seconds = time.monotonic() - start
+    start = time.monotonic()
+    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0
+    startup_seconds = time.monotonic() - start
+    print(f"uninterrupted: {whole_seconds:.1f} s, of which {startup_seconds:.1f} s to start")
+    return read_results(folder / "runs" / "whole"), whole_seconds, startup_seconds
+
+
 def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKILL) -> None:
     """Check that training killed `times` times ends with the same files as uninterrupted training."""
     rng = random.Random(1)
@@ -156,14 +170,7 @@ def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKIL
         "train.log_every=10",
         "resume=auto",
     )
-    start = time.monotonic()
-    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "output").read_text()
-    whole_seconds = time.monotonic() - start
-    start = time.monotonic()
-    assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0
-    startup_seconds = time.monotonic() - start
-    print(f"uninterrupted: {whole_seconds:.1f} s, of which {startup_seconds:.1f} s to start")
-    expected = read_results(folder / "runs" / "whole")
+    expected, whole_seconds, startup_seconds = train_uninterrupted(settings, folder)
     kills, trainings, moments = 0, 0, Counter[str]()
     run = folder / "runs" / "killed"
     while kills < times:
@@ -331,7 +338,7 @@ def check_best(run: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------ bitflips
 def check_bit_flips(times: int, folder: Path) -> None:
     """Check that a flipped bit in a file of a run is reported or harmless."""
-    run, rng, outcomes = train_small_run(folder), random.Random(1), Counter[str]()
+    run, rng, outcomes = train_small_run(folder.with_name("small")), random.Random(1), Counter[str]()
     expected = load_run(run)
     checkpoint = find_last_intact_checkpoint(run)
     files = [run / "config.yaml", *run.glob("tokenizer*.model"), *run.glob("checkpoints/*"), *checkpoint.iterdir()]
@@ -371,6 +378,7 @@ def load_run(run: Path) -> tuple[Any, ...]:
     )
 
 
+@cache
 def train_small_run(folder: Path) -> Path:
     """Train a model for two epochs of few updates, and return its run folder."""
     data_path = write_corpus(folder, train=600, valid=40, test=30)
@@ -382,7 +390,8 @@ def train_small_run(folder: Path) -> Path:
 # --------------------------------------------------------------------------------------------------------------- noise
 def check_noise(lines: int, folder: Path) -> None:
     """Check that random bytes give one translation per line, and print the memory for all lines and for a tenth."""
-    run, rng, peaks = train_small_run(folder), random.Random(1), {}
+    run, rng, peaks = train_small_run(folder.with_name("small")), random.Random(1), {}
+    folder.mkdir(exist_ok=True)
     for count in (lines // 10, lines):
         text = b"\n".join(make_noise_line(rng) for _ in range(count)) + b"\n"
         (folder / "noise").write_bytes(text)
@@ -497,7 +506,7 @@ def require(condition: bool, message: str) -> None:
 
 TRIALS: dict[str, Callable[[int, Path], None]] = {
     "kill": check_kills,
-    "term": lambda times, folder: check_kills(times, folder, signal.SIGTERM),
+    "term": lambda times, folder: check_kills(times, folder.with_name("kill"), signal.SIGTERM),
     "fileops": check_file_operations,
     "bitflips": check_bit_flips,
     "noise": check_noise,

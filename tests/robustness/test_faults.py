@@ -74,10 +74,10 @@ Change = Callable[[Path], Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trial", ["kill=2", "term=2", "fileops=2", "bitflips=40", "noise=100", "badlines=600"])
-def test_fault_injection_trials(trial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run faults.py in this process, with few trials."""
-    monkeypatch.setattr(sys, "argv", ["faults.py", trial, f"folder={tmp_path}"])
+@pytest.mark.parametrize("trials", ["kill=2 term=2", "fileops=2", "bitflips=25 noise=100", "badlines=600"])
+def test_fault_injection_trials(trials: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run faults.py in this process, with few trials; those in one call share a run."""
+    monkeypatch.setattr(sys, "argv", ["faults.py", *trials.split(), f"folder={tmp_path}"])
     run_trials(TRIALS)
 
 
