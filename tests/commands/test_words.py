@@ -271,9 +271,9 @@ SETTINGS = (
     "model.shortcut=true",
     "optim.lr=0.01",
     "optim.schedule=cosine",
-    "train.batch_tokens=300",
-    "train.max_steps=240",
-    "train.validate_every=80",
+    "train.batch_tokens=400",
+    "train.max_steps=160",
+    "train.validate_every=40",
     "train.log_every=80",
     "train.monitor=bleu",
 )
