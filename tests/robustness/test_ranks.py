@@ -82,12 +82,19 @@ def test_process_group_can_be_joined_repeatedly(late: int, tmp_path: Path) -> No
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "default": ((), (2, 3)),
-    "micro-batches": (("train.accumulate=2",), (2,)),
-    "guided": (("data.alignments=links", "train.guided_alignment=0.5", "optim.schedule=cosine"), (2,)),
-    "subword sampling": (("tokenizer.sampling=0.3",), (2,)),
+    "guided, subword sampling": (
+        ("data.alignments=links", "train.guided_alignment=0.5", "optim.schedule=cosine", "tokenizer.sampling=0.3"),
+        (2,),
+    ),
     "fewer pairs than ranks": (("train.batch_sentences=1",), (3,)),
-    "coverage, luong, sgd": (
-        ("model=luong", "optim.name=sgd", "model.attention.coverage=true", "train.coverage_loss=0.5"),
+    "coverage, luong, sgd, micro-batches": (
+        (
+            "model=luong",
+            "optim.name=sgd",
+            "model.attention.coverage=true",
+            "train.coverage_loss=0.5",
+            "train.accumulate=2",
+        ),
         (2,),
     ),
 }
@@ -253,10 +260,8 @@ def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, 
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     model = (f"checkpoint={run}", "input=in")
     cases: dict[str, tuple[str, ...]] = {
-        "text": (),
-        "jsonl": ("format=jsonl", "search.n_best=3"),
-        "pharaoh": ("alignments=links.pharaoh", "search.max_source=12"),
-        "npz": ("alignments=links.npz", "search.beam=1"),
+        "text": ("search.beam=1", "search.max_source=12", "alignments=links.pharaoh"),
+        "jsonl": ("format=jsonl", "search.n_best=3", "alignments=links.npz"),
         "samples": ("search.sample=true", "search.n_best=3"),
         "score": ("mode=score", "target=in"),
     }
