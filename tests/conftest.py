@@ -18,8 +18,10 @@ from nmt.model.kernels import KERNELS
 # With models this small, synchronizing threads takes longer than the work, especially beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
-# Put this checkout first, also for the process that others are forked from, and keep the folders set by the caller.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+# Put this checkout first, also for the process that others are forked from, which imports tests/preload.py, and keep
+# the folders set by the caller.
+folders = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 # Commands run with other home folders, in each of which matplotlib would take seconds to list the fonts.
 os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))
 

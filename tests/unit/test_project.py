@@ -4,13 +4,14 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
-from builders import ROOT
+from builders import CONTEXT, ROOT
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from packaging.requirements import Requirement
@@ -102,3 +103,15 @@ def test_constraints_satisfy_requirements() -> None:
 def normalize_name(name: str) -> str:
     """Normalize the name of a distribution as PyPI does."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def exit_with_zero_if_preloaded() -> None:
+    sys.exit("preload" not in sys.modules)
+
+
+def test_commands_are_forked_from_process_with_all_imports_done() -> None:
+    """Python ignores it if it cannot import tests/preload.py, and each command would import everything anew."""
+    process = CONTEXT.Process(target=exit_with_zero_if_preloaded)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
