@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from builders import ROOT
 def test_site_builds_without_warnings_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the extra `docs` has mkdocs-material")
     folder = tmp_path / "site"
-    make = ["make", "-o", ".venv/.installed", "docs", f"BIN={Path(sys.executable).parent}", f"ARGS=--site-dir={folder}"]
+    python_folder = shlex.quote(str(Path(sys.executable).parent))
+    make = ["make", "-o", ".venv/.installed", "docs", f"BIN={python_folder}", f"ARGS=--site-dir={folder}"]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert (folder / "search" / "search_index.json").stat().st_size > 100_000

@@ -121,7 +121,7 @@ def test_cache_is_in_the_working_folder_if_home_is_read_only(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
-    assert "the home folder cannot be written: text is cached in .cache/nmt here" in caplog.text
+    assert "text is cached in .cache/nmt in the working folder" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; write data.cache=FOLDER"):
         cache_folder(DataConfig())
