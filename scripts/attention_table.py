@@ -41,7 +41,7 @@ from nmt.training.checkpoint import load_config, load_model
 DOCS, PAGE = Path("docs"), Path("experiments/attention.md")
 BEGIN_MARKER, END_MARKER = "<!-- attention: written by scripts/attention_table.py -->", "<!-- end of attention -->"
 STYLES = {
-    "bahdanau": ("model.style=bahdanau",),
+    "bahdanau": (),
     "luong": ("model.style=luong",),
     "gnmt": ("model.style=gnmt", "model.decoder_layers=2"),
 }
@@ -71,7 +71,13 @@ class Variant:
         length = [] if self.epochs is None else [f"train.max_epochs={self.epochs}"]
         keys = ["score"] if self.score == "none" else ["score", "window", "normalizer", "heads", "coverage"]
         keys += ["half_width"] * (self.window != "global")
-        return [*STYLES[self.style], *(f"model.attention.{key}={getattr(self, key)}" for key in keys), *length]
+        # model=bahdanau: data=toy has settings of its own for model=luong.
+        return [
+            "model=bahdanau",
+            *STYLES[self.style],
+            *(f"model.attention.{key}={getattr(self, key)}" for key in keys),
+            *length,
+        ]
 
 
 FULL_LENGTH_VARIANTS = [

@@ -48,7 +48,7 @@ def serve_updates(connection: Connection, precision: str) -> None:
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        run: TrainRun = to_dataclasses(compose("train"))
+        run: TrainRun = to_dataclasses(compose("train", ["model=bahdanau"]))
     pairs, device = load_pairs(run.data, "train"), torch.device("cpu")
     tokenizer = get_or_train_tokenizer(pairs, run)
     encoded = encode_corpus(pairs, tokenizer, run)

@@ -153,7 +153,7 @@ def measure_preparation(name: str, run: TrainRun, pairs: int, updates: int) -> N
 def measure_training(name: str, folder: Path, vocabulary: int, steps: int) -> None:
     """Measure the training command."""
     settings = [f"data.path={folder / 'text'}", f"data.cache={folder / 'cache'}", f"hydra.run.dir={folder / 'run'}"]
-    settings += ["data=text", "name=bench", "overwrite=true", "train.log_every=1"]
+    settings += ["model=bahdanau", "data=text", "name=bench", "overwrite=true", "train.log_every=1"]
     settings += [f"tokenizer.vocab_size={vocabulary}", f"train.max_steps={steps}"]
     command = [sys.executable, "-m", "nmt.train", *settings]
     started, first = time.perf_counter(), 0.0

@@ -30,7 +30,14 @@ from nmt.training.checkpoint import load_model
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from browser import Browser  # type: ignore[import-not-found]  # noqa: E402
 
-SIZES = ("data.limit=2000", "tokenizer.vocab_size=800", "model.hidden=64", "model.embed=64", "optim.lr=0.005")
+SIZES = (
+    "model=bahdanau",
+    "data.limit=2000",
+    "tokenizer.vocab_size=800",
+    "model.hidden=64",
+    "model.embed=64",
+    "optim.lr=0.005",
+)
 LENGTH = ("train.max_epochs=3", "train.batch_tokens=400", "train.validate_every=10000", "precision=fp32")
 MODELS = {
     "default": (),

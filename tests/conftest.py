@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import CHROMIUM, Browser
 from builders import ROOT, TINY_SETTINGS, run_ok, write_corpus
 from filelock import FileLock
 from hypothesis import settings
@@ -83,3 +84,12 @@ def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ("name=mine", "data=text", f"data.path={corpus}", *settings)
     trained = build_once("home", lambda part: run_ok("train", *arguments, folder=part), tmp_path_factory)
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("home") / "home"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

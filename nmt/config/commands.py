@@ -293,7 +293,7 @@ class AlignRun:
     output: str = setting("-", "output file: all weights (.jsonl or .npz), else links; -: standard output")
     save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
     lexicon: str | None = setting(
-        None, "aligner: output file of pairs of words with their links and probabilities (tsv)"
+        None, "aligner: output file of pairs of words with their expected number of links (tsv)"
     )
     tokenize: bool = setting(False, "aligner: link words and punctuation marks, also where no space separates them")
     weights: bool = setting(False, "also write the weight of each link, as in 0-1:0.93")

@@ -74,8 +74,8 @@ class Record:
     target_word_of_piece: list[int]
     weights: np.ndarray | None  # target pieces x source pieces; None for a model without attention
     score: float  # summed log-probability, `</s>` included
-    source_spans: list[tuple[int, int]] | None = None  # first character of each word and the one after its last; None
-    target_spans: list[tuple[int, int]] | None = None  # where the line itself is not known
+    source_spans: list[tuple[int, int]] | None = None  # start and end (exclusive) of each word in its line; None if the
+    target_spans: list[tuple[int, int]] | None = None  # line itself is not known
 
     def word_weights(self) -> np.ndarray | None:
         """Return weights of target words x source words; None for a model without attention."""

@@ -46,13 +46,7 @@ def measure_erasure(
     nothing to measure.
     """
     records = [translation.record for translation in translations]
-    losses = erase_words(translator, records, "erasing")
-    left_out = [line for line, losses_TS in enumerate(losses, 1) if losses_TS is None]
-    if left_out:
-        log.warning(
-            f"erase=true: {pluralize(len(left_out), 'line')} left out, because the line is empty, was translated in "
-            f"parts or has more than {MAX_ERASED_WORDS} words ({format_first_lines(left_out)})"
-        )
+    losses = erase_words(translator, records, "erasing words")
     taus = []
     for record, losses_TS in zip(records, losses, strict=True):
         weights_TS = record.word_weights()
@@ -61,8 +55,8 @@ def measure_erasure(
     defined = [tau for tau in taus if not math.isnan(tau)]
     metrics = {"erasure_tau": float(np.mean(defined)) if defined else None, "erasure_aer": None}
     if gold is not None:
-        forced = translator.score(sources, references)
-        forced_losses = erase_words(translator, [translation.record for translation in forced], "erasing references")
+        forced = [translation.record for translation in translator.score(sources, references)]
+        forced_losses = erase_words(translator, forced, "erasing words, references")
         metrics["erasure_aer"] = count_links(forced_losses, gold).scores()["aer"]
     return Erasure(losses, metrics)
 
@@ -81,6 +75,12 @@ def erase_words(translator: Translator, records: Sequence[Record], description: 
             chunk = records[start : start + RECORDS_AT_ONCE]
             losses += erase_chunk(translator, chunk)
             bar.update(len(chunk))
+    left_out = [line for line, losses_TS in enumerate(losses, 1) if losses_TS is None]
+    if left_out:
+        log.warning(
+            f"{description}: {pluralize(len(left_out), 'line')} left out, because the line is empty, was translated in "
+            f"parts or has more than {MAX_ERASED_WORDS} words ({format_first_lines(left_out)})"
+        )
     return losses
 
 

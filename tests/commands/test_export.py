@@ -3,14 +3,13 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, Browser, TranslatingPage
+from browser import Browser, TranslatingPage
 from builders import (
     HOSTILE,
     ODD_LINES,
@@ -101,15 +100,6 @@ def test_page_loads_and_sends_nothing() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- browser
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture(scope="module")
 def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pages with spaces")

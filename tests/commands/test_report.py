@@ -163,6 +163,7 @@ PAIRS = [
     *((f"{text} zwei", f"{text} two", f"two {text.replace(' ', '')}") for text in HOSTILE),
     *((f"Satz {i}", f"sentence {i}", f"sentence {i}") for i in range(20)),
 ]
+PAIR_WITHOUT_ATTENTION = len(PAIRS) - 1
 WEIGHTS = np.array([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0.1, 0, 0.9, 0], [0, 0, 0, 1]])
 FIRST_ARTICLE = "article:first-child "
 
@@ -178,7 +179,7 @@ def browser_session(tmp_path_factory):
     path = folder / "report.html"
     choices = [
         WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
-        WordWeights("same", {0: WEIGHTS[:3, :3], 1: None}),
+        WordWeights("same", {0: WEIGHTS[:3, :3], 1: None, PAIR_WITHOUT_ATTENTION: np.ones((2, 2))}),
     ]
     text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
     path.write_text(text, encoding="utf-8")
@@ -300,8 +301,10 @@ def test_reader_chooses_weights(browser):
         browser.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
         cells = browser.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
         assert [float(cell) for cell in cells] == list(weights[:3])
-        shown_pairs = 1 if value else len(PAIRS)  # the other pairs have no such weights
+        shown_pairs = {"": len(PAIRS), "0": 1, "1": 2}[value]  # the other pairs have no such weights
         assert browser.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
+    browser.evaluate("shown.value = '1', shown.dispatchEvent(new Event('change'))")
+    assert browser.evaluate("document.querySelectorAll('.matrix').length") == 2  # also of the pair without attention
 
 
 def test_color_schemes_and_narrow_window(browser):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, Browser, TranslatingPage
+from browser import Browser, TranslatingPage
 from builders import HOSTILE, ODD_LINES, PageReader, make_sentences
 from servers import FakeTranslator, Running, fake_service, listening, running
 
@@ -21,15 +21,6 @@ from nmt.decoding.translator import Translator
 from nmt.training.checkpoint import load_model
 
 LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,7 @@ def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
         ("  «Wo ist er?»", "“Where is he?”"),
         ("سلام، دنیا!", "Hello, world!"),
         ("他说：“狗在睡觉。”", "He said: “The dog is sleeping.”"),
+        ("我 喜欢 苹果。", "(大學) 입니다."),
         ("", ""),
     ]
     for side, suffix in enumerate(("src", "tgt")):
@@ -97,8 +98,10 @@ def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
     assert records[0]["source_words"] == ["Der", "Hund", "(", "dort", ")", "schläft", "."]
     assert records[1]["source_words"][0] == "«" and records[2]["source_words"][1:] == ["،", "دنیا", "!"]
     assert records[3]["source_words"][-2:] == ["。", "”"]
+    assert records[4]["source_words"] == ["我", "喜欢", "苹果", "。"]
+    assert records[4]["target_words"][:3] == ["(", "大學", ")"]
     lines = run_ok("align", *files, "checkpoint=saved", "weights=true", folder=tmp_path).split("\n")[:-1]
-    assert len(lines) == 5 and lines[-1] == ""
+    assert len(lines) == 6 and lines[-1] == ""
     for line, record in zip(lines, records, strict=True):
         for item in line.split():
             s, t, weight = re.fullmatch(r"(\d+)-(\d+):(\S+)", item).groups()  # type: ignore[union-attr]

@@ -75,7 +75,7 @@ def test_lines_without_losses_are_named(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.WARNING, "nmt"):
         losses, metrics = measure_erasure(translator, translations, [], [], None)
     assert [losses_TS is None for losses_TS in losses] == [True, False, True, True]
-    assert "erase=true: 3 lines left out" in caplog.text and "(first: 1, 3, 4)" in caplog.text
+    assert "erasing words: 3 lines left out" in caplog.text and "(first: 1, 3, 4)" in caplog.text
     assert -1 <= metrics["erasure_tau"] <= 1 and metrics["erasure_aer"] is None
     assert measure_erasure(translator, [], [], [], None) == ([], {"erasure_tau": None, "erasure_aer": None})
 
