@@ -37,6 +37,7 @@ from nmt.evaluation.comparison import (
 )
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
+from nmt.evaluation.literals import describe_literals, measure_literals
 from nmt.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,
@@ -221,6 +222,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     warn_of_evaluation(data, pairs, texts)
     metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
+    metrics["literals"] = measure_literals(sources, texts, references)
     metrics |= {
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
@@ -321,6 +323,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
             bleu, chrf = ("-" if scores[key] is None else f"{scores[key]:.2f}" for key in ("bleu", "chrf"))
             label = OVERLAP_LABELS[name]
             echo(f"{label:<22}bleu {bleu}, chrf {chrf}, {pluralize(scores['sentences'], 'sentence')}")
+    for kind, counts in evaluation.metrics["literals"].items():
+        echo(f"{f'{kind} kept':<22}{describe_literals(counts)}")
     for name, signature in evaluation.metrics["signatures"].items():
         echo(f"{name:<22}{signature}")
     if evaluation.pictures:

@@ -9,7 +9,7 @@ from builders import TINY_SETTINGS, run_nmt, run_ok, write_corpus
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose test split has five pairs of the training text, and five more with another first word."""
+    """A run whose test split has five pairs of the training text, five with another first word, and two with a number."""
     folder = tmp_path_factory.mktemp("memorized")
     (folder / "corpus").mkdir()
     corpus = write_corpus(folder / "corpus", train=120, valid=12, test=12)
@@ -17,9 +17,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train = (corpus / f"train.{language}").read_text("utf-8").splitlines()
         test = (corpus / f"test.{language}").read_text("utf-8").splitlines()
         changed = [" ".join(["Unerhört", *line.split()[1:]]) for line in train[5:10]]
-        (corpus / f"test.{language}").write_text(
-            "".join(f"{line}\n" for line in train[:5] + changed + test[10:]), "utf-8"
-        )
+        lines = train[:5] + changed + [f"{line} 4711" for line in test[10:]]
+        (corpus / f"test.{language}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=2", "train.max_epochs=null")
     result = run_nmt("train", "name=mine", *settings, folder=folder)
     assert result.returncode == 0, result.stderr.decode()
@@ -38,7 +37,10 @@ def test_evaluate_scores_them_separately(folder: Path) -> None:
     by_overlap = json.loads((results / "metrics.json").read_text("utf-8"))["by_overlap"]
     assert {name: scores["sentences"] for name, scores in by_overlap.items()} == {"seen": 5, "near": 5, "unseen": 2}
     assert "in training text" in text and "5 sentences" in text and "2 sentences" in text
-    assert "BLEU by occurrence in the training text" in (results / "report.html").read_text("utf-8")
+    report = (results / "report.html").read_text("utf-8")
+    assert "BLEU by occurrence in the training text" in report
+    assert "numbers kept          0 of 2 (0.0%); references keep 100.0%; worst lines: 11, 12" in text
+    assert "<dt>numbers kept</dt><dd>0 of 2</dd>" in report
 
 
 def test_evaluate_without_training_text(folder: Path) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import regex
 
 from nmt.config import CleaningConfig
+from nmt.data.literals import find_numbers
 from nmt.data.words import UNSPACED_PATTERN, may_be_unspaced
 
 # Control characters, soft hyphen, marks of text direction, byte order mark, interlinear annotations. Joiners (U+200C,
@@ -29,9 +30,6 @@ TAG = regex.compile(
     regex.IGNORECASE,
 )
 REPLACEMENT_CHARACTER = "\ufffd"
-# Separators within numbers are ignored: 1,000 = 1.000 = 1 000.
-NUMBER = regex.compile(r"\d{1,3}(?: \d{3})+(?!\d)|\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
-NON_DIGIT = regex.compile(r"\D+")
 RATIO_OFFSET = 10  # characters added to both lengths, so that short sentences may differ more
 MIN_SCRIPT_SHARE = 0.05  # of all letters of a side, for a script to be usual there
 
@@ -111,14 +109,6 @@ def numbers_differ(source: str, target: str) -> bool:
     """
     left, right = find_numbers(source), find_numbers(target)
     return bool(left and right) and sorted(left) != sorted(right) and "".join(left) != "".join(right)
-
-
-def find_numbers(text: str) -> list[str]:
-    """Return the numbers of a sentence in ASCII digits, without separators."""
-    numbers = [NON_DIGIT.sub("", number) for number in NUMBER.findall(text)]
-    if not text.isascii():
-        numbers = ["".join(str(unicodedata.digit(digit, digit)) for digit in number) for number in numbers]
-    return numbers
 
 
 class CleanedPairs(NamedTuple):

@@ -1,0 +1,72 @@
+"""How well translations keep the literals of their sources: numbers, addresses, tags and placeholders."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from nmt.data.literals import PATTERNS, find_literals
+
+WORST_LINES = 10  # listed for each kind
+SHOWN_LINES = 5  # printed, of them
+
+
+def measure_literals(
+    sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return how many literals of each kind the translations keep, for the kinds that occur.
+
+    A literal of a source is kept if the translation has it as often as the source.
+
+    Returns:
+        By kind: `in_source`, their number; `kept`, how many of them the translations keep; `added`, how many the
+        translations have that the sources have not; `kept_by_references`; and `worst_lines`, the numbers from 1 of the
+        lines in which most are lost or added.
+    """
+    found = {
+        name: [[(literal.kind, literal.text) for literal in find_literals(text)] for text in texts]
+        for name, texts in (("source", sources), ("translation", translations), ("reference", references))
+    }
+    measured = {}
+    for kind in PATTERNS:
+        counts = {
+            name: [Counter(text for own_kind, text in literals if own_kind == kind) for literals in lines]
+            for name, lines in found.items()
+        }
+        wanted, written = counts["source"], counts["translation"]
+        added = [(own - source).total() for source, own in zip(wanted, written, strict=True)]
+        lost = [(source - own).total() for source, own in zip(wanted, written, strict=True)]
+        in_source = sum(count.total() for count in wanted)
+        if not in_source and not any(added):
+            continue
+        faults = {line: a + b for line, (a, b) in enumerate(zip(added, lost, strict=True), 1) if a + b}
+        measured[kind] = {
+            "in_source": in_source,
+            "kept": count_kept(wanted, written),
+            "added": sum(added),
+            "kept_by_references": count_kept(wanted, counts["reference"]),
+            "worst_lines": sorted(faults, key=lambda line: -faults[line])[:WORST_LINES],
+        }
+    return measured
+
+
+def count_kept(sources: Sequence[Counter[str]], texts: Sequence[Counter[str]]) -> int:
+    """Return how many literals of the sources stand as often in the text beside them."""
+    return sum(
+        count
+        for source, own in zip(sources, texts, strict=True)
+        for text, count in source.items()
+        if own[text] == count
+    )
+
+
+def describe_literals(counts: dict[str, Any]) -> str:
+    """Return the counts of a kind of literals on one line."""
+    shares = [f"{counts['kept']:,} of {counts['in_source']:,}"]
+    if counts["in_source"]:
+        shares[0] += f" ({counts['kept'] / counts['in_source']:.1%})"
+        shares.append(f"references keep {counts['kept_by_references'] / counts['in_source']:.1%}")
+    if counts["added"]:
+        shares.append(f"{counts['added']:,} added")
+    if counts["worst_lines"]:
+        shares.append("worst lines: " + ", ".join(map(str, counts["worst_lines"][:SHOWN_LINES])))
+    return "; ".join(shares)
