@@ -102,6 +102,7 @@ class TokenizerConfig:
     target_vocab_size: int | None = setting(None, "joint=false: target vocabulary size; null: vocab_size")
     sampling: float = setting(0.0, "in training: BPE dropout rate, or 1 / temperature for unigram; 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
+    split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that unseen numbers are copied")
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
@@ -115,6 +116,8 @@ class TokenizerConfig:
         check_fraction("tokenizer.sampling", self.sampling)
         if self.sampling and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
+        if self.split_digits and self.type not in ("bpe", "unigram"):
+            raise UserError(f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}")
 
     def size_key(self, side: str) -> str:
         """Return the key that sets the vocabulary size of a side, `source` or `target`."""

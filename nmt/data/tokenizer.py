@@ -435,6 +435,7 @@ def train_language_tokenizer(
             character_coverage=1.0,
             normalization_rule_name=config.normalization,
             remove_extra_whitespaces=config.normalization != "identity",
+            split_digits=config.split_digits,
             num_threads=16,  # fixed, since the pieces of a unigram model depend on it
             minloglevel=2,
             pad_id=PAD,

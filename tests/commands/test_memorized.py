@@ -9,7 +9,7 @@ from builders import TINY_SETTINGS, run_nmt, run_ok, write_corpus
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose test split has five pairs of the training text, five with another first word, and two with a number."""
+    """A run whose test split has five training pairs, five with another first word, and two with a number."""
     folder = tmp_path_factory.mktemp("memorized")
     (folder / "corpus").mkdir()
     corpus = write_corpus(folder / "corpus", train=120, valid=12, test=12)

@@ -282,6 +282,10 @@ def test_command_line_in_process_of_its_own(
         ),
         (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
         (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
+        (
+            lambda: TokenizerConfig(type="char", split_digits=True),
+            "tokenizer.split_digits=true needs tokenizer.type=bpe",
+        ),
         (lambda: ModelConfig(hidden=0), "model.hidden=0"),
         (lambda: ModelConfig(hidden=31), "model.hidden=31 must be even"),
         (lambda: ModelConfig(decoder_layers=0), "model.decoder_layers=0"),

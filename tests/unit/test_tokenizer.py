@@ -61,6 +61,21 @@ def test_normalization_is_applied_if_configured() -> None:
     assert side.decode(ids) == "der fix"
 
 
+@pytest.mark.parametrize("type", ("bpe", "unigram"))
+@pytest.mark.parametrize("split_digits", [True, False])
+def test_digits_are_pieces_of_their_own_if_configured(type: str, split_digits: bool) -> None:
+    lines = [f"{line}, am {day}. Mai {1900 + day} ２０２４" for day, line in enumerate(make_sentences(200))]
+    config = TokenizerConfig(type=type, vocab_size=320, split_digits=split_digits)
+    side = train_tokenizer(lines, lines, config).source
+    with_digit = {piece for piece in side.vocabulary if re.search(r"\d", piece)}
+    assert all(len(piece) == 1 for piece in with_digit) == split_digits
+    for sampling in (0.0, 0.3):
+        [ids] = side.encode(["7 und 1913 und 98765 und ２０"], sampling, seed=1)
+        pieces = [piece for piece in side.pieces(ids) if re.search(r"^(?!<0x).*\d", piece)]
+        assert not split_digits or pieces == list("7191398765２０")
+        assert side.decode(ids) == "7 und 1913 und 98765 und ２０"
+
+
 @pytest.mark.parametrize("type", TOKENIZER_TYPES)
 def test_special_ids_and_vocabulary_size(type: str) -> None:
     side = make_tokenizer(type).source
