@@ -66,7 +66,9 @@ def build_help_page(command: str, schema: type, overrides: list[str]) -> str:
         path = [*path[: len(key[1]) // 2], key[2]] if key else path
         text = texts.get(".".join(path)) if key else None
         lines.append(f"{line:<31} # {text}" if text else line)
-    groups = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in sorted(CONFIG_DIR.glob("*/"))}
+    groups = {
+        name: sorted(path.stem for path in CONFIG_DIR.glob(f"{name}/*.yaml")) for name in list_config_groups(command)
+    }
     page = page.replace("$APP_CONFIG_GROUPS", "\n".join(f"{name}: {', '.join(groups[name])}" for name in groups))
     return escape_controls(page.replace("$CONFIG", "\n".join(lines)))
 

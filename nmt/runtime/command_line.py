@@ -264,10 +264,13 @@ def list_key_types(schema: type, prefix: str = "") -> dict[str, Any]:
 
 
 def list_config_groups(command: str) -> list[str]:
-    """Return the config groups in the defaults list of a command, such as `data` and `model`."""
+    """Return the config groups that a command line can choose from, such as `data` and `model`.
+
+    Optional groups such as `data_model` are not among them: their files are chosen by the choices in other groups.
+    """
     defaults = OmegaConf.load(CONFIG_DIR / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
-    return [name.removeprefix("optional ") for name in names if not name.startswith("override ")]
+    return [name for name in names if not name.startswith(("override ", "optional "))]
 
 
 def describe_os_error(error: OSError) -> str:

@@ -618,6 +618,8 @@ def test_help_describes_keys(tmp_path: Path) -> None:
     page = run_ok("train", "--help", folder=tmp_path)
     assert re.search(r"^  cell: lstm +# lstm \| gru$", page, re.MULTILINE)
     assert re.search("^experiment: .*multi30k_de_en", page, re.MULTILINE)
+    assert "data_model" not in page  # chosen by data= and model=
+    assert "there is no key 'data_model'" in run_error("train", "data_model=toy_rnn", folder=tmp_path)
     assert "# run folder (best checkpoint" in run_ok("evaluate", "--help", folder=tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -59,18 +59,16 @@ def test_config_files_compose(path: Path) -> None:
     group = path.parent.name if path.parent != CONFIG_DIR else None
     command = "train" if group else path.stem
     overrides = REQUIRED_SETTINGS.get(command, ["checkpoint=runs/x"])
-    if group == "data_model":  # chosen by itself
-        overrides = [
-            f"{name}={choice}" for name, choice in zip(("data", "model"), path.stem.split("_", 1), strict=True)
-        ]
-    elif group:
-        needs_path = path.stem != "toy" and group != "model"
-        overrides = [f"{group}={path.stem}", *(["data.path=x"] if needs_path else [])]
+    is_pair = group in ("data_model", "experiment_model")  # read when both are chosen
+    if group:
+        choices = zip(group.split("_"), path.stem.rsplit("_", 1), strict=True) if is_pair else [(group, path.stem)]
+        needs_path = not path.stem.startswith("toy") and group != "model"
+        overrides = [f"{name}={choice}" for name, choice in choices] + ["data.path=x"] * needs_path
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         run = to_dataclasses(compose(command, overrides=overrides))
     assert isinstance(run, COMMANDS[command])
-    if group == "data_model":
+    if is_pair:
         settings = dict(flatten_keys(asdict(run)))
         chosen = flatten_keys(yaml.safe_load(path.read_text(encoding="utf-8")))
         assert {key: settings[key] for key, _ in chosen} == dict(chosen)
