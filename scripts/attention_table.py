@@ -71,7 +71,7 @@ class Variant:
         length = [] if self.epochs is None else [f"train.max_epochs={self.epochs}"]
         keys = ["score"] if self.score == "none" else ["score", "window", "normalizer", "heads", "coverage"]
         keys += ["half_width"] * (self.window != "global")
-        # model=bahdanau: data=toy has settings of its own for model=luong.
+        # model=bahdanau: data=toy has settings of its own for model=rnn.
         return [
             "model=bahdanau",
             *STYLES[self.style],
