@@ -237,13 +237,11 @@ def check_aligner_settings(command: AlignRun) -> None:
     defaults = {item.name: item.default for item in fields(AlignRun)}
     for key in ("reverse_checkpoint", "symmetrize", "max_length", "batch_tokens", "device", "precision"):
         if (value := getattr(command, key)) != defaults[key]:
-            raise UserError(f"{key}={value} is for models with attention, not for an aligner; leave it out")
+            raise UserError(f"{key}={value} is for models with attention, not for an aligner; remove {key}")
     if command.links.unit == "pieces":
         raise UserError("links.unit=pieces is for models with attention; an aligner links words")
     if command.checkpoint and command.save:
-        raise UserError(
-            f"save={command.save} is for a newly trained aligner; leave out checkpoint={command.checkpoint}"
-        )
+        raise UserError(f"save={command.save} is for a newly trained aligner; remove checkpoint={command.checkpoint}")
 
 
 def make_word_record(
@@ -270,7 +268,7 @@ def align(command: AlignRun) -> float | None:
     for key in ("save", "lexicon", "tokenize"):
         if value := getattr(command, key):
             shown = "true" if value is True else value
-            raise UserError(f"{key}={shown} is for an aligner; leave out {key}= or checkpoint={command.checkpoint}")
+            raise UserError(f"{key}={shown} is for an aligner; remove {key}= or checkpoint={command.checkpoint}")
     with process_group(command.device) as device:
         inputs = {"source": command.source, "target": command.target, "gold": command.gold}
         local_rank0_first(lambda: check_readable(inputs))

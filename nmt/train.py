@@ -88,7 +88,7 @@ def warn_of_unspaced_text(run: TrainRun, valid: pa.Table) -> None:
         if sum(len(segment_words(line)) for line in lines) > 3 * sum(len(line.split()) for line in lines):
             log.warning(
                 f"tokenizer.type=word splits text at spaces, and the {side} text has few spaces: "
-                "write tokenizer.type=bpe, unigram or char, or put spaces between the words of the text"
+                "use tokenizer.type=bpe, unigram or char, or put spaces between the words of the text"
             )
 
 
@@ -111,7 +111,10 @@ def check_sweep_direction(monitor: str) -> None:
     direction = getattr(direction, "name", direction)  # Optuna's default is an enum member
     expected = "maximize" if MONITOR_METRICS[monitor] else "minimize"
     if direction in ("minimize", "maximize") and direction != expected:
-        raise UserError(f"hydra.sweeper.direction={direction} searches for the worst {monitor}; write {expected}")
+        raise UserError(
+            f"hydra.sweeper.direction={direction} would select the worst {monitor}; set "
+            f"hydra.sweeper.direction={expected}"
+        )
 
 
 @main("train")

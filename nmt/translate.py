@@ -162,7 +162,7 @@ def translate(command: TranslateRun) -> None:
         for key, path in inputs.items():
             if path and world_size() > 1 and not is_regular_file(path):
                 stream = "standard input" if is_stdin(path) else f"{key}={path}"
-                raise UserError(f"{world_size()} processes cannot share {stream}; write {key}=FILE")
+                raise UserError(f"{world_size()} processes cannot share {stream}; use {key}=FILE")
         translator = local_rank0_first(
             lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
         )
@@ -171,8 +171,8 @@ def translate(command: TranslateRun) -> None:
             digests = local_rank0_first(lambda: [hash_file(Path(path)) for path in inputs.values() if path is not None])
             check_same_on_all_ranks(lambda: tuple(digests), TEXT_MISMATCH)
         if (command.alignments or command.format == "links") and not translator.model.attends:
-            setting = f"alignments={command.alignments}" if command.alignments else f"format={command.format}"
-            raise UserError(f"{setting} needs a model with attention; leave it out")
+            key = "alignments" if command.alignments else "format"
+            raise UserError(f"{key}={getattr(command, key)} needs a model with attention; remove {key}")
         is_interactive = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
         source = TextInput(command.input, "> " if is_interactive else None)
         if command.mode == "score":

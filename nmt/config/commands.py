@@ -121,7 +121,9 @@ class TrainRun:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    by_pairs: dict[str, dict[int, Any] | None] = setting(dict, "KEY: {N: value from N training pairs on} | null (off)")
+    by_pairs: dict[str, dict[int, Any] | None] = setting(
+        dict, "KEY: {N: value for N or more training pairs} | null (off)"
+    )
 
     def __post_init__(self) -> None:
         check_hardware(self.device, self.precision)
@@ -134,16 +136,19 @@ class TrainRun:
         if "${" in self.name:
             raise UserError(
                 f"name={self.name!r} contains an interpolation (${{...}}), which is not allowed in run names; "
-                "write name=NAME"
+                "use name=NAME"
             )
         if not self.name.strip("./ "):
-            raise UserError(f"name={self.name!r} is not a valid folder name; write name=NAME for the folder runs/NAME")
+            raise UserError(f"name={self.name!r} is not a valid folder name; use name=NAME for the folder runs/NAME")
         self.resume = self.resume.lower()
         check_choice("resume", self.resume, ("false", "true", "auto"))
         if self.overwrite and self.resume == "true":
             raise UserError(f"overwrite=true contradicts resume={self.resume}; set only one of them")
         if self.new_tokenizer and not self.init_from:
-            raise UserError("new_tokenizer=true needs init_from=RUN, whose weights it starts from; leave it out")
+            raise UserError(
+                "new_tokenizer=true needs init_from=RUN, the run whose weights to start from; set init_from or remove "
+                "new_tokenizer"
+            )
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
             raise UserError(
                 "data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N as well"
@@ -152,23 +157,23 @@ class TrainRun:
             raise UserError("train.guided_alignment needs attention, but model.attention.score=none")
         if self.train.guided_alignment and self.data.format != "toy" and self.data.alignments is None:
             raise UserError(
-                f"train.guided_alignment={self.train.guided_alignment} needs gold links for the training text; write "
+                f"train.guided_alignment={self.train.guided_alignment} needs gold links for the training text; use "
                 "data=text data.alignments=EXTENSION for links in data.path/train.EXTENSION"
             )
         if self.train.r_drop and not self.model.dropout:
             raise UserError(
                 f"train.r_drop={self.train.r_drop} compares two passes with different dropout, but model.dropout=0; "
-                "write model.dropout=0.3 or train.r_drop=0"
+                "use model.dropout=0.3 or train.r_drop=0"
             )
         if self.train.coverage_loss and not self.model.attention.coverage:
             raise UserError(
-                f"train.coverage_loss={self.train.coverage_loss} needs a model with coverage; write "
+                f"train.coverage_loss={self.train.coverage_loss} needs a model with coverage; set "
                 "model.attention.coverage=true as well"
             )
         if self.model.tie == "three" and not self.tokenizer.joint:
             raise UserError(
                 "model.tie=three shares source and target embeddings, but tokenizer.joint=false gives each side its "
-                "own vocabulary; write model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
+                "own vocabulary; use model.tie=two, for target embeddings and output layer, or tokenizer.joint=true"
             )
 
 
@@ -194,7 +199,7 @@ class EvaluateRun:
         distinct_paths = {path for path in self.compare if isinstance(path, str)}
         if self.compare and (self.checkpoint or len(distinct_paths) < max(2, len(self.compare))):
             raise UserError(
-                "compare= takes two or more different runs, and replaces checkpoint=; write 'compare=[runs/A,runs/B]'"
+                "compare= takes two or more different runs, and replaces checkpoint=; use 'compare=[runs/A,runs/B]'"
             )
         check_at_least(0, "", self, "pictures")
         if self.bleu_tokenizer is not None:
@@ -213,7 +218,9 @@ class TranslateRun:
     prefix: str | None = setting(None, "file with the first words of each translation; -: standard input")
     mode: str = setting("translate", "translate | score")
     format: str = setting("text", "text | jsonl | links (text, and below it the source word of each target word)")
-    alignments: str | None = setting(None, "output file: weights (.jsonl, .npz), else links (i-j); -: standard output")
+    alignments: str | None = setting(
+        None, "file; .jsonl, .npz: all attention weights; any other name: links; -: standard output"
+    )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
@@ -228,19 +235,17 @@ class TranslateRun:
         check_choice("format", self.format, ("text", "jsonl", "links"))
         if self.mode == "score" and not self.target:
             raise UserError(
-                "mode=score needs two files with the same number of lines; write input=SOURCES target=TRANSLATIONS"
+                "mode=score needs two files with the same number of lines; use input=SOURCES target=TRANSLATIONS"
             )
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes one number per line; format= and alignments= are for mode=translate")
         search_keys = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
         if self.mode == "score" and (unused := self.search.format_changed(*search_keys)):
-            raise UserError(f"{unused} has no effect with mode=score, which does not search; leave it out")
+            raise UserError(f"{unused} has no effect with mode=score, which does not search; remove {unused}")
         if self.links != LinksConfig() and self.format == "text" and not self.alignments:
-            raise UserError(
-                "links.* applies to links only; write alignments=FILE, format=links or format=jsonl as well"
-            )
+            raise UserError("links.* applies to links only; set alignments=FILE, format=links or format=jsonl as well")
         if self.format == "links" and self.links.unit == "pieces":
-            raise UserError("format=links shows links between words; leave out links.unit=pieces")
+            raise UserError("format=links shows links between words; remove links.unit=pieces")
         if self.mode == "score" and self.prefix:
             raise UserError(f"prefix={self.prefix} is for mode=translate only")
         if self.mode == "translate" and self.target:
@@ -275,7 +280,7 @@ class ServeRun:
         if self.search.n_best != 1:
             raise UserError(
                 f"search.n_best={self.search.n_best} has no effect: each request says how many alternatives it wants; "
-                "leave it out"
+                "remove search.n_best"
             )
 
 
@@ -290,7 +295,7 @@ class AlignRun:
     symmetrize: str | None = setting(None, "intersection | union | grow_diag_final_and (default)")
     source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
-    output: str = setting("-", "output file: all weights (.jsonl or .npz), else links; -: standard output")
+    output: str = setting("-", "file; .jsonl, .npz: all weights; any other name: links; -: standard output")
     save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
     lexicon: str | None = setting(
         None, "aligner: output file of pairs of words with their expected number of links (tsv)"
@@ -319,7 +324,7 @@ class AlignRun:
                 "source= and target= must be two files with the same number of lines; give both, or neither for data.*"
             )
         if self.source and self.data != DataOverride():
-            raise UserError("source= and target= replace the corpus of data.*; leave out data.*")
+            raise UserError("source= and target= replace the corpus of data.*; remove data.*")
         if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
             raise UserError(
                 f"output={self.output} is for the weights of one model; two models give links: output=links.pharaoh"
@@ -327,22 +332,22 @@ class AlignRun:
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
         if self.gold_base and not self.gold:
-            raise UserError(f"gold_base={self.gold_base} applies to a file of gold links; write gold=FILE as well")
+            raise UserError(f"gold_base={self.gold_base} applies to a file of gold links; set gold=FILE as well")
         if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
             raise UserError(
-                "links.unit=pieces: gold= and reverse_checkpoint= need links between words; write links.unit=words"
+                "links.unit=pieces: gold= and reverse_checkpoint= need links between words; use links.unit=words"
             )
         if self.weights and (self.links.unit == "pieces" or self.reverse_checkpoint):
-            raise UserError("weights=true is for links between the words of one model; leave it out")
+            raise UserError("weights=true is for links between the words of one model; remove weights=true")
         if self.weights and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
-            raise UserError(f"weights=true has no effect: output={self.output} has all weights; leave it out")
+            raise UserError(f"weights=true has no effect: output={self.output} has all weights; remove weights=true")
         if self.tokenize and self.gold:
-            raise UserError("tokenize=true: gold= counts words between spaces; leave out one of them")
+            raise UserError("tokenize=true: gold= counts words between spaces; remove one of them")
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:
                 raise UserError(
-                    f"symmetrize={self.symmetrize} needs two models; write reverse_checkpoint=runs/REVERSE as well"
+                    f"symmetrize={self.symmetrize} needs two models; set reverse_checkpoint=runs/REVERSE as well"
                 )
 
 
@@ -374,9 +379,11 @@ class ExportRun:
         check_at_least(1, "", self, "average")
         is_page = self.output.lower().endswith(".html")
         if not is_page and (unused := self.search.format_changed(*(item.name for item in fields(SearchConfig)))):
-            raise UserError(f"{unused} has no effect with output={self.output}, which is no .html file; leave it out")
+            raise UserError(
+                f"{unused} has no effect with output={self.output}, which is not an .html file; remove {unused}"
+            )
         if not is_page and self.title is not None:
-            raise UserError(f"title={self.title} has no effect with output={self.output}, which is no .html file")
+            raise UserError(f"title={self.title} has no effect with output={self.output}, which is not an .html file")
         if not self.output.startswith("hf://") and (self.license is not None or self.private):
             key = "private=true" if self.license is None else f"license={self.license}"
             raise UserError(f"{key} has no effect with output={self.output}; it is for output=hf://OWNER/NAME")

@@ -30,7 +30,7 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise UserError("a corpus in data.corpora has no path; write data.corpora=[{path:FOLDER}]")
+            raise UserError("a corpus in data.corpora has no path; use data.corpora=[{path:FOLDER}]")
         if self.format is not None:
             check_choice("format in data.corpora", self.format, CORPUS_FORMATS[1:])
         if not 0 < self.weight <= 1000:
@@ -74,12 +74,14 @@ class DataConfig:
             raise UserError(f"data.path is not set; data.format={self.format} needs data.path=FOLDER")
         if self.format == "toy" and self.path:
             raise UserError(
-                f"data.path={self.path} is not used by the built-in corpus; write data=text or data.format=text as well"
+                f"data.path={self.path} is not used by the built-in corpus; set data=text or data.format=text as well"
             )
         if self.streaming and (self.format == "toy" or self.alignments is not None):
-            raise UserError("data.streaming=true does not support the built-in corpus or gold links; leave it out")
+            raise UserError(
+                "data.streaming=true does not support the built-in corpus or gold links; remove data.streaming"
+            )
         if self.corpora and (self.format == "toy" or self.alignments is not None):
-            raise UserError("data.corpora does not support the built-in corpus or gold links; leave it out")
+            raise UserError("data.corpora does not support the built-in corpus or gold links; remove data.corpora")
         if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
             raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
         if self.source == self.target:
@@ -87,7 +89,7 @@ class DataConfig:
         if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
             raise UserError(
                 f"data.source={self.source} data.target={self.target}: the built-in corpus has de and en; "
-                "for your own text write data=text data.path=FOLDER"
+                "for your own text use data=text data.path=FOLDER"
             )
 
 
@@ -111,7 +113,7 @@ class TokenizerConfig:
         for side in ("source", "target"):
             if self.joint and (key := self.size_key(side)) != "vocab_size":
                 raise UserError(
-                    f"tokenizer.{key}={self.size(side)} needs separate tokenizers; write tokenizer.joint=false as well"
+                    f"tokenizer.{key}={self.size(side)} needs separate tokenizers; set tokenizer.joint=false as well"
                 )
         check_fraction("tokenizer.sampling", self.sampling)
         if self.sampling and self.type not in ("bpe", "unigram"):

@@ -59,9 +59,7 @@ class AttentionConfig:
                 f"{self.section}{item.name}={'null' if item.default is None else item.default}" for item in changed
             )
             if changed:
-                raise UserError(
-                    f"{current} has no effect with {self.section}score=none; leave it out or write {defaults}"
-                )
+                raise UserError(f"{current} has no effect with {self.section}score=none; use {defaults}")
 
     @property
     def has_projections(self) -> bool:
@@ -83,17 +81,19 @@ class AttentionConfig:
         has_size = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
         if self.size is not None and not has_size:
             raise UserError(
-                f"{self.section}size={self.size} has no effect with {self.section}score={self.score}; leave it out"
+                f"{self.section}size={self.size} has no effect with {self.section}score={self.score}; remove "
+                f"{self.section}size"
             )
         if memory_size % self.heads:
             raise UserError(
-                f"{self.section}heads={self.heads} must divide the size of what is attended to, {memory_size}; change "
-                "model.hidden, or model.encoder_hidden for the source"
+                f"{self.section}heads={self.heads} must evenly divide {memory_size}, the size of the vectors attended "
+                "to; change model.hidden, or model.encoder_hidden for the source"
             )
         size = self.size or query_size
         if has_size and size % self.heads:
             raise UserError(
-                f"{self.section}heads={self.heads} must divide {size}, which is {self.section}size or else model.hidden"
+                f"{self.section}heads={self.heads} must evenly divide {size}, which is {self.section}size or else "
+                "model.hidden"
             )
 
 
@@ -108,11 +108,14 @@ class SelfAttentionConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         if self.score == "none":
-            raise UserError("model.self_attention.score=none: a Transformer layer needs a score; leave it out")
+            raise UserError(
+                "model.self_attention.score=none: a Transformer layer needs a score; use "
+                "model.self_attention.score=scaled_dot"
+            )
         AttentionConfig.__post_init__(self)
         if self.coverage or self.layer is not None or self.head is not None:
             raise UserError(
-                "coverage, layer and head are keys of model.attention, not of model.self_attention; leave them out"
+                "coverage, layer and head are keys of model.attention; remove them from model.self_attention"
             )
 
     @property
@@ -170,13 +173,13 @@ class ModelConfig:
         if self.style != "transformer" and self.bridge in ("last", "mean") and self.memory != self.hidden:
             raise UserError(
                 f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
-                f"(model.hidden={self.hidden}); make them equal or write model.bridge=bridge"
+                f"(model.hidden={self.hidden}); make them equal or use model.bridge=bridge"
             )
         if self.readout == "maxout" and self.style != "bahdanau":
             raise UserError(f"model.readout=maxout needs model.style=bahdanau, not {self.style}")
         if self.style == "transformer" and self.attention.score == "none":
             raise UserError(
-                "model.style=transformer needs attention to the source; write model.attention.score=scaled_dot"
+                "model.style=transformer needs attention to the source; use model.attention.score=scaled_dot"
             )
         if (layer := self.attention.layer) is not None:
             if self.style != "transformer":
@@ -197,7 +200,7 @@ class ModelConfig:
         if score == "none" and self.bridge == "zero":
             raise UserError(
                 "with model.attention.score=none model.bridge=zero the decoder would not see the source; "
-                "write model.bridge=bridge"
+                "use model.bridge=bridge"
             )
         self.attention.check_sizes(self.hidden, self.memory)
         if score in ("dot", "scaled_dot") and not self.attention.has_projections and self.memory != self.hidden:

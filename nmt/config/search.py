@@ -50,15 +50,15 @@ class SearchConfig:
             if low > high:
                 raise UserError(f"search.{low_key}={low} must not exceed search.{high_key}={high}")
         if self.beam % self.groups:
-            raise UserError(f"search.groups={self.groups} must divide search.beam={self.beam}")
+            raise UserError(f"search.groups={self.groups} must evenly divide search.beam={self.beam}")
         if self.dictionary and not self.replace_unknown:
             raise UserError(f"search.dictionary={self.dictionary} needs search.replace_unknown=true")
         sampling_keys = ("temperature", "top_k", "top_p", "seed")
         beam_keys = ("beam", "groups", "penalty", "length_penalty", "coverage_penalty")
         if not self.sample and (unused := self.format_changed(*sampling_keys)):
-            raise UserError(f"{unused} has no effect without sampling; write search.sample=true as well")
+            raise UserError(f"{unused} has no effect without sampling; set search.sample=true as well")
         if self.sample and (unused := self.format_changed(*beam_keys)):
-            raise UserError(f"{unused} has no effect with search.sample=true; leave it out")
+            raise UserError(f"{unused} has no effect with search.sample=true; remove {unused}")
         if self.diversity != 0.5 and self.groups == 1:
             raise UserError(f"search.diversity={self.diversity} needs search.groups=2 or more")
 

@@ -33,7 +33,7 @@ class OptimConfig:
         if self.decay >= 1:
             raise UserError(f"optim.decay={self.decay} must be below 1")
         if self.decay != 0.5 and self.schedule != "plateau":
-            raise UserError(f"optim.decay={self.decay} needs optim.schedule=plateau; write both or neither")
+            raise UserError(f"optim.decay={self.decay} needs optim.schedule=plateau; set both or neither")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
             raise UserError("optim.schedule=inverse_sqrt needs optim.warmup=1 or more")
 
@@ -47,7 +47,7 @@ class TrainConfig:
     batch_tokens: int = setting(1500, "pieces per update over all processes: sum of max(source, target) of its pairs")
     batch_sentences: int | None = setting(None, "sentences per update, instead of batch_tokens")
     accumulate: int = setting(1, "micro-batches per update, which divide its pairs to save memory")
-    validate_every: int | None = setting(None, "steps between validations; null: each epoch")
+    validate_every: int | None = setting(None, "steps between validations; null: once per epoch")
     save_every: int | None = setting(None, "steps between checkpoints; null: only at validations and by save_minutes")
     save_minutes: float | None = setting(10.0, "save a checkpoint after this many minutes; null: never")
     log_every: int = setting(50, "steps between log lines")

@@ -52,14 +52,14 @@ def cache_folder(data: DataConfig) -> Path:
             if os.access(folder, os.W_OK):
                 return folder
         warn_once(
-            "the home folder cannot be written, so text is cached in .cache/nmt in the working folder; write "
+            "the home folder cannot be written, so text is cached in .cache/nmt in the working folder; set "
             "data.cache=FOLDER to choose another"
         )
     folder = Path(data.cache or Path(parent or Path.cwd() / ".cache", "nmt"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"the cache {folder} cannot be created ({error.strerror}); write data.cache=FOLDER") from error
+        raise UserError(f"the cache {folder} cannot be created ({error.strerror}); set data.cache=FOLDER") from error
     return folder
 
 

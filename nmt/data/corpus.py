@@ -340,7 +340,7 @@ def cast_to_text(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa
                 except UnicodeDecodeError as error:
                     raise UserError(
                         f"{where}: row {rows + row + 1}: '{name}', of type {table[key].type}, is "
-                        f"{describe_decode_error(error)}; write the column as UTF-8 strings"
+                        f"{describe_decode_error(error)}; store the column as UTF-8 strings"
                     ) from None
             raise
     return pa.table(columns, schema=TEXT_SCHEMA)

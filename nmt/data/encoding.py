@@ -262,7 +262,7 @@ def read_lengths(path: Path, max_length: int) -> npt.NDArray[np.int32]:
 def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
     """Log how many of the training pairs are left out and why."""
     too_long = f"{pairs - kept - empty:,} longer than data.max_length={limit} pieces"
-    log.info(f"train: {pairs:,} pairs, dropped {empty:,} with an empty side, {too_long}")
+    log.info(f"train: {pairs:,} pairs; dropped {empty:,} with an empty side and {too_long}")
 
 
 def no_pairs_error(limit: int) -> UserError:

@@ -45,8 +45,8 @@ def check_tags(data: DataConfig, tokenizer: Tokenizer) -> None:
     for part in list_corpora(data):
         if part.tag and tokenizer.source.processor.piece_to_id(SPACE_SYMBOL + part.tag) == UNK:
             raise UserError(
-                f"the tokenizer of init_from has no piece {part.tag}; leave out the tag of data.path={part.data.path}, "
-                "or start without init_from"
+                f"the tokenizer of init_from has no piece {part.tag}; remove the tag of data.path={part.data.path}, or "
+                "start without init_from"
             )
 
 

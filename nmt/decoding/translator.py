@@ -162,11 +162,12 @@ class Translator:
         if self.config.replace_unknown and (self.tokenizer.target.has_byte_fallback or not self.model.attends):
             raise UserError(
                 "search.replace_unknown=true needs a model with attention that can output <unk>, as with "
-                "tokenizer.type=word; leave it out"
+                "tokenizer.type=word; remove search.replace_unknown"
             )
         if self.config.coverage_penalty and not self.model.attends:
             raise UserError(
-                f"search.coverage_penalty={self.config.coverage_penalty} needs a model with attention; leave it out"
+                f"search.coverage_penalty={self.config.coverage_penalty} needs a model with attention; remove "
+                "search.coverage_penalty"
             )
 
     def translate(
@@ -242,9 +243,8 @@ class Translator:
             best = enumerate((options[0] for options in results), first_line)
             unaligned = [line for line, option in best if option.weights_TS is None and option.source_pieces]
             if unaligned:
-                log.warning(
-                    f"{pluralize(len(unaligned), 'line')} too long to be aligned ({format_first_lines(unaligned)})"
-                )
+                lines = f"{pluralize(len(unaligned), 'line')} {'is' if len(unaligned) == 1 else 'are'}"
+                log.warning(f"{lines} too long to be aligned ({format_first_lines(unaligned)})")
         return results
 
     def show_texts(

@@ -52,7 +52,7 @@ def check_license(license: str | None) -> None:
     if not LICENSE.fullmatch(license):
         raise UserError(
             f"license={license!r:.80} is not an identifier of a license, such as cc-by-4.0, mit or apache-2.0; "
-            "license=other stands for any that https://huggingface.co/docs/hub/repositories-licenses does not list"
+            "use license=other for a license not listed at https://huggingface.co/docs/hub/repositories-licenses"
         )
 
 

@@ -72,7 +72,7 @@ class Seq2Seq(nn.Module):
         if not self.is_fast:
             if int8:
                 raise UserError(
-                    "precision=int8 needs model.kernels=fast, and this model has reference; write precision=fp32"
+                    "precision=int8 needs model.kernels=fast, and this model has reference; use precision=fp32"
                 )
             return
         step_layers = list(self.decoder.layers) if self.decoder.has_step_loop else []

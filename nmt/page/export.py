@@ -71,7 +71,7 @@ def check_search(search: SearchConfig) -> None:
     """Raise a `UserError` if a setting is changed that the page does not follow."""
     unknown = [key for key in asdict(search) if key not in SEARCH_KEYS]
     if unused := search.format_changed(*unknown):
-        raise UserError(f"{unused} does not work in a page; leave it out")
+        raise UserError(f"{unused} does not work in a page; remove {unused}")
 
 
 def describe_model(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: SearchConfig) -> dict[str, Any]:

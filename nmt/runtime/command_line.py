@@ -119,7 +119,7 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
             if key in known_names:
                 setting = quote_for_shell(f"{key}={value or 'VALUE'}")
                 raise UserError(f"{argument}: settings are written without dashes: {setting}")
-            raise UserError(f"there is no option {name}; write key=value{suggest_key(key, known_names)}")
+            raise UserError(f"there is no option {name}; use key=value{suggest_key(key, known_names)}")
         if equals and key in RUN_FOLDER_KEYS and "\\${" in value:
             raise UserError(f"{argument}: the name of a run folder cannot contain ${{; choose another name")
         takes_strings = key in RUN_FOLDER_KEYS or keys.get(key) in STRING_KEY_TYPES or keys.get(key) == list[str]
@@ -133,15 +133,15 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
             raise UserError(f"{argument}: + is not needed, since every key exists: {quote_for_shell(f'{key}={value}')}")
         if {"-m", "--multirun"} & set(arguments) and key in KEYS_NOT_IN_RUN_NAMES and is_swept(argument):
             raise UserError(
-                f"{argument}: {key} cannot be swept, since run names leave it out; use one command per value, each "
-                "with its own name="
+                f"{argument}: {key} cannot be swept, since run names do not contain it; use one command per value, "
+                "each with its own name="
             )
         if key in groups and "null" in value.split(","):
-            raise UserError(f"{argument}: write {key}=CHOICE or leave {key} out; --help lists the choices")
+            raise UserError(f"{argument}: set {key}=CHOICE or remove {key}; --help lists the choices")
         if key not in groups and any(other.startswith(f"{key}.") for other in keys):
             raise UserError(f"{argument}: {key} is a section; set its keys, as in {key}.KEY=VALUE")
         if not value and key not in groups:  # often an unset shell variable
-            raise UserError(f"{argument}: the value is missing; leave {key} out or write {key}=VALUE")
+            raise UserError(f"{argument}: the value is missing; set {key}=VALUE or remove {key}")
 
 
 def suggest_key(key: str, known: list[str]) -> str:
@@ -211,7 +211,7 @@ def explain_hydra_error(error: Exception) -> str:
     if ambiguous := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", reason):
         key, value = ambiguous.groups()
         return (
-            f"{key}={value} contains a comma; write {quote_setting(key, value)} for one value with a comma, "
+            f"{key}={value} contains a comma; use {quote_setting(key, value)} for one value with a comma, "
             f"{key}=[A,B] for a list, or add -m for one run per value"
         )
     expected = next((expected for pattern, expected in SHAPE_ERRORS if re.search(pattern, reason)), None)
@@ -241,7 +241,7 @@ def explain_parse_error(override: str) -> str:
     if path != value:
         needs_no_quotes = re.fullmatch(r"[\w./$,\[\]-]+", path, re.ASCII)
         setting = f"{key}={path}" if needs_no_quotes else quote_setting(key, os.path.expanduser(value))
-        return f"{override} cannot be read because the shell did not expand ~; write {setting}"
+        return f"{override} cannot be read because the shell did not expand ~; use {setting}"
     if value.startswith("[") and value.endswith(","):  # the shell split it at a space
         remedy = f"write a list without spaces or quote it as a whole: '{key}=[A, B]'"
     elif value.startswith("[") and value.endswith("]"):
@@ -249,7 +249,7 @@ def explain_parse_error(override: str) -> str:
     elif equals:
         remedy = f"quote values with special characters: {quote_setting(key, value)}"
     else:
-        remedy = "write key=value"
+        remedy = "use key=value"
     return f"{override} cannot be read; {remedy}"
 
 

@@ -35,7 +35,7 @@ def choose_device(name: str) -> torch.device:
     count = available.get(device.type, 0)
     if (device.index or 0) >= count:
         devices = ", ".join(f"{kind} ({number})" for kind, number in available.items() if number)
-        remedy = "write device=auto"
+        remedy = "use device=auto"
         if local_world_size > 1 and count:
             remedy = f"start as many processes: torchrun --nproc-per-node={count}"
         raise UserError(
@@ -59,15 +59,13 @@ def choose_precision(name: str, device: torch.device) -> str:
         UserError: the device does not support the precision.
     """
     if name == "fp64" and device.type == "mps":
-        raise UserError("device=mps does not support precision=fp64; write precision=fp32")
+        raise UserError("device=mps does not support precision=fp64; use precision=fp32")
     if name == "int8" and device.type != "cpu":
         raise UserError(
-            f"device={device} does not support precision=int8; write device=cpu as well or choose another precision"
+            f"device={device} does not support precision=int8; set device=cpu as well or choose another precision"
         )
     if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
-        raise UserError(
-            f"precision=tf32 needs an NVIDIA GPU, Ampere or later, not device={device}; write precision=fp32"
-        )
+        raise UserError(f"precision=tf32 needs an NVIDIA GPU, Ampere or later, not device={device}; use precision=fp32")
     if name != "auto":
         return name
     if device.type == "cuda":
@@ -113,7 +111,7 @@ def move_model(model: nn.Module, precision: str, device: torch.device, training:
     for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(variable, "512" if training else "256")
     if precision == "int8" and not has_exact_int8_matmul():
-        raise UserError("precision=int8 needs a CPU with VNNI (8-bit matrix products); write precision=fp32")
+        raise UserError("precision=int8 needs a CPU with VNNI (8-bit matrix products); use precision=fp32")
     if device.type == "cuda":  # PyTorch's defaults for cuBLAS and cuDNN differ
         # Not by `fp32_precision`: setting it makes `allow_tf32` raise an error for other code that reads it.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -47,7 +47,7 @@ def process_group(name: str) -> Iterator[torch.device]:
         yield device
         return
     if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device={name} supports one process only; for several write device=auto, cuda or cpu")
+        raise UserError(f"device={name} supports one process only; for several use device=auto, cuda or cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     log.info(f"joining {LAUNCH_ENV['WORLD_SIZE']} processes")

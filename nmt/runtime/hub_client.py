@@ -37,9 +37,7 @@ def parse_address(address: str) -> HubAddress:
     """
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([^@\s]+))?", address, re.ASCII)
     if match is None:
-        raise UserError(
-            f"{address} does not name a model of the hub; write hf://OWNER/NAME or hf://OWNER/NAME@REVISION"
-        )
+        raise UserError(f"{address} does not name a model of the hub; use hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     return HubAddress(match[1], match[2])
 
 
@@ -62,7 +60,7 @@ def explained_errors(address: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         reason = f"there is no such repository, or it is private; check the name, or {log_in} if it is yours"
     except errors.RevisionNotFoundError:
-        reason = "there is no such revision; leave out @REVISION for the latest one"
+        reason = "there is no such revision; remove @REVISION to get the latest one"
     except errors.HFValidationError as error:
         reason = f"not a valid name ({error})"
     except errors.LocalTokenNotFoundError:
@@ -118,7 +116,7 @@ def upload(folder: Path, address: str, patterns: Sequence[str], private: bool, m
     """
     repository, revision = parse_address(address)
     if revision is not None:
-        raise UserError(f"{address}: models are uploaded to the main branch; leave out @{revision}")
+        raise UserError(f"{address}: models are uploaded to the main branch; remove @{revision}")
     with explained_errors(address):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 

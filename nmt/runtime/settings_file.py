@@ -56,7 +56,9 @@ def read_settings_file(argument: str, schema: type, groups: list[str]) -> tuple[
         for name, value in tree.items():
             key = f"{prefix}{name}"
             if key in groups and not isinstance(value, dict):
-                raise UserError(f"config={path}: {key}: {value} is for the command line only; write the keys of {key}")
+                raise UserError(
+                    f"config={path}: {key}: {value} is for the command line only; set the keys of {key} instead"
+                )
             if key not in key_types:
                 suggestion = suggest(key, key_types)
                 raise UserError(f"config={path}: there is no key '{key}'{suggestion}; --help lists all keys")
@@ -99,12 +101,12 @@ def extract_config_file(arguments: list[str], schema: type, groups: list[str]) -
     if chosen_groups := sorted(command_line_keys & set(groups)):
         group = chosen_groups[0]
         raise UserError(
-            f"{group}= and config={path} both set many keys; leave out {group}= and set single keys instead, which "
+            f"{group}= and config={path} both set many keys; remove {group}= and set single keys instead, which "
             "override the file"
         )
     for key in COMMAND_ONLY_KEYS:
         if (value := settings.pop(key, None)) not in (None, False, "false"):
-            logging.getLogger("nmt").warning(f"{path}: {key}: {value} is ignored; write {key}= on the command line")
+            logging.getLogger("nmt").warning(f"{path}: {key}: {value} is ignored; set {key}= on the command line")
     early_settings = []
     if "data" in groups and (CONFIG_DIR / "data" / f"{settings.get('data.format')}.yaml").is_file():
         early_settings.append(f"data={settings['data.format']}")

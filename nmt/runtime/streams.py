@@ -15,8 +15,8 @@ STDIN_PATH = "/dev/stdin"
 STDOUT_PATH = "/dev/stdout"
 STANDARD_DESCRIPTORS = {STDIN_PATH: 0, STDOUT_PATH: 1, "/dev/stderr": 2}
 CLOSED_STREAM_MESSAGES = {
-    0: "standard input is closed; write input=FILE",
-    1: "standard output is closed; write output=FILE",
+    0: "standard input is closed; use input=FILE",
+    1: "standard output is closed; use output=FILE",
 }
 MAX_LINKS = 40  # maximum depth of symbolic links, as on Linux
 PROC_FD = re.compile(r"/proc/(\d+)/(?:task/\d+/)?fd")

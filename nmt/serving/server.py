@@ -75,7 +75,7 @@ def bind(command: ServeRun) -> socket.socket:
     except OSError as error:
         server.close()
         raise UserError(
-            f"host={command.host} port={command.port} cannot be used: {error.strerror}; write port=PORT for another "
+            f"host={command.host} port={command.port} cannot be used: {error.strerror}; use port=PORT for another "
             "port, and host=127.0.0.1 or host=0.0.0.0"
         ) from None
     return server

@@ -99,8 +99,8 @@ def fit(state: TrainState) -> float:
 
             if signal:
                 log.info(
-                    f"{Signals(signal).name}: stopped at step {progress.step}; "
-                    "the same command with resume=auto continues"
+                    f"{Signals(signal).name}: stopped at step {progress.step}; run the same command with resume=auto "
+                    "to continue"
                 )
                 raise SystemExit(128 + signal)
 

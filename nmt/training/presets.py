@@ -46,7 +46,10 @@ def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
     pairs = round(sum((end - start) * weight for start, end, weight in zip((0, *ends), ends, weights, strict=False)))
     config = build_config(TrainRun, dataclasses.asdict(run))
     tables = {key: table for key, table in tables.items() if min(table, default=pairs + 1) <= pairs}
-    log.info(f"{pairs:,} training pairs, for which by_pairs sets{':' if tables else ' nothing'}")
+    if tables:
+        log.info(f"by_pairs settings for {pairs:,} training pairs:")
+    else:
+        log.info(f"no by_pairs setting applies to {pairs:,} training pairs")
     for key, table in tables.items():
         lower = max(bound for bound in table if bound <= pairs)
         upper = min((bound for bound in table if bound > pairs), default=None)
@@ -67,7 +70,7 @@ def check_presets(run: TrainRun) -> None:
     """Raise a `UserError` if a key of `by_pairs` is unknown, or if the text is streamed."""
     if run.by_pairs and run.data.streaming:
         raise UserError(
-            "by_pairs needs the number of pairs, which is unknown with data.streaming=true: write '~by_pairs'"
+            "by_pairs needs the number of pairs, which is unknown with data.streaming=true; use '~by_pairs'"
         )
     known = [key for key in list_key_types(TrainRun) if key.partition(".")[0] in PRESET_SECTIONS]
     sections = f"{', '.join(PRESET_SECTIONS[:-1])} or {PRESET_SECTIONS[-1]}"

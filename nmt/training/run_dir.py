@@ -108,7 +108,7 @@ def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
         raise UserError(
             f"data.{side}={language}: {direction} with separate vocabularies, so {language} would get the {side} "
             f"vocabulary, which is that of {parent_language}; start from a run with {language} as its {side} or with "
-            "tokenizer.joint=true, or leave out init_from"
+            "tokenizer.joint=true, or remove init_from"
         )
     log.warning(
         f"data.{side}={language}: {direction}; the vocabulary is joint, but the {side} side was trained on "
@@ -160,7 +160,7 @@ def check_run_folder(folder: Path, run: TrainRun) -> bool:
             "name=ANOTHER uses another folder"
         )
     if run.resume == "true" and not has_checkpoint:
-        raise UserError(f"resume=true, but {folder} has no checkpoint; with resume=auto a new run starts there")
+        raise UserError(f"resume=true, but {folder} has no checkpoint; use resume=auto to start a new run there")
     return has_checkpoint
 
 
@@ -203,7 +203,7 @@ def lock_run_folder(folder: Path) -> AbstractContextManager[object]:
     try:
         return FileLock(folder / ".lock", fallback_to_soft=False).acquire(timeout=0)
     except Timeout:
-        raise UserError(f"another process is training in {folder}; wait for it, or write name=ANOTHER") from None
+        raise UserError(f"another process is training in {folder}; wait for it, or use name=ANOTHER") from None
     except OSError as error:
         if error.errno not in UNSUPPORTED_ERRNOS:
             raise

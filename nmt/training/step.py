@@ -283,7 +283,7 @@ def describe_batch(state: TrainState, rows: Indices) -> str:
 
 def make_out_of_memory_error(state: TrainState, share: Indices) -> UserError:
     """Return the error to raise if memory is too small for a single pair."""
-    single_pass = ", or write train.r_drop=0 for one pass instead of two" if state.run.train.r_drop else ""
+    single_pass = ", or set train.r_drop=0 for one pass instead of two" if state.run.train.r_drop else ""
     description = describe_batch(state, share) if len(share) else ""
     return UserError(
         f"out of memory for a single pair {description}; lower data.max_length={state.run.data.max_length} or "

@@ -269,7 +269,7 @@ def test_very_long_line_is_translated_without_weights(
     [_, [limited_short], [limited_long]] = loaded.translate(lines, keep_weights=True, first_line=11)
     assert limited_long == replace(long, weights_TS=None) and limited_long.record.links() == []
     assert limited_short.weights_TS is not None and (limited_short.weights_TS == short.weights_TS).all()
-    assert caplog.text.count("1 line too long to be aligned (first: 13)") == 1
+    assert caplog.text.count("1 line is too long to be aligned (first: 13)") == 1
 
 
 @pytest.mark.parametrize("limit", range(12, 20))

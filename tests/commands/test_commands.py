@@ -183,16 +183,16 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("search.top_k=3",), "search.top_k=3 has no effect without sampling; write search.sample=true as well"),
-        (("search.sample=true", "search.groups=5"), "search.groups=5 has no effect with search.sample=true; leave it"),
+        (("search.top_k=3",), "search.top_k=3 has no effect without sampling; set search.sample=true as well"),
+        (("search.sample=true", "search.groups=5"), "search.groups=5 has no effect with search.sample=true; remove"),
         (
             ("links.threshold=0.2",),
-            "links.* applies to links only; write alignments=FILE, format=links or format=jsonl",
+            "links.* applies to links only; set alignments=FILE, format=links or format=jsonl",
         ),
         (("mode=score", "input=short", "target=short", "search.beam=2"), "search.beam=2 has no effect with mode=score"),
         (("checkpoint=runs/blind", "alignments=none.npz"), "alignments=none.npz needs a model with attention"),
         (("search.dictionary=x",), "search.dictionary=x needs search.replace_unknown=true"),
-        (("search.groups=3",), "search.groups=3 must divide search.beam=5"),
+        (("search.groups=3",), "search.groups=3 must evenly divide search.beam=5"),
         (("search.min_ratio=3",), "search.min_ratio=3.0 must not exceed search.max_ratio=2.0"),
         (("search.diversity=3",), "search.diversity=3.0 needs search.groups=2"),
         (("checkpoint=runs/blind", "format=links"), "format=links needs a model with attention"),
@@ -402,7 +402,7 @@ def test_run_folder_is_locked_during_training(home: Path, corpus: Path, monkeypa
     monkeypatch.setattr("nmt.train.fit", fake_fit)
     monkeypatch.setattr(sys, "argv", ["train", *settings])
     train()
-    assert errors == ["error: another process is training in runs/locked; wait for it, or write name=ANOTHER"]
+    assert errors == ["error: another process is training in runs/locked; wait for it, or use name=ANOTHER"]
     with lock_run_folder(home / "runs" / "locked"):
         pass
 
@@ -524,7 +524,7 @@ def test_signal_stops_training_and_resume_is_exact(
         os.kill(process.pid, number)
         message = errors.read()
     process.join(60)
-    assert process.exitcode == 128 + number and "resume=auto continues" in message and "Traceback" not in message
+    assert process.exitcode == 128 + number and "with resume=auto to continue" in message and "Traceback" not in message
     assert not [event for event in read_all_events(tmp_path / "runs" / "mine") if event["event"] == "validate"]
     run_ok("train", *signal_command, "resume=auto", folder=tmp_path)
     assert read_last_weights(tmp_path / "runs" / "mine") == read_last_weights(uninterrupted)

@@ -284,7 +284,7 @@ def test_start_errors(home: Path) -> None:
             (
                 f"port={port}",
                 "checkpoint=runs/mine",
-            ): f"port={port} cannot be used: Address already in use; write port=",
+            ): f"port={port} cannot be used: Address already in use; use port=",
             ("host=192.0.2.1", "checkpoint=runs/mine"): "host=192.0.2.1 port=5000 cannot be used",
             ("host=no host", "checkpoint=runs/mine"): "host=no host is not the name or address of a machine",
             ("port=0", "checkpoint=runs/none"): "runs/none is not a folder",

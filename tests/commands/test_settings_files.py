@@ -65,7 +65,7 @@ def test_translate_with_config_file(home: Path, tmp_path: Path) -> None:
         (
             "model: luong",
             (),
-            "config=a.yaml: model: luong is for the command line only; write the keys of model",
+            "config=a.yaml: model: luong is for the command line only; set the keys of model",
         ),
         ("model: {attention: 3}", (), "config=a.yaml: model.attention is a section; write its keys below it"),
         ("seed: x", (), "config=a.yaml: seed: Value 'x' of type 'str' could not be converted to Integer"),

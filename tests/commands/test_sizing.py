@@ -38,7 +38,7 @@ def test_number_of_pairs_selects_values(corpus: DataConfig, caplog: pytest.LogCa
     expected.tokenizer.vocab_size, expected.model.dropout = 400, 0.5
     assert run == expected
     assert caplog.messages[-3:] == [
-        "30 training pairs, for which by_pairs sets:",
+        "by_pairs settings for 30 training pairs:",
         f"  tokenizer.vocab_size=400 (from 30 to below 40): {PRESET_REASONS['tokenizer.vocab_size']}",
         f"  model.dropout=0.5 (below 31): {PRESET_REASONS['model.dropout']}",
     ]
@@ -49,7 +49,7 @@ def test_no_value_below_first_number(corpus: DataConfig, caplog: pytest.LogCaptu
     run = TrainRun(data=corpus, by_pairs={"model.dropout": {31: 0.4}, "model.embed": {}})
     run.model.dropout = 0.1
     assert apply_presets(run, ()) == replace(run, by_pairs={})
-    assert caplog.messages[-1] == "30 training pairs, for which by_pairs sets nothing"
+    assert caplog.messages[-1] == "no by_pairs setting applies to 30 training pairs"
     assert apply_presets(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
 
 
@@ -129,7 +129,7 @@ def test_by_pairs_on_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     )
     run_ok(*command, folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
-    assert "30 training pairs, for which by_pairs sets:\n" in log and "vocab_size" not in log
+    assert "by_pairs settings for 30 training pairs:\n" in log and "vocab_size" not in log
     dropout = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())["model"]["dropout"]
     assert f"model.dropout={dropout} (below" in log
     run_ok(*command, "resume=true", folder=tmp_path)
@@ -137,7 +137,7 @@ def test_by_pairs_on_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
     settings = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1")
     run_ok(*command, "name=explicit", *settings, folder=tmp_path)
-    assert "by_pairs sets nothing\n" in (tmp_path / "runs" / "explicit" / "train.log").read_text()
+    assert "no by_pairs setting applies to 30 training" in (tmp_path / "runs" / "explicit" / "train.log").read_text()
     stream = (*command, "name=stream", "data.streaming=true", "data.buffer=60")
-    assert "write '~by_pairs'" in run_error(*stream, folder=tmp_path)
+    assert "use '~by_pairs'" in run_error(*stream, folder=tmp_path)
     run_ok(*stream, "~by_pairs", folder=tmp_path)

@@ -123,7 +123,7 @@ def test_cache_is_in_the_working_folder_if_home_is_read_only(
     assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
     assert "text is cached in .cache/nmt in the working folder" in caplog.text
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; write data.cache=FOLDER"):
+    with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; set data.cache=FOLDER"):
         cache_folder(DataConfig())
 
 

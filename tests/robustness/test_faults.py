@@ -600,8 +600,8 @@ FRESH_COMMANDS = {  # in these, Python itself opens and closes the streams
     "evaluate checkpoint=runs/mine pictures=0 search.beam=1 <&- >&- 2>&-": None,
 }
 FORKED_COMMANDS = {
-    "translate checkpoint=runs/mine <&-": "standard input is closed; write input=FILE",
-    "translate checkpoint=runs/mine >&-": "standard output is closed; write output=FILE",
+    "translate checkpoint=runs/mine <&-": "standard input is closed; use input=FILE",
+    "translate checkpoint=runs/mine >&-": "standard output is closed; use output=FILE",
     "translate checkpoint=runs/mine output=/dev/full": "/dev/full cannot be written: No space left on device",
     "translate checkpoint=runs/mine output=/dev/full alignments=links": (
         "/dev/full cannot be written: No space left on device"

@@ -308,7 +308,7 @@ def test_align_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("output=out", "2 processes cannot share standard input; write input=FILE"),
+        ("output=out", "2 processes cannot share standard input; use input=FILE"),
         ("input=nowhere", "input=nowhere is not a file"),
         ("input=in search.max_length=2 prefix=in", "line 1: the prefix has"),
         ("input=in prefix=more", "prefix=more and the input have different numbers of lines: only one"),

@@ -211,7 +211,7 @@ def test_signal_to_torchrun_saves_checkpoint(
     wait_for_checkpoint(run, 4, launcher)
     launcher.send_signal(number)
     code, output = launcher.wait(60), (tmp_path / "output").read_text()
-    [step] = map(int, re.findall(r"stopped at step (\d+); the same command with resume=auto continues", output))
+    [step] = map(int, re.findall(r"stopped at step (\d+); run the same command with resume=auto", output))
     assert code != 0 and step >= 4 and find_last_intact_checkpoint(run).name == f"step_{step:06}"
     run_ranks_ok(2, tmp_path, "train", "name=x", *text, *SETTINGS, "resume=auto")
     assert_runs_equal(run, uninterrupted)

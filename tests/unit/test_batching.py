@@ -130,7 +130,7 @@ def test_dropped_pairs_are_counted_in_log(run: Run, tokenizer: Tokenizer, caplog
     targets = ["ab", "ab", " ", "ab", "ab", "ab", "ab " * 40, "gh"]
     encoded = encode_corpus(make_corpus(sources, targets), tokenizer, run(max_length=10))
     assert get_kept_rows(encoded) == [0, 4, 7]
-    assert "train: 8 pairs, dropped 3 with an empty side, 2 longer than data.max_length=10 pieces" in caplog.text
+    assert "train: 8 pairs; dropped 3 with an empty side and 2 longer than data.max_length=10 pieces" in caplog.text
     for message in (
         "left out 2 pairs of the built-in corpus, de: empty or only white space (first: 2, 4)",
         "left out 1 pair of the built-in corpus, en: empty or only white space (first: 3)",
@@ -168,7 +168,7 @@ def test_log_names_original_line_numbers_of_dropped_pairs(
     caplog.clear()
     assert encode_corpus(pairs, tokenizer, config).order.tolist() == encoded.order.tolist()
     for message in (
-        "train: 13 pairs, dropped 9 with an empty side, 1 longer than data.max_length=100 pieces",
+        "train: 13 pairs; dropped 9 with an empty side and 1 longer than data.max_length=100 pieces",
         "left out 8 lines of {}/train.de: empty or only white space (first: 3, 6, 7, 8, 9)",
         "left out 1 line of {}/train.en: empty or only white space (first: 14)",
         "left out 1 line of {}/train.de: longer than data.max_length=100 pieces (first: 13)",
@@ -401,7 +401,7 @@ def test_very_long_lines_are_not_tokenized(
     monkeypatch.setattr(LanguageTokenizer, "encode", recording_encode)
     encoded = encode_corpus(make_corpus(["ab", "x" * 100_000, "cd"], ["ab", "ef", "ab " * 40_000]), tokenizer, run())
     assert get_kept_rows(encoded) == [0] and max(max_lengths) == 2
-    assert "dropped 0 with an empty side, 2 longer than data.max_length=100 pieces" in caplog.text
+    assert "dropped 0 with an empty side and 2 longer than data.max_length=100 pieces" in caplog.text
 
 
 def test_very_long_lines_are_excluded_from_tokenizer_training() -> None:

@@ -726,7 +726,7 @@ def test_read_parquet(read: Read, tmp_path: Path) -> None:
         ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2: expected text in 'en', got None"),
         (
             {"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"])},
-            r"row 2: 'en', of type binary, is not UTF-8 \(byte 0xFF at position 2\); write the column",
+            r"row 2: 'en', of type binary, is not UTF-8 \(byte 0xFF at position 2\); store the column",
         ),
         (
             {"de": ["a", "b"], "en": build_string_array(np.array([0, 1, 3]), b"cd\xff")},
@@ -908,7 +908,7 @@ def test_cache_folder_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert cache_folder(DataConfig()) == tmp_path / "xdg" / "nmt"
     assert cache_folder(DataConfig(cache=str(tmp_path / "custom"))) == tmp_path / "custom"
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="write data.cache=FOLDER"):
+    with pytest.raises(UserError, match="set data.cache=FOLDER"):
         cache_folder(DataConfig(cache=str(tmp_path / "file" / "x")))
 
 

@@ -176,7 +176,7 @@ def test_int8_is_rejected_for_training_and_gpus(tmp_path: Path) -> None:
     assert "train with precision=auto, fp32, tf32, bf16, fp16 or fp64" in run_error(
         "train", "precision=int8", folder=tmp_path
     )
-    with pytest.raises(nmt.UserError, match="write device=cpu as well"):
+    with pytest.raises(nmt.UserError, match="set device=cpu as well"):
         choose_precision("int8", torch.device("cuda"))
 
 
@@ -187,7 +187,7 @@ def test_int8_needs_fast_kernels() -> None:
 
 def test_tf32_is_rejected_on_cpu(tmp_path: Path) -> None:
     message = run_error("train", "precision=tf32", "device=cpu", folder=tmp_path)
-    assert message.endswith("precision=tf32 needs an NVIDIA GPU, Ampere or later, not device=cpu; write precision=fp32")
+    assert message.endswith("precision=tf32 needs an NVIDIA GPU, Ampere or later, not device=cpu; use precision=fp32")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -221,7 +221,7 @@ def test_empty_sources_are_dropped_with_and_without_tags(tmp_path: Path, caplog:
     encoded = encode_corpus(pairs, get_or_train_tokenizer(pairs, run), run, shares)
     assert sorted(encoded.order.tolist()) == [*range(41), 44]
     assert encoded.mixture_weights == [(40, 1.0), (44, 0.5), (48, 0.5)]
-    assert "train: 48 pairs, dropped 6 with an empty side" in caplog.text
+    assert "train: 48 pairs; dropped 6 with an empty side" in caplog.text
     assert f"left out 4 pairs of data.path={tmp_path}/x and data.corpora, de: empty" in caplog.text
 
 
@@ -347,7 +347,7 @@ def test_tag_missing_from_parent_tokenizer_raises() -> None:
         return make_data_config(Path("x"), CorpusConfig("y", 1.0, tag))
 
     check_tags(data("bt"), make_tagged_tokenizer("bpe", True))
-    with pytest.raises(UserError, match="the tokenizer of init_from has no piece <new>; leave out .* data.path=y"):
+    with pytest.raises(UserError, match="the tokenizer of init_from has no piece <new>; remove .* data.path=y"):
         check_tags(data("new"), make_tagged_tokenizer("bpe", True))
 
 

@@ -205,7 +205,7 @@ def test_window_is_encoded_like_a_corpus(tmp_path: Path, type: str, caplog: pyte
     run.tokenizer = config
     [window] = take_windows(run, tokenizer, 1)
     actual = window.pairs
-    assert "train: 66 pairs, dropped 3 with an empty side, 1 longer than data.max_length=30" in caplog.text
+    assert "train: 66 pairs; dropped 3 with an empty side and 1 longer than data.max_length=30" in caplog.text
     expected = encode_corpus(
         pa.Table.from_pylist([{"source": source, "target": target} for source, target in pairs]), tokenizer, run
     )
@@ -483,7 +483,7 @@ def test_resumed_run_matches_uninterrupted_run(uninterrupted: Path, text: Path, 
     states = []
     for step in (3, 30):
         code, output = run_ranks(1, tmp_path, train_until_signal, step, 1, *arguments)
-        assert code == 143 and f"stopped at step {step + 1}; the same command with resume=auto continues" in output
+        assert code == 143 and f"stopped at step {step + 1}; run the same command with resume=auto" in output
         assert "Exception" not in output and "Traceback" not in output
         states.append(read_state(run))
     assert [state["window"] > 0 for state in states] == [False, True]

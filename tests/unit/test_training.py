@@ -432,7 +432,7 @@ def test_batch_too_large_for_memory_is_split(
             with pytest.raises(UserError, match="single pair of up to .* lower data.max_length=.*hidden=[0-9]+$"):
                 train_step(state, np.arange(20), 1)
             state.run.train.r_drop = 4
-            with pytest.raises(UserError, match="single pair of up to .*hidden=[0-9]+, or write train.r_drop=0"):
+            with pytest.raises(UserError, match="single pair of up to .*hidden=[0-9]+, or set train.r_drop=0"):
                 train_step(state, np.arange(20), 1)
             break
         outcome = train_step(state, np.arange(20), 1)
