@@ -32,7 +32,7 @@ eval: $(READY)  ## measure RUN on its test split: scores, translations, alignmen
 test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
 	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
-bench: $(READY)  ## training speed beside a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: beside Eole
+bench: $(READY)  ## compare training speed with a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: with Eole too
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
 
 results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, in docs/results.md
@@ -50,7 +50,7 @@ docs: $(READY)  ## build the documentation as a site with search, in site/; a br
 	ln -s $(PAGES:%=../../%) build/pages/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
-format: $(READY)  ## format the code and mend what the linter can
+format: $(READY)  ## format the code and fix what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -78,7 +78,7 @@ def read_files(command: AlignRun) -> tuple[list[str], list[str]]:
 def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, list[GoldLinks] | None]:
     """Return source sentences, target sentences and, if available, gold links.
 
-    Words are separated by white space; by spaces only if they come with the gold links of a corpus.
+    Words are separated by white space. If the gold links come from a corpus, only U+0020 separates words.
 
     Raises:
         UserError: the files have different numbers of lines, or a line of the gold file is invalid.

@@ -103,7 +103,7 @@ class Model:
 
         Args:
             address: `OWNER/NAME`, or `hf://OWNER/NAME`. The repository is created if it does not exist.
-            license: identifier of the model's license, as `cc-by-4.0`. It is required.
+            license: identifier of the model's license, such as `cc-by-4.0`. It is required.
             private: whether a new repository is private.
         """
         if len(self.paths) > 1:
@@ -123,7 +123,7 @@ def load(
 
     Args:
         checkpoint: a run (its best checkpoint, else its last), a step folder, an exported model, or one on the Hugging
-            Face hub, as `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`; or a list of them.
+            Face hub, given as `hf://OWNER/NAME` or `hf://OWNER/NAME@REVISION`; or a list of them.
         device, precision, average: as the keys of the commands.
         search: settings `search.*`, as in `beam=5, n_best=3`.
 

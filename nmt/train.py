@@ -127,7 +127,7 @@ def train(run: TrainRun) -> float:
     early_log = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)  # buffers messages until train.log is open
     log.addHandler(early_log)
     with process_group(run.device) as device, ExitStack() as resources:
-        # Settings: resume, start from another run, or start anew.
+        # Settings: resume, start from another run, or start from scratch.
         start = broadcast_from_rank0(lambda: find_starting_point(run, folder, device, given_keys))
         run = start.run
         local_rank0_first(lambda: choose_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing

@@ -1,10 +1,10 @@
-"""Measure training speed on an idle machine and beside a busy process, by how long OpenMP threads spin at a barrier.
+"""Measure training speed on an idle machine and alongside a busy process, by how long OpenMP threads spin at a barrier.
 
 python scripts/bench_busy.py                                     # takes 15 minutes on two cores
 python scripts/bench_busy.py windows=99 updates=4 busy=4 precision=bf16 spins=0,1000,10000
 
 Each OpenMP setting gets its own process, which trains on the built-in corpus with the default sizes. The processes take
-turns: a window of `updates` updates each on the idle machine, then one of `busy` updates each beside a process that
+turns: a window of `updates` updates each on the idle machine, then one of `busy` updates each alongside a process that
 keeps one core busy. The script prints the median, minimum and maximum of the windows in tokens/s of both sides, and
 their number. Windows in which other processes used the processor are discarded, so on a shared machine use many short
 windows.
@@ -107,7 +107,7 @@ def main() -> None:
             if neighbor is not None:
                 neighbor.kill()
                 neighbor.wait()
-    print("\n|  | Idle | from - to (windows) | Beside a busy core | from - to (windows) |\n|---|---|---|---|---|")
+    print("\n|  | Idle | from - to (windows) | Alongside a busy core | from - to (windows) |\n|---|---|---|---|---|")
     for name in tried:
         cells = []
         for own in (speeds.get((name, busy), []) for busy in (False, True)):

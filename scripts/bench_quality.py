@@ -5,7 +5,7 @@ python scripts/bench_quality.py data=DIR source=de target=en epochs=18 runs=runs
 Eole trains its recurrent model (scripts/eole.yaml: LSTM, embeddings 256, encoder 2 x 256, decoder 512, additive
 attention with input feeding, shared embeddings, dropout 0.3, label smoothing 0.1, Adam with a rate of 0.001 that decays
 in the last four ninths of training, 64 pairs per update) on 8,000 joint BPE pieces (or pieces=N), in a separate virtual
-environment (`env`, beside the folder). After each epoch it translates the validation text greedily, as nmt does; the
+environment (`env`, next to the folder). After each epoch it translates the validation text greedily, as nmt does; the
 epoch with the best BLEU translates the test text with beam 5 (or beam=N) and whichever length penalty is better on the
 validation text, Eole's default or that of nmt. The runs of nmt are all those below `runs`. They must have the same
 settings but for the seed, and must have been evaluated on the test split with the same beam (`python -m nmt.evaluate

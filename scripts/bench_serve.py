@@ -4,7 +4,7 @@ python scripts/bench_serve.py run=runs/NAME                           # 20 clien
 python scripts/bench_serve.py run=runs/NAME seconds=60 clients=200
 
 Each client sends one line of the test split of the run's data after the other, over one connection, and checks that
-the answer is the line of `nmt.translate`. The server, the clients and `nmt.translate` run on this machine; the clients
+the answer is the line of `nmt.translate`. The server, the clients and `nmt.translate` run on one machine; the clients
 share one process. The time of `nmt.translate` is that of the whole command minus that of the same command on one line,
 so loading does not count. Both run `rounds` times in turn. Lines per second of processor time are counted likewise,
 since other programs that use the machine affect them less.

@@ -5,7 +5,7 @@ python scripts/bench_transformer.py size=256
 The two models have the same sizes: three layers in encoder and decoder, 4 heads, 8,000 tied embeddings, dropout 0.1.
 Training is a forward and backward pass of 64 sentences of about 15 pieces on one thread; runs take turns, and the
 medians of times and of the ratios of neighbors are printed. Decoding measures one step of beam search (8 sentences,
-beam 5) after 20 and after 200 pieces, beside decoding the whole prefix again as a model without a state would.
+beam 5) after 20 and after 200 pieces, compared with decoding the whole prefix again as a model without a state would.
 """
 
 import statistics

@@ -2,7 +2,7 @@
 
 python scripts/sentiment.py data=DIR seeds=20 folder=runs/sentiment
 
-`data` has .tsv files of lines with a sentence and a label, separated by a tab, such as the Sentiment Labelled Sentences
+`data` has .tsv files with a sentence, a tab and a label in each line, such as the Sentiment Labelled Sentences
 of the UCI Machine Learning Repository (Kotzias et al. 2015), renamed. For each seed, a fifth of the lines is held out
 as the test split, and a tenth of the others as the validation split, by which the epoch is chosen. Both classifiers,
 `experiment=sentiment` with `model.attention.score=additive` and `none`, are trained on the same division with the same

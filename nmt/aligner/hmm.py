@@ -38,7 +38,7 @@ def index_jumps(sources: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int
 
 
 def initial_jumps() -> npt.NDArray[np.float64]:
-    """Return weights of jumps that favor short ones."""
+    """Return initial jump weights, which favor short jumps."""
     weights: npt.NDArray[np.float64] = np.exp(-np.abs(np.arange(-MAX_JUMP - 1, MAX_JUMP + 2)) / 2)
     return weights
 

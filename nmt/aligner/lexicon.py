@@ -43,7 +43,7 @@ def normalize_word(word: str) -> str:
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The words of one side, as of `normalize_word`, and their prefixes of each length."""
+    """The words of one side, as returned by `normalize_word`, and their prefixes of each length."""
 
     prefix_ids: list[dict[str, int]] = field(default_factory=lambda: [{} for _ in PREFIX_LENGTHS])
     counts: list[list[int]] = field(default_factory=lambda: [[] for _ in PREFIX_LENGTHS])  # occurrences of each prefix

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def setting(default: Any, help_text: str) -> Any:
-    """Return a dataclass field whose metadata holds the text that `--help` shows beside the key.
+    """Return a dataclass field whose metadata holds the text that `--help` shows next to the key.
 
     Args:
         default: the default value; a type, such as `list` or `dict`, is the default factory.

@@ -68,7 +68,7 @@ class AttentionConfig:
 
     @property
     def unused_settings(self) -> list[str]:
-        """Settings with a non-default value that have no effect on this attention, as `key=value`."""
+        """Settings with a non-default value that have no effect on this attention, formatted as `key=value`."""
         default, unused = AttentionConfig(), []
         if self.half_width != default.half_width and self.window == "global":
             unused.append(f"{self.section}half_width={self.half_width}")
@@ -99,7 +99,7 @@ class AttentionConfig:
 
 @dataclass(slots=True)
 class SelfAttentionConfig(AttentionConfig):
-    """Attention of a Transformer layer to the positions of its own sequence, as `AttentionConfig`."""
+    """Attention of a Transformer layer to the positions of its own sequence; other keys as in `AttentionConfig`."""
 
     score: str = setting("scaled_dot", "additive (= concat) | dot | scaled_dot | general | location")
     heads: int = setting(4, "number of attention heads")
@@ -215,7 +215,7 @@ class ModelConfig:
 
     @property
     def unused_settings(self) -> list[str]:
-        """Settings with a non-default value that have no effect on this model, as `key=value`."""
+        """Settings with a non-default value that have no effect on this model, formatted as `key=value`."""
         is_transformer = self.style == "transformer"
         has_rnn_encoder = self.encoder == "rnn"
         unused = self.attention.unused_settings

@@ -57,7 +57,7 @@ def needs_line_encoding(texts: pa.Array, max_characters: int) -> npt.NDArray[np.
 
 
 def encode_by_word(texts: pa.Array, side: LanguageTokenizer, known: dict[str, list[int]]) -> tuple[Array, Indices]:
-    """Encode texts of words separated by single spaces, as `encode_texts`."""
+    """Encode texts of words separated by single spaces, like `encode_texts`."""
     split = pc.split_pattern(texts, " ")
     words = split.flatten().dictionary_encode()
     distinct_words = to_list(words.dictionary)
@@ -76,7 +76,7 @@ def encode_by_word(texts: pa.Array, side: LanguageTokenizer, known: dict[str, li
 
 
 def encode_lines(texts: list[str], side: LanguageTokenizer, max_length: int) -> tuple[Array, Indices]:
-    """Encode any texts, as `encode_texts`.
+    """Encode any texts, like `encode_texts`.
 
     A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`, since encoding
     extremely long lines could take longer than the rest of the corpus.

@@ -1,6 +1,6 @@
 """Load sentence pairs from any source as a memory-mapped Arrow table with the columns `source` and `target`.
 
-Pairs from files of lines also have the column `line`, the line number, unless the split is in shards. Errors name the
+Pairs from line-based files also have the column `line`, the line number, unless the split is in shards. Errors name the
 file and line, and nothing of a refused file is cached.
 """
 
@@ -57,7 +57,7 @@ from nmt.runtime.lines import (
 log = logging.getLogger("nmt")
 READ_BATCH_SIZE = 10_000  # pairs in memory at a time
 PAIRS_FILE = "pairs.arrow"
-DROPPED_LINES_FILE = "report.json"  # the lines of files that were dropped, beside PAIRS_FILE in the cache
+DROPPED_LINES_FILE = "report.json"  # the lines of files that were dropped, next to PAIRS_FILE in the cache
 TEXT_CACHE_VERSION = 1  # layout of these files; part of their cache key
 TEXT_TYPE_CHECKS = (  # Arrow types that may hold text; some writers store strings as bytes
     pa.types.is_string,
@@ -109,9 +109,9 @@ def map_table(path: Path) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
-# ---------------------------------------------------------------------------------------------------- files of lines
+# ---------------------------------------------------------------------------------------------------- line-based files
 def read_files(data: DataConfig, split: str) -> pa.Table:
-    """Read the pairs of files of lines, cached under a digest of the files, and log which lines were dropped.
+    """Read the pairs of line-based files, cached under a digest of the files, and log which lines were dropped.
 
     Dropped lines are also logged if the pairs come from the cache.
     """
@@ -149,7 +149,7 @@ def read_files(data: DataConfig, split: str) -> pa.Table:
 def read_shards(
     kind: str, shards: list[tuple[Path, ...]], columns: tuple[str, ...], dropped: DroppedLines, data: DataConfig
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs of files of lines, found by `find_line_files`, and count bad lines in `dropped`."""
+    """Yield the pairs of line-based files, found by `find_line_files`, and count invalid lines in `dropped`."""
     for shard in shards:
         for item in LINE_READERS[kind](*shard, *columns):
             if isinstance(item, BadLine):

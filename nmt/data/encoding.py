@@ -128,7 +128,7 @@ def encode_corpus(
     log has their number and the first such lines of each side.
 
     Raises:
-        UserError: if no pair is left, gold links are missing, or the cache cannot be written.
+        UserError: no pair is left, gold links are missing, or the cache cannot be written.
     """
     guided = run.train.guided_alignment > 0
     if guided and "sure" not in pairs.column_names:
@@ -300,7 +300,7 @@ def get_or_train_tokenizer(pairs: pa.Table, run: TrainRun) -> Tokenizer:
     For a side with more than `TOKENIZER_SAMPLE` lines, a random sample of that many is used.
 
     Raises:
-        UserError: if the text does not allow a vocabulary size, or there is no text.
+        UserError: the text does not allow a vocabulary size, or there is no text.
     """
     config = run.tokenizer
     limit = run.data.max_length

@@ -1,4 +1,4 @@
-"""Read sentence pairs from files of lines, as record batches with line numbers, and report lines that hold no pair.
+"""Read sentence pairs from line-based files as record batches with line numbers, and report invalid lines.
 
 Line-aligned text is read in blocks of bytes, without running Python for each line; only a block that is not valid UTF-8
 is decoded line by line.
@@ -43,7 +43,7 @@ class LinePair(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that holds no pair."""
+    """An invalid line, which is not a pair."""
 
     file: Path
     number: int  # line number in its file, from 1
@@ -52,7 +52,7 @@ class BadLine(NamedTuple):
 
 
 class NoPairError(ValueError):
-    """Raised for a line without a pair, with the arguments `kind` and `reason` of `BadLine`."""
+    """Raised for an invalid line, with the arguments `kind` and `reason` of `BadLine`."""
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -200,8 +200,8 @@ def read_tsv_pairs(
 ) -> Iterator[pa.RecordBatch | BadLine]:
     """Yield the pairs of a table, with columns given by their names in the first line or by their numbers from 1.
 
-    A line with more columns than the first is a bad line: a tab within a text would cut the text short. `numbers_hint`
-    says in messages how columns are given by number.
+    A row with more columns than the first is invalid, because a tab inside a sentence would truncate it. `numbers_hint`
+    tells error messages how to specify columns by number.
     """
     has_header = not (source.isdecimal() and target.isdecimal())
     with open_decompressed(path) as file:

@@ -55,9 +55,9 @@ def find_shards(file_names: list[str], name: str, ending: str) -> dict[str, str]
 
 
 def find_line_files(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]], tuple[str, ...]] | None:
-    """Return the format of a split's files of lines, the files of each shard and the columns to read from them.
+    """Return the format of a split's line-based files, the files of each shard and the columns to read from them.
 
-    None if the split is not stored in files of lines.
+    None if the split is not stored in line-based files.
     """
     if has_text_files(data, split):
         sides = [side if data.format == "text" else last_component(side) for side in (data.source, data.target)]

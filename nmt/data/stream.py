@@ -204,8 +204,8 @@ def repeat_corpus(part: MixturePart, seed: int, epoch: int, skip: int) -> Iterat
 def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Table]:
     """Yield all training pairs of a corpus.
 
-    The shards of files of lines are shuffled anew for each epoch, unless `data.limit` asks for the first pairs. Dropped
-    lines are logged at the end, or when the iterator is closed.
+    The shards of line-based files are shuffled again for each epoch, unless `data.limit` asks for the first pairs.
+    Dropped lines are logged at the end, or when the iterator is closed.
     """
     if (line_files := find_line_files(data, "train")) is None:
         yield from stream_pairs(data, "train")

@@ -42,7 +42,7 @@ def sample_ids(
 
 
 def resample_subwords(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
-    """Segment the training pairs anew for an epoch; each rank segments its share.
+    """Segment the training pairs again for an epoch; each rank segments its share.
 
     The result depends only on the arguments, not on the world size. It is held in memory, since subword sampling is
     used with small corpora.

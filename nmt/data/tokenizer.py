@@ -391,7 +391,7 @@ def train_tokenizer(
     model is not trained on them either, and a few of them can outweigh all others.
 
     Raises:
-        UserError: if the text does not allow a vocabulary size (reported for both sides at once) or there is no text.
+        UserError: the text does not allow a vocabulary size (reported for both sides at once), or there is no text.
     """
     max_characters = DEFAULT_MAX_PIECE_LENGTH * max_length if max_length else sys.maxsize
     source, target = ((line for line in lines if len(line) <= max_characters) for lines in (source_lines, target_lines))
@@ -489,7 +489,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a folder.
 
     Raises:
-        UserError: if there is none, or a file is not a SentencePiece model of this program.
+        UserError: there is none, or a file is not a SentencePiece model of this program.
     """
     joint = folder / "tokenizer.model"
     if joint.exists():
@@ -547,7 +547,7 @@ def read_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of the length-delimited fields of a protocol buffer (strings, bytes and messages).
 
     Raises:
-        ValueError: if the data is not a protocol buffer.
+        ValueError: the data is not a protocol buffer.
     """
     position = 0
 
@@ -588,8 +588,8 @@ def has_expected_ids(side: LanguageTokenizer) -> bool:
     Text that spells their names must be encoded as plain text, too.
 
     Raises:
-        ValueError: if a piece is not UTF-8.
-        RuntimeError: if this is not a model.
+        ValueError: a piece is not UTF-8.
+        RuntimeError: this is not a model.
     """
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(BYTE_PIECES)] if side.has_byte_fallback else []
     first_pieces = [*SPECIALS, *side.tags, *byte_pieces]

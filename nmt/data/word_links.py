@@ -60,7 +60,7 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
         base: index of a sentence's first word, 0 or 1.
 
     Raises:
-        ValueError: if an item is not a link, or the index of a word is out of range.
+        ValueError: an item is not a link, or the index of a word is out of range.
     """
     links: dict[str, list[Link]] = {"-": [], "p": [], "?": []}
     for text in line.split():
@@ -91,7 +91,7 @@ def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentence
     """Read the gold links of each pair from a file.
 
     Raises:
-        UserError: for an invalid line (with file:line), or if the numbers of lines and pairs differ.
+        UserError: a line is invalid (file:line), or the numbers of lines and pairs differ.
     """
     with open_decompressed(path) as file:
         lines = list(read_lines(LineReader(file, path)))
@@ -134,8 +134,9 @@ def grow_diag_final_and(forward: set[Link], backward: set[Link]) -> set[Link]:
     """Symmetrize by grow-diag-final-and, as in Moses, whose default is grow-diag-final (Koehn et al. 2005).
 
     Start from the intersection. Grow-diag: add links of the union that are adjacent to a link of the result, also
-    diagonally, and have a word without links, until there are no more. Final-and: add links of either direction between
-    two words without links. Links are processed by target word, then source word; `forward` comes first.
+    diagonally, and have at least one word that is still unlinked, until there are no more. Final-and: add links of
+    either direction between two words without links. Links are processed by target word, then source word; `forward`
+    comes first.
     """
     candidates = sorted(forward | backward, key=lambda link: (link[1], link[0]))
     links = forward & backward

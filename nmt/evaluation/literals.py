@@ -50,7 +50,7 @@ def measure_literals(
 
 
 def count_kept(sources: Sequence[Counter[str]], texts: Sequence[Counter[str]]) -> int:
-    """Return how many literals of the sources stand as often in the text beside them."""
+    """Return how many literals of the sources occur as often in their texts."""
     return sum(
         count
         for source, own in zip(sources, texts, strict=True)

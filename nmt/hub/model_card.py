@@ -166,7 +166,7 @@ def read_scores(loaded: LoadedModel) -> Iterator[Scores]:
 
 
 def count_training_pairs(loaded: LoadedModel) -> str:
-    """Return the number of training pairs that the log of the run states, as `, 20,000 pairs`, or nothing."""
+    """Return the number of training pairs that the log of the run states, such as `, 20,000 pairs`, or nothing."""
     try:
         with open(loaded.run_folder / "train.log", "rb", opener=open_regular) as file:
             text = file.read(MAX_LOG_BYTES).decode(errors="replace")
@@ -177,7 +177,7 @@ def count_training_pairs(loaded: LoadedModel) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a name for Markdown, in which HTML counts too."""
+    """Escape a name for Markdown, including HTML."""
     text = " ".join(escape_controls(text[:MAX_NAME_LENGTH]).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     return MARKDOWN.sub(r"\\\1", text)

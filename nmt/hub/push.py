@@ -21,7 +21,7 @@ def push_model(path: str, address: str, license: str | None, private: bool = Fal
     Args:
         path: a run, a step folder or an exported model.
         address: `hf://OWNER/NAME` or `OWNER/NAME`. The repository is created if it does not exist.
-        license: identifier of the license, as `cc-by-4.0`.
+        license: identifier of the license, such as `cc-by-4.0`.
         private: whether a new repository is private.
         average: number of checkpoints whose weights are averaged.
 

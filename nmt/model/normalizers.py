@@ -49,7 +49,7 @@ class _Sparsemax(torch.autograd.Function):
 
 
 class _Entmax15(torch.autograd.Function):
-    """max(z / 2 - tau, 0)^2 with tau such that it sums to 1, Peters et al. 2019, algorithm 2."""
+    """max(z / 2 - tau, 0)^2 with tau chosen so that the weights sum to 1, Peters et al. 2019, algorithm 2."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def halve_until_it_fits(function: Callable[[int], ResultT], size: int, too_large
     """Return the result of `function(size)` and the size, which is halved while memory is too small.
 
     Raises:
-        UserError: `too_large`, if memory is too small for a size of 1.
+        UserError: memory is too small for a size of 1; the error is `too_large`.
     """
     while (result := try_or_oom(partial(function, size))) is None:
         if size == 1:

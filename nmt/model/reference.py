@@ -1,8 +1,8 @@
 """The readable version of everything in `nmt/model/kernels/`: PyTorch's own operations, differentiated by autograd.
 
 `model.kernels=reference` builds a model of these parts. They compute the same as the fast ones up to rounding (and
-`Dropout` draws other random numbers), in more time and memory. Read them beside the papers; the tests compare the fast
-parts with them.
+`Dropout` draws other random numbers), in more time and memory. Read them alongside the papers; the tests compare
+the fast parts with them.
 
 Shapes: B sentences, N rows, T steps, I input size, O output size, D state size, G gates x D (4 gates LSTM, 3 GRU).
 """

@@ -155,7 +155,7 @@ def build_model(config: ModelConfig, source_vocab: int, target_vocab: int) -> Se
     """Return a model with random parameters, drawn from PyTorch's global generator.
 
     Raises:
-        UserError: The model does not fit into memory.
+        UserError: the model does not fit into memory.
     """
     try:
         return Seq2Seq(config, source_vocab, target_vocab)

@@ -1,7 +1,7 @@
 // -------------------------------------------------------------------------------------------------- page
 // `translator` is all that the page knows of the model:
 //   info: {languages: {source, target}, about}, of the model that is chosen
-//   controls: elements with settings; a change of one starts the translation anew
+//   controls: elements with settings; a change of one starts the translation again
 //   ready: a promise
 //   translate(text, onProgress) -> a promise of the results of all lines, as `translateLine` of translator.js returns
 //     them. It is null if `stop` or a later call came first. `onProgress(line, value)` is called with the text of a line

@@ -100,7 +100,7 @@ def check_command_line(arguments: list[str], keys: dict[str, Any], groups: list[
     `keys` has the types of all keys by dotted name, including sections; `groups` the config groups, such as `model`.
 
     Raises:
-        UserError: naming the argument and what to write instead.
+        UserError: an argument is invalid; the message names it and says what to use instead.
     """
     known_names = [*keys, *groups]
     is_setting = ["=" in argument and not argument.startswith("-") for argument in arguments]
@@ -282,7 +282,7 @@ def to_dataclasses(config: DictConfig) -> Any:
     """Convert a composed configuration to checked dataclasses.
 
     Raises:
-        UserError: naming the key, its value and the allowed values.
+        UserError: a value is not allowed; the message has the key, the value and the allowed values.
     """
     try:
         return OmegaConf.to_object(config)

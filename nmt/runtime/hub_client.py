@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nmt.errors import UserError, extra_command
 
 PREFIX = "hf://"
-LIBRARY = "nmt"  # as which requests are counted on the hub
+LIBRARY = "nmt"  # the library name the hub records
 MAX_QUOTED_CHARS = 300  # of a message of the hub
 
 
@@ -78,7 +78,7 @@ def explained_errors(address: str) -> Iterator[None]:
         reason = f"the hub answered {status} ({describe(error)}); {remedy}"
     except errors.HTTPError as error:
         reason = f"the hub cannot be reached ({describe(error)}); check the network"
-    except (RuntimeError, ValueError) as error:  # as which errors in the transfer of large files are raised again
+    except (RuntimeError, ValueError) as error:  # what errors in the transfer of large files become
         reason = f"the transfer failed ({describe(error.__cause__ or error)}); try again"
     else:
         return

@@ -88,7 +88,7 @@ def extract_config_file(arguments: list[str], schema: type, groups: list[str]) -
     replace `config=FILE` in the command line.
 
     Raises:
-        UserError: as `read_settings_file`, or the command line chooses a config group as well.
+        UserError: as in `read_settings_file`, or the command line chooses a config group as well.
     """
     indices = [index for index, argument in enumerate(arguments) if argument.startswith("config=")]
     if not indices:

@@ -311,9 +311,9 @@ class Service:
         """Return the JSON of an answer, given the translations of each line of the texts.
 
         `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
-        repeated. `details` has an object for each line, as of `nmt.translate format=jsonl`, and with `attention` also
-        what `add_attention` adds, up to `MAX_WORD_WEIGHTS` in all. `warnings` says which lines were cut at the maximum
-        length.
+        repeated. `details` has an object for each line, as written by `nmt.translate format=jsonl`, and with
+        `attention` also what `add_attention` adds, up to `MAX_WORD_WEIGHTS` in all. `warnings` says which lines were
+        cut at the maximum length.
         """
         rows = iter(results)
         room = MAX_WORD_WEIGHTS
@@ -377,7 +377,7 @@ class Service:
 
 
 def add_attention(details: dict[str, Any], options: list[Translation], reach: int | None, max_weights: int) -> int:
-    """Add to the details of a line, as of `describe_translations`, what it takes to show its attention.
+    """Add to the details of a line, as returned by `describe_translations`, what it takes to show its attention.
 
     The line gets `parts`, the number of parts that it was split into, and `beyond_reach`, whether attention cannot
     reach the end of one of them. Each translation gets `word_weights`, [target word][source word], or None; the indices

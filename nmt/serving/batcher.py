@@ -21,8 +21,9 @@ from nmt.runtime.logging import log
 from nmt.serving.metrics import BATCH_LINES, WAITING
 
 CHARACTERS_PER_PIECE = 4  # of source text, about; limits a round by its text, which is not tokenized yet
-# A round has few lines beside a file, and its last lines leave the batch nearly empty. So it is one search in one large
-# batch rather than several after each other: the default of search.batch_tokens is this many times that of the search.
+# A round has few lines compared with a file, and its last lines leave the batch nearly empty. So it is one search in
+# one large batch rather than several after each other: the default of search.batch_tokens is this many times that of
+# the search.
 BATCH_FACTOR = 4
 # After a round with several requests, their clients are likely to send the next ones once they have their answers. The
 # next round waits for these. As shares of the time of the last round: until none has arrived for so long, and in all.

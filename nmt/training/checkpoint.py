@@ -6,7 +6,7 @@
                                                     (the state.json of `last` has precedence over `best`)
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json    (also on the Hugging Face hub)
 
-A manifest has the sizes and hashes of the files beside it, the settings of the model, and the hash of its tokenizer.
+A manifest has the sizes and hashes of the files next to it, the settings of the model, and the hash of its tokenizer.
 Loading executes no code: tensors are safetensors, everything else is plain JSON and YAML. Loading needs no more memory
 than the size of the files: shapes are compared before tensors are allocated.
 """
@@ -276,7 +276,7 @@ def verify_checkpoint(folder: Path, only: str | None = None) -> dict[str, Any]:
     """Compare a checkpoint's files, or just the file `only`, with its manifest, and return the manifest.
 
     Raises:
-        UserError: naming the file that is missing or damaged.
+        UserError: a file is missing or damaged; the message names it.
     """
     remedy = "use another checkpoint of the run"
     if (folder / CONFIG_FILE).is_file():
@@ -318,7 +318,7 @@ def load_config_and_tokenizer(run_folder: Path, folder: Path) -> tuple[TrainRun,
     """Verify a checkpoint, check the shapes of its weights, and return its settings and tokenizer.
 
     Raises:
-        UserError: naming the file that is missing or damaged.
+        UserError: a file is missing or damaged; the message names it.
     """
     config, tokenizer, manifest = load_config(run_folder), load_tokenizer(run_folder), verify_checkpoint(folder)
     current = select_immutable_settings(asdict(config))

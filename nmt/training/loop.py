@@ -154,7 +154,7 @@ def prepare_epoch(state: TrainState) -> Batches:
 
 
 def sample_epoch_subwords(state: TrainState, epoch: int) -> EncodedPairs:
-    """Return the training pairs of an epoch, with `tokenizer.sampling` segmented anew in each epoch."""
+    """Return the training pairs of an epoch, with `tokenizer.sampling` segmented again in each epoch."""
     pairs = state.unsampled
     return resample_subwords(pairs, state.run.seed, epoch) if pairs.sampling else pairs
 

@@ -170,7 +170,7 @@ def is_hidden(path: Path) -> bool:
 
 
 def read_input(file: InputFile, command: PrepareRun) -> Iterator[pa.RecordBatch | BadLine]:
-    """Yield the pairs of an input as record batches with line numbers, and lines without a pair.
+    """Yield the pairs of an input as record batches with line numbers, and invalid lines.
 
     Raises:
         UserError: the file cannot be read, or is damaged.

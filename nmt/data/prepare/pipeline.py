@@ -2,7 +2,7 @@
 
 The pairs are read once, cleaned, and stored in a temporary file. Rules that need the whole text, and the choice of the
 splits, work on 64-bit hashes and lengths of the pairs, so memory does not hold the text. Test pairs are those with the
-smallest hashes, so the same pairs are chosen again when lines are added, but for the few that new ones displace.
+smallest hashes, so the same pairs are chosen again when lines are added, except for a few displaced by new pairs.
 
 Shapes: N stored pairs, in the order of the input.
 """
@@ -108,7 +108,7 @@ class Preparation:
     inputs: FoundInputs
     held_out_inputs: dict[str, FoundInputs] = field(default_factory=dict)  # existing sets by split
     read: Counter[str] = field(default_factory=Counter)  # pairs by input
-    bad_lines: Counter[tuple[str, str]] = field(default_factory=Counter)  # lines without a pair by file and problem
+    bad_lines: Counter[tuple[str, str]] = field(default_factory=Counter)  # invalid lines by file and problem
     first_bad_lines: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # their first numbers
     changed: Counter[str] = field(default_factory=Counter)  # sentences that each normalization changed
     dropped: Counter[str] = field(default_factory=Counter)  # pairs by rule
@@ -247,7 +247,7 @@ def store_cleaned(
 
 
 def read_batches(file: InputFile, command: PrepareRun, done: Preparation) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs of an input, and count its lines without a pair.
+    """Yield the pairs of an input, and count its invalid lines.
 
     Raises:
         UserError: `invalid=refuse`, and there is such a line.

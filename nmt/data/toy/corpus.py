@@ -17,7 +17,7 @@ Gold links connect the words of a translation unit. The link between the two hea
 - *kein Buch = not ... a book*: kein-not is sure, kein-a possible; *kann nicht = cannot*: nicht-cannot is possible;
 - "to" of an indirect object and "a" before a profession have no German word: they have possible links to the first word
   of that object (dem Kind = to the child) and to the profession (Lehrerin = a teacher);
-- "do", "does" and "did" beside another verb have no links, nor do German commas without a counterpart in English.
+- "do", "does" and "did" with another verb have no links, nor do German commas without a counterpart in English.
 """
 
 import random

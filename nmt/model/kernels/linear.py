@@ -139,7 +139,7 @@ def linear_for_steps(weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtyp
     """
     weight, bias = cast_linear_weights(weight_OI, bias_O, dtype)
     if not torch.is_grad_enabled():
-        # Greedy search prepares anew at each step, where changing the layout would cost more than it saves.
+        # Greedy search prepares again at each step, where changing the layout would cost more than it saves.
         return make_plain_linear(weight, bias)
     tape: GradientTape = []
 

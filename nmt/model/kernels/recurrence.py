@@ -223,7 +223,7 @@ class RNN(reference.RNN):
         return apply_to_rows(project_fn, x)
 
     def prepare_steps(self, dtype: torch.dtype) -> RNNStepFn:
-        # Greedy search prepares anew at each step, where joining the weights would cost more than it saves.
+        # Greedy search prepares again at each step, where joining the weights would cost more than it saves.
         is_joint = torch.is_grad_enabled()
         fns = self.inference_fns or {
             name: linear_for_steps(*weights, dtype) for name, weights in self.get_step_weights(is_joint).items()
