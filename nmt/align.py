@@ -50,8 +50,9 @@ from nmt.runtime.distributed import (
     rank0_path,
 )
 from nmt.runtime.launch import check_single_process
-from nmt.runtime.lines import format_first_lines, pluralize, split_on_spaces
+from nmt.runtime.lines import split_on_spaces
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.messages import format_first_lines, pluralize
 from nmt.runtime.streams import check_file_arguments, is_stdout
 from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
 from nmt.training.checkpoint import load_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nmt.config import SearchConfig, TranslateRun
+from nmt.config import SIDES, SearchConfig, TranslateRun
 from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
@@ -156,7 +156,7 @@ def open_translator(
     first = loaded_models[0]
     training_data = [loaded.config.data for loaded in loaded_models]
     for path, loaded in zip(paths, loaded_models, strict=True):
-        for side in ("source", "target"):
+        for side in SIDES:
             if getattr(loaded.tokenizer, side).model != getattr(first.tokenizer, side).model:
                 raise UserError(
                     f"{paths[0]} and {path} have different {side} vocabularies; the models of an ensemble must share a "

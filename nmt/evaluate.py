@@ -62,8 +62,8 @@ from nmt.runtime.distributed import (
 )
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.hub_client import is_hub_address, parse_address
-from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.messages import pluralize
 from nmt.runtime.text_io import echo, replace_nonfinite
 from nmt.training.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
 from nmt.training.validation import evaluate_loss

@@ -16,8 +16,8 @@ from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.files import replacing_folder
 from nmt.runtime.launch import check_single_process
-from nmt.runtime.lines import format_first_lines, pluralize
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.messages import format_first_lines, pluralize
 from nmt.runtime.quoting import quote_setting
 from nmt.runtime.text_io import echo
 

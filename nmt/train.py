@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from nmt.config import MONITOR_METRICS, TrainRun
+from nmt.config import MONITOR_METRICS, SIDES, TrainRun
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer, gold_key
 from nmt.data.mixing import check_tags, load_mixture
@@ -41,9 +41,9 @@ from nmt.runtime.distributed import (
     rank,
     world_size,
 )
-from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_file, log_to_stderr
 from nmt.runtime.memory import peak_device_memory, peak_memory
+from nmt.runtime.messages import pluralize
 from nmt.runtime.quoting import quote_setting
 from nmt.training.loop import fit, load_next_window
 from nmt.training.optim import build_optimizer
@@ -83,7 +83,7 @@ def warn_of_unspaced_text(run: TrainRun, valid: pa.Table) -> None:
     """Warn if a word tokenizer would take sentences without spaces for single words."""
     if run.tokenizer.type != "word":
         return
-    for side in ("source", "target"):
+    for side in SIDES:
         lines = list(iter_column(valid, side))
         if sum(len(segment_words(line)) for line in lines) > 3 * sum(len(line.split()) for line in lines):
             log.warning(

@@ -35,8 +35,8 @@ from nmt.runtime.distributed import (
     world_size,
 )
 from nmt.runtime.files import hash_file
-from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.messages import pluralize
 from nmt.runtime.signals import held_signals
 from nmt.runtime.streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
 from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, write_utf8

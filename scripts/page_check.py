@@ -24,7 +24,7 @@ from nmt.data.toy.corpus import generate
 from nmt.decoding.translator import Translator
 from nmt.page.export import round_weights
 from nmt.runtime.device import move_model
-from nmt.runtime.lines import pluralize
+from nmt.runtime.messages import pluralize
 from nmt.training.checkpoint import load_model
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))

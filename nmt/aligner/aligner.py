@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from nmt.aligner.hmm import Counts, Floats, Posteriors, infer_independent_links, infer_links, initial_jumps
 from nmt.aligner.lexicon import Ids, Lexicon, Values, Vocabulary, WordPairs, normalize_word
-from nmt.data.word_links import Link, Sentences
+from nmt.data.word_links import Link, Sentences, threshold_links
 
 MODEL_1_ROUNDS = 3
 HMM_ROUNDS = 8
@@ -213,4 +213,4 @@ def align_sentences(aligner: Aligner, sources: Sentences, targets: Sentences) ->
 
 def find_links(weights_TS: np.ndarray | None, threshold: float) -> list[Link]:
     """Return the links (source word, target word) with at least this weight."""
-    return [] if weights_TS is None else [(s, t) for t, s in np.argwhere(weights_TS >= threshold).tolist()]
+    return [] if weights_TS is None else threshold_links(weights_TS, threshold)

@@ -11,6 +11,7 @@ import numpy as np
 
 from nmt.aligner.aligner import Aligner
 from nmt.aligner.lexicon import PREFIX_LENGTHS, LinkTable, Vocabulary
+from nmt.config import SIDES
 from nmt.errors import UserError
 from nmt.runtime.files import write_atomically
 
@@ -63,7 +64,7 @@ def load_aligner(folder: Path) -> Aligner:
                     ],
                     [arrays[f"{side}_counts_{level}"].tolist() for level in range(len(PREFIX_LENGTHS))],
                 )
-                for side in ("source", "target")
+                for side in SIDES
             ]
             aligner = Aligner(*sides)
             aligner.lexicon.tables = [

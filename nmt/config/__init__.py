@@ -19,7 +19,7 @@ from nmt.config.commands import (
     flatten_keys,
     select_immutable_settings,
 )
-from nmt.config.data import BOS, EOS, PAD, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
+from nmt.config.data import BOS, EOS, PAD, SIDES, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.model import AttentionConfig, ModelConfig, SelfAttentionConfig
 from nmt.config.prepare import CleaningConfig, PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
@@ -38,6 +38,7 @@ __all__ = [
     "PAD",
     "PRECISIONS",
     "LR_SCHEDULES",
+    "SIDES",
     "UNK",
     "AlignRun",
     "AttentionConfig",

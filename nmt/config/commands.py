@@ -325,7 +325,7 @@ class AlignRun:
             )
         if self.source and self.data != DataOverride():
             raise UserError("source= and target= replace the corpus of data.*; remove data.*")
-        if self.reverse_checkpoint and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
+        if self.reverse_checkpoint and self.writes_all_weights:
             raise UserError(
                 f"output={self.output} is for the weights of one model; two models give links: output=links.pharaoh"
             )
@@ -339,7 +339,7 @@ class AlignRun:
             )
         if self.weights and (self.links.unit == "pieces" or self.reverse_checkpoint):
             raise UserError("weights=true is for links between the words of one model; remove weights=true")
-        if self.weights and re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output):
+        if self.weights and self.writes_all_weights:
             raise UserError(f"weights=true has no effect: output={self.output} has all weights; remove weights=true")
         if self.tokenize and self.gold:
             raise UserError("tokenize=true: gold= counts words between spaces; remove one of them")
@@ -349,6 +349,11 @@ class AlignRun:
                 raise UserError(
                     f"symmetrize={self.symmetrize} needs two models; set reverse_checkpoint=runs/REVERSE as well"
                 )
+
+    @property
+    def writes_all_weights(self) -> bool:
+        """Whether `output` is a file of all weights, rather than of links."""
+        return re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output) is not None
 
 
 @dataclass(slots=True)

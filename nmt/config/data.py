@@ -11,6 +11,7 @@ from nmt.config.fields import setting
 from nmt.errors import UserError, check_at_least, check_choice, check_fraction
 
 CORPUS_FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
+SIDES = ("source", "target")
 TOKENIZER_TYPES = ("bpe", "unigram", "char", "word")
 PAD, UNK, BOS, EOS = range(4)  # ids of padding, unknown pieces, <s> and </s> in every vocabulary
 
@@ -110,7 +111,7 @@ class TokenizerConfig:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
         check_choice("tokenizer.normalization", self.normalization, ("identity", "nmt_nfkc"))
         check_at_least(8, "tokenizer.", self, "vocab_size", "source_vocab_size", "target_vocab_size")
-        for side in ("source", "target"):
+        for side in SIDES:
             if self.joint and (key := self.size_key(side)) != "vocab_size":
                 raise UserError(
                     f"tokenizer.{key}={self.size(side)} needs separate tokenizers; set tokenizer.joint=false as well"
@@ -207,7 +208,7 @@ def find_swapped_side(data: DataConfig, other: DataConfig) -> str | None:
     """
     if is_opposite_direction(data, other):
         return "source"
-    for side, opposite_side in (("source", "target"), ("target", "source")):
+    for side, opposite_side in zip(SIDES, reversed(SIDES), strict=True):
         name = last_component(getattr(data, side))
         if name == last_component(getattr(other, opposite_side)) and not name.isdecimal():
             return side

@@ -59,8 +59,8 @@ class SearchConfig:
             raise UserError(f"{unused} has no effect without sampling; set search.sample=true as well")
         if self.sample and (unused := self.format_changed(*beam_keys)):
             raise UserError(f"{unused} has no effect with search.sample=true; remove {unused}")
-        if self.diversity != 0.5 and self.groups == 1:
-            raise UserError(f"search.diversity={self.diversity} needs search.groups=2 or more")
+        if self.groups == 1 and (unused := self.format_changed("diversity")):
+            raise UserError(f"{unused} needs search.groups=2 or more")
 
     def format_changed(self, *keys: str) -> str:
         """Return `search.key=value` for those of these keys whose value is not the default, separated by spaces."""

@@ -1,6 +1,6 @@
 """Settings of training: the optimizer, its schedule and the loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_fraction
@@ -32,7 +32,8 @@ class OptimConfig:
         check_fraction("optim.label_smoothing", self.label_smoothing)
         if self.decay >= 1:
             raise UserError(f"optim.decay={self.decay} must be below 1")
-        if self.decay != 0.5 and self.schedule != "plateau":
+        default = {item.name: item.default for item in fields(self)}
+        if self.decay != default["decay"] and self.schedule != "plateau":
             raise UserError(f"optim.decay={self.decay} needs optim.schedule=plateau; set both or neither")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
             raise UserError("optim.schedule=inverse_sqrt needs optim.warmup=1 or more")

@@ -157,10 +157,10 @@ def build_folder(folder: Path) -> Iterator[Path]:
         if not failed_path.is_relative_to(folder.parent.absolute()):  # an input file, not the cache
             raise
         if not is_valid(folder):  # otherwise another process finished first
-            raise cache_write_error(folder.parent, error) from error
+            raise make_cache_write_error(folder.parent, error) from error
 
 
-def cache_write_error(folder: Path, error: OSError) -> UserError:
+def make_cache_write_error(folder: Path, error: OSError) -> UserError:
     return UserError(
         f"the cache {folder} cannot be written ({error.strerror or error}); make room there, "
         "or choose another folder: data.cache=FOLDER"

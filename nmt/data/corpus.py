@@ -21,17 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from xxhash import xxh3_128
 
-from nmt.config import DataConfig
+from nmt.config import SIDES, DataConfig
 from nmt.data.cache import (
     DIGESTS_FILE,
     cache_folder,
-    cache_write_error,
     digest_file,
     get_or_build,
     is_valid,
+    make_cache_write_error,
     write_digests,
 )
-from nmt.data.readers import LINE_READERS, LINE_SCHEMA, TEXT_SCHEMA, BadLine, clip_repr, list_names
+from nmt.data.readers import LINE_READERS, LINE_SCHEMA, TEXT_SCHEMA, BadLine
 from nmt.data.splits import (
     VALID_SPLITS,
     describe_shards,
@@ -44,15 +44,8 @@ from nmt.data.splits import (
 from nmt.data.toy import corpus as toy
 from nmt.data.word_links import read_gold_links
 from nmt.errors import UserError, extra_command, suggest
-from nmt.runtime.lines import (
-    COMPRESSION_BY_SUFFIX,
-    MAX_LISTED_LINES,
-    NOT_UTF8,
-    describe_decode_error,
-    format_first_lines,
-    pluralize,
-    split_on_spaces,
-)
+from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, NOT_UTF8, describe_decode_error, split_on_spaces
+from nmt.runtime.messages import MAX_LISTED_LINES, clip_repr, first_line, format_first_lines, list_names, pluralize
 
 log = logging.getLogger("nmt")
 READ_BATCH_SIZE = 10_000  # pairs in memory at a time
@@ -211,7 +204,7 @@ def add_gold_links(pairs: pa.Table, data: DataConfig, split: str) -> pa.Table:
     if path is None:
         log.warning(f"data.alignments={data.alignments}: {paths[0]} does not exist, so {split} has no gold links")
         return pairs
-    sources, targets = (list(iter_column(pairs, side)) for side in ("source", "target"))
+    sources, targets = (list(iter_column(pairs, side)) for side in SIDES)
     gold = read_gold_links(path, 0, [line.split() for line in sources], [line.split() for line in targets])
     word_maps = [
         (map_to_space_words(source), map_to_space_words(target))
@@ -268,11 +261,6 @@ def convert_read_errors(file: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without a full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def flatten_structs(table: pa.Table) -> pa.Table:
@@ -426,7 +414,7 @@ def convert_hub_errors(data: DataConfig, cache: Path | None = None) -> Iterator[
         while cause.__cause__ is not None:
             cause = cause.__cause__
         if cache and isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
-            raise cache_write_error(cache, cause) from error
+            raise make_cache_write_error(cache, cause) from error
         keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
         raise UserError(
             f"data.path={data.path}{keys} cannot be loaded: {first_line(cause)}. Check the name, the subset, the "

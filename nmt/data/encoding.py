@@ -23,21 +23,20 @@ import sentencepiece
 from tqdm import tqdm
 from xxhash import xxh3_128
 
-from nmt.config import TrainRun
+from nmt.config import SIDES, TrainRun
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import describe_origins, take_rows
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer
 from nmt.data.word_links import get_gold_links
 from nmt.errors import UserError
-from nmt.runtime.lines import MAX_LISTED_LINES, format_first_lines, pluralize
 from nmt.runtime.memory import release_memory
+from nmt.runtime.messages import MAX_LISTED_LINES, format_first_lines, pluralize
 
 log = logging.getLogger("nmt")
 ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory
 NUMBERS_PER_BLOCK = 2**20  # numbers of a file in memory at a time
 TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
-SIDES = ["source", "target"]
 ORDER_FILE = "order"
 RUNS_FILE = "runs"
 ENCODING_REPORT = "report.json"
@@ -153,7 +152,7 @@ def encode_corpus(
     for reason, i, count, first in report["left out"]:
         log_left_out(describe_origins(run.data, "train")[i], SIDES[i], reason, count, first, pairs)
     if not report["kept"]:
-        raise no_pairs_error(limit)
+        raise make_no_pairs_error(limit)
     source, target = (
         EncodedSide(map_file(folder / f"{name}.ids", id_dtype(side)), map_file(folder / f"{name}.offsets", np.int64))
         for name, side in sides.items()
@@ -265,7 +264,7 @@ def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
     log.info(f"train: {pairs:,} pairs; dropped {empty:,} with an empty side and {too_long}")
 
 
-def no_pairs_error(limit: int) -> UserError:
+def make_no_pairs_error(limit: int) -> UserError:
     return UserError(
         "no training pair is left: every pair has an empty side or a side longer than "
         f"data.max_length={limit} pieces; check the text or raise data.max_length"

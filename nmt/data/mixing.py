@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nmt.config import UNK, DataConfig
+from nmt.config import SIDES, UNK, DataConfig
 from nmt.data.corpus import READ_BATCH_SIZE, cache_tables, load_pairs
-from nmt.data.encoding import SIDES, text_key
+from nmt.data.encoding import text_key
 from nmt.data.readers import TEXT_SCHEMA
 from nmt.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmt.errors import UserError

@@ -23,13 +23,13 @@ import regex
 from tqdm import tqdm
 from xxhash import xxh3_128
 
-from nmt.config import DataConfig
+from nmt.config import SIDES, DataConfig
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import READ_BATCH_SIZE, iter_column, load_pairs
-from nmt.data.encoding import SIDES, text_key
-from nmt.data.readers import clip_repr
+from nmt.data.encoding import text_key
 from nmt.data.words import UNSPACED_CHARACTER, may_be_unspaced
 from nmt.errors import UserError
+from nmt.runtime.messages import clip_repr
 
 log = logging.getLogger("nmt")
 OVERLAP_CACHE_VERSION = 1  # of the comparison; part of the cache key

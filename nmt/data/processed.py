@@ -13,11 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nmt.config import DataConfig
+from nmt.config import SIDES, DataConfig
 from nmt.data.corpus import describe_origins, take_rows
 from nmt.data.mixing import list_corpora
-from nmt.data.readers import clip_repr
-from nmt.runtime.lines import pluralize
+from nmt.runtime.messages import clip_repr, pluralize
 
 log = logging.getLogger("nmt")
 SAMPLE_LINES = 20_000  # lines sampled from a text
@@ -87,7 +86,7 @@ def sample_sides(pairs: pa.Table, names: tuple[str, str], tag: str | None = None
     rows = np.unique(np.linspace(0, total - 1, min(total, SAMPLE_LINES)).astype(np.int64))
     table = take_rows(pairs, rows)
     numbers = table["line"].to_numpy() if "line" in table.column_names else rows + 1
-    source, target = (table[side].combine_chunks().cast(pa.large_string()) for side in ("source", "target"))
+    source, target = (table[side].combine_chunks().cast(pa.large_string()) for side in SIDES)
     if tag is not None:
         source = pc.replace_substring_regex(source, f"^{tag} ", "")
     return TextSample(names[0], source, numbers, total), TextSample(names[1], target, numbers, total)

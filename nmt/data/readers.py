@@ -22,11 +22,9 @@ from nmt.runtime.lines import (
     check_line_length,
     describe_decode_error,
     open_decompressed,
-    pluralize,
 )
+from nmt.runtime.messages import clip_repr, list_names, pluralize
 
-MAX_NAMES_SHOWN = 20  # names listed in a message
-MAX_VALUE_CHARS = 100  # characters of a name or value shown in a message
 ONE_OBJECT_PER_LINE = "each line must hold one object"
 TEXT_BLOCK_BYTES = 2**20  # bytes of each side held in memory; a longer line is held whole
 PARSE_BATCH_SIZE = 10_000  # maximum pairs of a record batch that is parsed line by line
@@ -279,23 +277,6 @@ def get_nested(record: Any, key: str) -> Any:
         return None
     head, dot, rest = key.partition(".")
     return get_nested(record.get(head), rest) if dot and key not in record else record.get(key)
-
-
-def clip_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}..."
-
-
-def list_names(names: list[str]) -> str:
-    """Return the first names, comma-separated, for a message; long and unprintable ones are clipped and escaped."""
-    if not names:
-        return "nothing"
-    shown = [
-        name if name.isprintable() and len(name) <= MAX_VALUE_CHARS else clip_repr(name)
-        for name in names[:MAX_NAMES_SHOWN]
-    ]
-    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return ", ".join(shown) + more
 
 
 LINE_READERS: dict[str, Callable[..., Iterator[pa.RecordBatch | BadLine]]] = {

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from nmt.config.data import DataConfig, last_component
-from nmt.data.readers import list_names
 from nmt.errors import UserError
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX
+from nmt.runtime.messages import list_names
 
 VALID_SPLITS = ("valid", "validation", "val", "dev")  # names of the validation split
 # train.00.de, train-00.de, train-00000-of-00010.de; the hub may append a digest.
@@ -36,7 +36,7 @@ def find_split_files(data: DataConfig, split: str, endings: list[str]) -> list[t
             raise UserError(f"data.path={folder} has {len(shards)} of the {int(total[1])} shards of {name}")
         for side, ending in zip(sides, endings, strict=True):
             if shard not in side:
-                raise missing_file_error(folder / f"{name}{shard}{ending}", data)
+                raise make_missing_file_error(folder / f"{name}{shard}{ending}", data)
     return [tuple(folder / side[shard] for side in sides) for shard in shards]
 
 
@@ -97,7 +97,7 @@ def require_folder(data: DataConfig) -> Path:
     return folder
 
 
-def missing_file_error(file: Path, data: DataConfig) -> UserError:
+def make_missing_file_error(file: Path, data: DataConfig) -> UserError:
     file_names = sorted(path.name for path in file.parent.iterdir())
     return UserError(
         f"{file} does not exist; data.format={data.format} with data.source={data.source} data.target={data.target} "

@@ -15,19 +15,18 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_128
 
-from nmt.config import DataConfig, TrainRun
+from nmt.config import SIDES, DataConfig, TrainRun
 from nmt.data.batch_encode import encode_texts, to_list
 from nmt.data.corpus import DroppedLines, read_shards, stream_pairs, warn_of_dropped_lines
 from nmt.data.encoding import (
     ENCODING_CHUNK,
-    SIDES,
     TOKENIZER_SAMPLE,
     Array,
     EncodedPairs,
     EncodedSide,
     Indices,
     log_dropped,
-    no_pairs_error,
+    make_no_pairs_error,
     sort_by_length,
 )
 from nmt.data.mixing import MixturePart, list_corpora, name_corpus_in_errors, prepend_tag
@@ -75,7 +74,7 @@ def stream_windows(run: TrainRun, tokenizer: Tokenizer, offsets: list[StreamOffs
             elif first_empty is None:
                 first_empty = start
             elif all(epoch > empty_epoch + 1 for (epoch, _), (empty_epoch, _) in zip(start, first_empty, strict=True)):
-                raise no_pairs_error(run.data.max_length)  # a whole epoch of each corpus had none
+                raise make_no_pairs_error(run.data.max_length)  # a whole epoch of each corpus had none
 
 
 def read_windows(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
+from nmt.config import SIDES
 from nmt.data.batch_encode import concatenate_ids
-from nmt.data.encoding import SIDES, Array, EncodedPairs, EncodedSide, Indices, sort_by_length
+from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.runtime.distributed import all_gather, rank, world_size
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from nmt.config import SIDES
 from nmt.data.words import detect_script
 from nmt.errors import UserError
 from nmt.runtime.lines import LineReader, open_decompressed, read_lines
@@ -68,7 +69,7 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
         if match is None:
             raise ValueError(f"{text[:40]!r} is not a link; write 0-1 for a sure link, 0p1 or 0?1 for a possible link")
         link = int(match[1]) - base, int(match[3]) - base
-        for side, word, words in zip(("source", "target"), link, (source_words, target_words), strict=True):
+        for side, word, words in zip(SIDES, link, (source_words, target_words), strict=True):
             if not 0 <= word < words:
                 valid = f"words {base} to {words - 1 + base}" if words else "no words"
                 problem = f"{text[:40]!r} is out of range: counted from {base}, the {side} sentence has {valid}"
@@ -107,6 +108,11 @@ def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentence
                 remedy = "; words are counted between spaces: write spaces between the words of the text"
             raise UserError(f"{path}:{number}: {error}{remedy}") from None
     return gold
+
+
+def threshold_links(weights_TS: np.ndarray, threshold: float) -> list[Link]:
+    """Return the links (source word, target word) with at least this weight, sorted by target word."""
+    return [(s, t) for t, s in np.argwhere(weights_TS >= threshold).tolist()]
 
 
 def alignment_targets(

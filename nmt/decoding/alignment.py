@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from nmt.config import LinksConfig
-from nmt.data.word_links import Link, format_pharaoh
+from nmt.data.word_links import Link, format_pharaoh, threshold_links
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, split_on_spaces
 
 JSON_NULL = np.array(None)  # replaces numbers that JSON cannot represent
@@ -55,7 +55,7 @@ def extract_links(
     """
     pooled_TS = pool_to_words(weights_TS, source_word_of_piece, target_word_of_piece)[:-1]
     if threshold is not None:
-        return [(int(s), int(t)) for t, s in np.argwhere(pooled_TS[:, :-1] >= threshold)]
+        return threshold_links(pooled_TS[:, :-1], threshold)
     best_T = pooled_TS.argmax(axis=1)  # the first of equal weights, so a word is preferred to no word
     no_word = pooled_TS.shape[1] - 1
     return [(int(s), t) for t, s in enumerate(best_T) if s != no_word and pooled_TS[t, s] > 0]

@@ -25,8 +25,8 @@ from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.runtime.distributed import all_gather, rank, shard
-from nmt.runtime.lines import format_first_lines, pluralize
 from nmt.runtime.logging import log
+from nmt.runtime.messages import format_first_lines, pluralize
 from nmt.runtime.text_io import read_dictionary, replace_nonfinite
 
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from nmt.errors import UserError, extra_command, suggest
-from nmt.runtime.quoting import escape_interpolations, quote_for_shell, quote_setting
+from nmt.runtime.quoting import escape_interpolations, is_encodable, quote_for_shell, quote_setting
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 CONFIG_DIR = PACKAGE_DIR / "configs"  # in a wheel
@@ -152,14 +152,6 @@ def suggest_key(key: str, known: list[str]) -> str:
         return suggest(key, known)
     known_meanings = [name for name in meanings if name in known]
     return f"; did you mean '{known_meanings[0]}'?" if known_meanings else f"; other commands have '{meanings[0]}'"
-
-
-def is_encodable(text: str) -> bool:
-    """Return whether a text is valid UTF-8; Python decodes invalid bytes of arguments as lone surrogates."""
-    try:
-        return bool(text.encode()) or not text
-    except UnicodeEncodeError:
-        return False
 
 
 def check_parsed_as_written(argument: str, key: str) -> None:

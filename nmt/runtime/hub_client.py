@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.errors import UserError, extra_command
+from nmt.runtime.messages import on_one_line
 
 PREFIX = "hf://"
 LIBRARY = "nmt"  # the library name the hub records
-MAX_QUOTED_CHARS = 300  # of a message of the hub
 
 
 class HubAddress(NamedTuple):
@@ -66,28 +66,23 @@ def explained_errors(address: str) -> Iterator[None]:
     except errors.LocalTokenNotFoundError:
         reason = f"this needs a token of the hub; {log_in}"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        cause = describe(error.__cause__ or error)
+        cause = on_one_line(error.__cause__ or error)
         reason = (
             f"it is not in the cache, and the hub cannot be reached ({cause}); check the network, and HF_HUB_OFFLINE"
         )
     except errors.BadRequestError as error:
-        reason = f"the hub refused this: {describe(error)}"
+        reason = f"the hub refused this: {on_one_line(error)}"
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         remedy = f"the token must allow this; {log_in}" if status in (401, 403) else "try again later"
-        reason = f"the hub answered {status} ({describe(error)}); {remedy}"
+        reason = f"the hub answered {status} ({on_one_line(error)}); {remedy}"
     except errors.HTTPError as error:
-        reason = f"the hub cannot be reached ({describe(error)}); check the network"
+        reason = f"the hub cannot be reached ({on_one_line(error)}); check the network"
     except (RuntimeError, ValueError) as error:  # what errors in the transfer of large files become
-        reason = f"the transfer failed ({describe(error.__cause__ or error)}); try again"
+        reason = f"the transfer failed ({on_one_line(error.__cause__ or error)}); try again"
     else:
         return
     raise UserError(f"{address}: {reason}")
-
-
-def describe(error: BaseException) -> str:
-    """Return the first lines of an error's message as one line."""
-    return " ".join(str(error).split())[:MAX_QUOTED_CHARS] or type(error).__name__
 
 
 def download(address: str, patterns: Sequence[str]) -> Path:

@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -22,13 +22,13 @@ from typing import IO, cast
 import pyarrow as pa
 
 from nmt.errors import UserError
+from nmt.runtime.messages import format_first_lines
 from nmt.runtime.streams import find_own_descriptor, open_descriptor
 
 log = logging.getLogger("nmt")
 UTF8_BOM = b"\xef\xbb\xbf"
 NOT_UTF8 = "not UTF-8"
 COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".zst": "zstd"}  # files that are decompressed while they are read
-MAX_LISTED_LINES = 5  # line numbers in a message
 LINE_END_PROBE_BYTES = 8_192  # start of a file that is checked for line ends
 MAX_LINE_BYTES = 2**24  # a file with a longer line is not text and would fill memory
 READ_BLOCK_BYTES = 2**16  # read at a time; the capacity of a pipe
@@ -245,11 +245,3 @@ def read_lines(lines: LineReader, invalid: str = "refuse") -> Iterator[str]:
 
 def describe_decode_error(error: UnicodeDecodeError) -> str:
     return f"{NOT_UTF8} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
-
-
-def format_first_lines(numbers: Sequence[int]) -> str:
-    return f"first: {', '.join(map(str, numbers[:MAX_LISTED_LINES]))}"
-
-
-def pluralize(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -17,6 +17,15 @@ UNQUOTED_TEXT = re.compile(r"(\.{0,2}/)?[A-Za-z_][\w./-]*|/", re.ASCII)  # needs
 HYDRA_KEYWORDS = ("true", "false", "null", "nan", "inf")  # not strings if unquoted
 
 
+def is_encodable(text: str) -> bool:
+    """Return whether a text can be encoded in UTF-8; Python decodes invalid bytes of arguments as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def escape_interpolations(value: Any) -> Any:
     """Escape `${` in all strings of a value, which OmegaConf would read as an interpolation."""
     if isinstance(value, str):

@@ -17,6 +17,7 @@ from nmt.runtime.command_line import (
     list_key_types,
     parse_override,
 )
+from nmt.runtime.messages import on_one_line
 from nmt.runtime.quoting import escape_interpolations, from_yaml, quote_for_hydra, quote_setting
 
 MAX_SETTINGS_BYTES = 2**22
@@ -47,8 +48,7 @@ def read_settings_file(argument: str, schema: type, groups: list[str]) -> tuple[
     except UserError as error:
         raise UserError(f"config={path}: {error}") from None
     except Exception as error:  # errors of YAML and of the types it creates have no common base
-        reason = " ".join((str(error) or repr(error)).split())
-        raise UserError(f"config={path} is not YAML: {reason[:200]}") from None
+        raise UserError(f"config={path} is not YAML: {on_one_line(error)}") from None
     key_types = list_key_types(schema)
     settings: dict[str, Any] = {}
 

@@ -253,7 +253,7 @@ class Service:
         while not future.done():
             seconds = deadline - time.monotonic()
             if seconds <= 0:
-                raise self.timeout_error()
+                raise self.make_timeout_error()
             with suppress(TimeoutError):
                 await asyncio.wait_for(news.changed.wait(), seconds)
             for item in news.take():
@@ -287,7 +287,7 @@ class Service:
             cancel([translating, leaving, *futures])
         if done:
             raise ClientDisconnect
-        raise self.timeout_error()
+        raise self.make_timeout_error()
 
     def submit(
         self, group: Group, lines: Sequence[str], show: Callable[[int, str], object] | None = None
@@ -304,7 +304,7 @@ class Service:
         except ClosedError:
             raise HTTPException(503, "the server is being stopped") from None
 
-    def timeout_error(self) -> HTTPException:
+    def make_timeout_error(self) -> HTTPException:
         return HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
 
     def build_answer(self, wanted: TranslationRequest, results: list[list[Translation]]) -> dict[str, Any]:

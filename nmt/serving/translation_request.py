@@ -10,6 +10,8 @@ from urllib.parse import parse_qs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nmt.runtime.quoting import is_encodable
+
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
 BYTES_PER_CHARACTER = 12  # of a body: a character beyond U+FFFF as \ud83d\ude00 in JSON, or as %F0%9F%98%80 in a form
 OTHER_FIELDS_BYTES = 2**14  # everything but the text
@@ -151,14 +153,6 @@ def parse_flag(fields: dict[str, Any], name: str) -> bool:
     if value in (True, "true", "1"):
         return True
     raise HTTPException(400, f"{name}={quote(value)} is neither true nor false")
-
-
-def is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def quote(value: object) -> str:

@@ -39,6 +39,7 @@ from nmt.runtime.files import (
     write_atomically,
 )
 from nmt.runtime.hub_client import download, is_hub_address
+from nmt.runtime.messages import first_line
 from nmt.runtime.quoting import escape_interpolations, from_yaml, to_yaml
 
 log = logging.getLogger("nmt")
@@ -353,8 +354,7 @@ def load_config(folder: Path) -> TrainRun:
     except UserError as error:
         raise UserError(f"{path}: {str(error)[: 2 * MAX_QUOTED_CHARS]}") from None
     except Exception as error:  # the errors of YAML and OmegaConf have no common base class
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{path} is damaged or from another version: {reason[:MAX_QUOTED_CHARS]}") from None
+        raise UserError(f"{path} is damaged or from another version: {first_line(error)}") from None
 
 
 def save_config(folder: Path, config: TrainRun) -> None:

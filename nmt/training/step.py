@@ -34,8 +34,8 @@ from nmt.model.numerics import accumulation_dtype
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.distributed import all_reduce_sum, rank, world_size
-from nmt.runtime.lines import pluralize
 from nmt.runtime.logging import log
+from nmt.runtime.messages import pluralize
 from nmt.training.optim import compute_learning_rate, step_if_finite
 from nmt.training.state import TrainState, derive_seed
 
@@ -244,6 +244,11 @@ def measure_batch(state: TrainState, rows: Indices) -> tuple[int, int, int]:
     return len(rows), int(source), int(target)
 
 
+def positions_per_pair(state: TrainState, share: Indices) -> float:
+    """Return the positions of this rank's pairs of an update, padded as one batch, per pair."""
+    return int(count_positions(np.array(measure_batch(state, share)))) / len(share)
+
+
 def choose_epoch_shapes(state: TrainState, batches: Batches) -> Indices:
     """Choose a few shapes for this rank's micro-batches of an epoch, since a GPU captures a graph for each shape."""
     shares = (rows[rank() :: world_size()] for rows in batches)
@@ -264,8 +269,8 @@ def choose_micro_batch_size(state: TrainState, share: Indices) -> int:
     """Return the pairs per micro-batch: by `train.accumulate`, or fewer if memory was too small for that many."""
     if not len(share):  # there are more ranks than pairs in the update
         return 1
-    positions_per_pair = int(count_positions(np.array(measure_batch(state, share)))) / len(share)
-    return max(1, int(min(ceil(len(share) / state.run.train.accumulate), state.max_positions / positions_per_pair)))
+    fitting_size = state.max_positions / positions_per_pair(state, share)
+    return max(1, int(min(ceil(len(share) / state.run.train.accumulate), fitting_size)))
 
 
 def split_share(state: TrainState, share: Indices, size: int) -> list[Indices]:
@@ -294,7 +299,7 @@ def make_out_of_memory_error(state: TrainState, share: Indices) -> UserError:
 
 def remember_memory_limit(state: TrainState, share: Indices, size: int, fitting_size: int) -> None:
     """Make later updates start with micro-batches that fit, after `size` pairs did not and `fitting_size` did."""
-    state.max_positions = fitting_size * int(count_positions(np.array(measure_batch(state, share)))) / len(share)
+    state.max_positions = fitting_size * positions_per_pair(state, share)
     state.shapes_K3 = NO_SHAPES  # new shapes for the smaller micro-batches are chosen at the next epoch
     count = len(split_share(state, share, fitting_size))
     log.warning(

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nmt.config import SIDES
 from nmt.data.tokenizer import SPECIALS, LanguageTokenizer, Tokenizer
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.logging import log
@@ -60,7 +61,7 @@ def transfer_weights(model: Seq2Seq, tokenizer: Tokenizer, checkpoint: Path, par
     Raises:
         UserError: the checkpoint does not fit the model's settings.
     """
-    matches = {side: match_pieces(getattr(tokenizer, side), getattr(parent, side)) for side in ("source", "target")}
+    matches = {side: match_pieces(getattr(tokenizer, side), getattr(parent, side)) for side in SIDES}
     parameters = get_unique_parameters(model)
     expected = parameters | {
         name: parameters[name].new_empty((getattr(parent, side).vocab_size, *parameters[name].shape[1:]))

@@ -10,9 +10,8 @@ from builders import ROOT, run_error, run_ok
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from nmt.config import DataConfig, TrainRun
+from nmt.config import SIDES, DataConfig, TrainRun
 from nmt.config.data import CorpusConfig, TokenizerConfig
-from nmt.data.encoding import SIDES
 from nmt.errors import UserError
 from nmt.runtime.command_line import to_dataclasses
 from nmt.training.presets import PRESET_REASONS, PRESET_SECTIONS, apply_presets

@@ -36,7 +36,7 @@ import nmt
 from nmt.align import align
 from nmt.config import DataConfig, LinksConfig, ModelConfig, SearchConfig, TranslateRun
 from nmt.data.corpus import load_pairs
-from nmt.data.readers import LINE_READERS, MAX_VALUE_CHARS, BadLine, LinePair
+from nmt.data.readers import LINE_READERS, BadLine, LinePair
 from nmt.data.tokenizer import group_by_spaces, load_tokenizer
 from nmt.data.word_links import Link, format_pharaoh, parse_gold_links, read_gold_links
 from nmt.data.words import segment_words
@@ -46,6 +46,7 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.report import build_report
 from nmt.model.seq2seq import build_model
+from nmt.runtime.messages import MAX_VALUE_CHARS
 from nmt.runtime.text_io import read_dictionary
 from nmt.training.checkpoint import load_config, load_model
 from nmt.training.state import read_progress

@@ -18,13 +18,13 @@ from nmt.data.readers import (
     PARSE_BATCH_SIZE,
     BadLine,
     batch_line_pairs,
-    list_names,
     read_jsonl_pairs,
     read_text_pairs,
     read_tsv_pairs,
 )
 from nmt.errors import UserError
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
+from nmt.runtime.messages import first_line, list_names
 
 TABLE_KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}  # by suffix
 
@@ -58,10 +58,10 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
         try:
             if path.is_dir():
                 regular, others = list_folder(path)
-                found = find_in_container(path, regular, command)
+                found = find_in_container(regular, command)
                 found.unused.extend(others)
             elif path.suffix == ".zip" and path.is_file():
-                found = find_in_container(path, list_members(path), command)
+                found = find_in_container(list_members(path), command)
             else:
                 found = FoundInputs([find_single(key, path, command)], [])
         except OSError as error:
@@ -98,13 +98,13 @@ def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
     raise UserError(f"{key}={path} does not exist, nor does {path}.{command.source}")
 
 
-def find_in_container(container: Path, paths: Sequence[Path], command: PrepareRun) -> FoundInputs:
+def find_in_container(paths: Sequence[Path], command: PrepareRun) -> FoundInputs:
     """Return the inputs among the files of a folder or a zip, and of zips in a folder."""
     files: dict[InputFile, None] = {}
     unused = []
     for path in paths:
         if path.suffix == ".zip" and path.is_file():
-            found = find_in_container(path, list_members(path), command)
+            found = find_in_container(list_members(path), command)
             files |= dict.fromkeys(found.files)
             unused += found.unused
         elif (file := classify(path, paths, command)) is not None:
@@ -210,7 +210,7 @@ def read_parquet_pairs(path: Path, source: str, target: str) -> Iterator[pa.Reco
                     yield from texts.append_column("line", complete["line"]).cast(LINE_SCHEMA).to_batches()
                 rows += len(table)
         except pa.ArrowInvalid as error:
-            raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+            raise UserError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 TABLE_READERS: dict[str, Callable[..., Iterator[pa.RecordBatch | BadLine]]] = {
