@@ -18,7 +18,7 @@ from settings import parse_settings
 
 from nmt.config import EOS, AttentionConfig, ModelConfig, SearchConfig
 from nmt.data.tokenizer import SPECIALS
-from nmt.decoding.search import search
+from nmt.decoding.search import stream_search
 from nmt.model.kernels.cuda_graphs import maybe_graph
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runtime.device import choose_device, move_model
@@ -69,7 +69,7 @@ def measure_translation(
     config = SearchConfig(beam=beam, max_length=written)
     length_B = torch.full((sentences,), positions, device=device)
     quick = maybe_graph(model, device)
-    return measure_seconds(lambda: search(quick, source_BS, length_B, config), device, rounds)
+    return measure_seconds(lambda: list(stream_search(quick, source_BS, length_B, config)), device, rounds)
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ from torch.profiler import ProfilerActivity, profile
 from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.decoding.search import score_targets, search
+from nmt.decoding.search import score_targets, stream_search
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.kernels.recurrence import RNN
 from nmt.model.reference import CELL_SPECS
@@ -435,7 +435,11 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(max_length=20, **options)
             for _ in range(2):
-                best = [one for several in search(quick, *source, config, max_active=12) for one in several]
+                best = [
+                    one
+                    for _, several in sorted(stream_search(quick, *source, config, max_active=12))
+                    for one in several
+                ]
                 found.setdefault(kind, []).append([(one.tokens, one.score) for one in best])
         forced = score_targets(quick, *source, batch.target_BT)
         found.setdefault("forced", []).append([(one.tokens, one.score) for one in forced])

@@ -22,13 +22,13 @@ import nmt
 from nmt.config import SearchConfig
 from nmt.data.toy.corpus import generate
 from nmt.decoding.translator import Translator
-from nmt.page.export import round_weights
 from nmt.runtime.device import move_model
 from nmt.runtime.messages import pluralize
 from nmt.training.checkpoint import load_model
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from browser import Browser  # type: ignore[import-not-found]  # noqa: E402
+from builders import round_weights  # type: ignore[import-not-found]  # noqa: E402
 
 SIZES = (
     "model=bahdanau",

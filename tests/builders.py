@@ -63,9 +63,12 @@ from nmt.data.stream import (
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.data.toy.corpus import generate
 from nmt.decoding.alignment import open_alignment_writer
+from nmt.decoding.hypotheses import Hypothesis
+from nmt.decoding.search import stream_search
 from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.page.export import quantize_tensors
 from nmt.runtime.launch import LAUNCH_ENV
 from nmt.training import loop as training
 from nmt.training.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
@@ -672,3 +675,18 @@ HOSTILE = [
     "👩‍👩‍👧",
     "w" * 300,
 ]
+
+
+def search(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
+    """Return the results of `stream_search` in the order of the sentences."""
+    results = dict(stream_search(*arguments, **options))
+    return [results[sentence] for sentence in range(len(results))]
+
+
+def round_weights(model: Seq2Seq) -> None:
+    """Replace the weights of a model by those of its page: int8 values times their scales."""
+    quantized = quantize_tensors(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values, scales = quantized[name]
+            parameter.copy_(values if scales is None else values * scales.unsqueeze(1))

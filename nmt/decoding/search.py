@@ -301,20 +301,6 @@ def draw_uniform_numbers(source_BS: Tensor, length_B: Tensor, steps: int, config
     return torch.from_numpy(np.stack(numbers))
 
 
-def search(
-    model: SearchModel,
-    source_BS: Tensor,
-    length_B: Tensor,
-    config: SearchConfig,
-    keep_weights: bool = False,
-    prefixes: Sequence[Sequence[int]] | None = None,
-    max_active: int | None = None,
-) -> list[list[Hypothesis]]:
-    """Return the results of `stream_search` in the order of the sentences."""
-    results = dict(stream_search(model, source_BS, length_B, config, keep_weights, prefixes, max_active))
-    return [results[sentence] for sentence in range(len(results))]
-
-
 @torch.inference_mode()
 def stream_search(
     model: SearchModel,

@@ -152,12 +152,3 @@ def quantize_tensors(model: Seq2Seq) -> dict[str, StoredTensor]:
             done[id(parameter)] = (values, None if scales is None else scales.squeeze(1))
         tensors[name] = done[id(parameter)]
     return tensors
-
-
-def round_weights(model: Seq2Seq) -> None:
-    """Replace the weights of a model by those of its page: int8 values times their scales."""
-    quantized = quantize_tensors(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            values, scales = quantized[name]
-            parameter.copy_(values if scales is None else values * scales.unsqueeze(1))

@@ -16,6 +16,7 @@ from builders import (
     PageReader,
     make_sentences,
     make_tokenizer,
+    round_weights,
     run_error,
     run_in_new_process,
     run_ok,
@@ -25,7 +26,7 @@ import nmt
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, SearchConfig, TrainRun
 from nmt.decoding.translator import Translator
 from nmt.model.seq2seq import build_model
-from nmt.page.export import build_page, round_weights
+from nmt.page.export import build_page
 from nmt.training.checkpoint import load_model
 
 LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import ATTENTION_STYLES, REACH, VOCABULARY, make_attention_model, make_ragged_batch, randomize_
+from builders import ATTENTION_STYLES, REACH, VOCABULARY, make_attention_model, make_ragged_batch, randomize_, search
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.config import model as schema
-from nmt.decoding.search import score_targets, search
+from nmt.decoding.search import score_targets
 from nmt.decoding.translator import warn_if_out_of_reach
 from nmt.model.attention import SCORE_CLASSES, Attention
 from nmt.model.encoder import RecurrentEncoder

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from builders import SEARCH_OPTIONS, fake_capture_graph, make_attention_model, make_model, make_ragged_batch, sharpen
+from builders import (
+    SEARCH_OPTIONS,
+    fake_capture_graph,
+    make_attention_model,
+    make_model,
+    make_ragged_batch,
+    search,
+    sharpen,
+)
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length, search
+from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel
 from nmt.model.out_of_memory import try_or_oom

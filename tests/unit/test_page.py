@@ -25,6 +25,8 @@ from builders import (
     make_sentences,
     make_tokenizer,
     randomize_,
+    round_weights,
+    search,
     sharpen,
 )
 
@@ -32,7 +34,6 @@ from nmt.config import BOS, EOS, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
-from nmt.decoding.search import search
 from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -43,7 +44,6 @@ from nmt.page.export import (
     get_scores,
     pack_tensors,
     quantize_tensors,
-    round_weights,
 )
 
 Evaluate = Callable[[str], Any]

@@ -15,13 +15,14 @@ from builders import (
     make_attention_model,
     make_model,
     make_ragged_batch,
+    search,
     sharpen,
 )
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding.hypotheses import init_beams
-from nmt.decoding.search import beam_step, score_targets, search
+from nmt.decoding.search import beam_step, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
 from nmt.model.ensemble import Ensemble
