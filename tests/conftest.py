@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import CHROMIUM, Browser
-from builders import ROOT, TINY_SETTINGS, run_ok, write_corpus
+from builders import ROOT, TINY_SIZES, run_ok, write_corpus
 from filelock import FileLock
 from hypothesis import settings
 
@@ -80,7 +80,7 @@ def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its scores are the same to the last bit in batches of any size, which those of `model=luong` are not in fp32.
     """
-    settings = ("model=bahdanau", *TINY_SETTINGS, "train.max_epochs=2")
+    settings = ("model=bahdanau", *TINY_SIZES, "train.max_epochs=2")
     arguments = ("name=mine", "data=text", f"data.path={corpus}", *settings)
     trained = build_once("home", lambda part: run_ok("train", *arguments, folder=part), tmp_path_factory)
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("home") / "home"))

@@ -4,9 +4,14 @@ Importing this module imports what commands need, also what they import late, an
 commands find Hydra's plug-ins and the tables of its parser in place.
 """
 
+# isort: off
+import nmt  # noqa: F401  before torch, which reads the variables that it sets when it is imported
+# isort: on
+
 import gc
 import importlib
 
+import builders  # noqa: F401
 import matplotlib.backends.backend_agg  # noqa: F401
 import matplotlib.figure  # noqa: F401
 import pandas  # noqa: F401  pyarrow imports it where it is installed
