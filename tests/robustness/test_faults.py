@@ -30,6 +30,7 @@ import yaml
 from builders import (
     CONTEXT,
     TINY_SETTINGS,
+    TINY_SIZES,
     command_environment,
     list_checkpoints,
     load_last_weights,
@@ -84,7 +85,15 @@ def test_fault_injection_trials(trials: str, tmp_path: Path, monkeypatch: pytest
 # -------------------------------------------------------------------------------------------------------------- resume
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=5, test=2)
+    return write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=2, test=2)
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of four updates, validated after the second and the last; tests copy it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    fit(make_state(text, folder, max_steps=4, validate_every=2, monitor="loss"))
+    return folder
 
 
 def test_resume_uses_previous_checkpoint_if_last_is_damaged(
@@ -263,11 +272,11 @@ def test_save_killed_at_any_point_leaves_consistent_state(overwrites: bool, text
     assert validated_steps[0] == 6 and validated_steps[-1] == 9 and len(validated_steps) > 6
 
 
-def test_clear_run_folder_killed_at_any_point(text: Path, tmp_path: Path) -> None:
-    state = make_state(text, tmp_path / "run", max_steps=4, validate_every=2)
-    fit(state)
-    save_config(tmp_path / "run", state.run)
-    for copy in kill_at_every_operation(tmp_path / "run", clear_run_folder):
+def test_clear_run_folder_killed_at_any_point(text: Path, trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    save_config(run, make_state(text, run, validate_every=2, monitor="loss").run)
+    for copy in kill_at_every_operation(run, clear_run_folder):
         if find_last_checkpoint(copy):
             load_model(str(copy))
         clear_run_folder(copy)
@@ -438,14 +447,14 @@ def limit_file_size(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("limit", [500, 20_000, 100_000])
-def test_failed_save_keeps_last_checkpoint(text: Path, tmp_path: Path, limit: int) -> None:
+def test_failed_save_keeps_last_checkpoint(text: Path, trained: Path, tmp_path: Path, limit: int) -> None:
     def read_checkpoints() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
 
-    state = make_state(text, tmp_path, max_steps=2)
-    fit(state)
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    state = make_state(text, tmp_path)
     before = read_checkpoints()
-    state.progress.step = 3
+    state.progress.step = 5
     with (
         limit_file_size(limit),
         pytest.raises(UserError, match="cannot be written: .*large.* resume=auto continues from it"),
@@ -453,12 +462,12 @@ def test_failed_save_keeps_last_checkpoint(text: Path, tmp_path: Path, limit: in
         save_state(state)
     assert read_checkpoints() == before
     save_state(state)
-    assert find_last_intact_checkpoint(tmp_path).name == "step_000003"
+    assert find_last_intact_checkpoint(tmp_path).name == "step_000005"
 
 
 def test_error_names_file_that_cannot_grow(text: Path, tmp_path: Path) -> None:
     """The error of the system itself names no file."""
-    state = make_state(text, tmp_path, max_steps=1)
+    state = make_state(text, tmp_path)
     with log_to_file(tmp_path / "train.log"), limit_file_size(100):
         for path, write in (
             (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
@@ -505,7 +514,7 @@ def test_read_only_disk_error_message(home: Path, corpus: Path, tmp_path: Path) 
         pytest.skip("only root may mount a disk")
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
-        settings = ("model=bahdanau", *TINY_SETTINGS, "train.max_epochs=3", "resume=auto")
+        settings = ("model=bahdanau", *TINY_SIZES, "train.max_epochs=3", "resume=auto")
         command = ("name=mine", "data=text", f"data.path={corpus}", *settings)
         assert "Read-only file system" in run_error("train", *command, folder=tmp_path)
         assert "Read-only file system" in run_error("evaluate", f"checkpoint={folder}", folder=tmp_path)
@@ -515,11 +524,10 @@ def test_read_only_disk_error_message(home: Path, corpus: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("target", ["link", "checkpoints", "file", "nothing"])
-def test_save_tolerates_links_among_checkpoints(target: str, text: Path, tmp_path: Path) -> None:
+def test_save_tolerates_links_among_checkpoints(target: str, text: Path, trained: Path, tmp_path: Path) -> None:
     """The targets of the links are kept."""
-    settings = {"validate_every": 2, "monitor": "loss"}
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    fit(make_state(text, run, max_steps=4, **settings))
+    shutil.copytree(trained, run)
     checkpoints = run / "checkpoints"
     if target == "checkpoints":
         checkpoints.rename(elsewhere)
@@ -532,7 +540,7 @@ def test_save_tolerates_links_among_checkpoints(target: str, text: Path, tmp_pat
         (checkpoints / "step_000001").write_text("not a folder")
     else:
         (checkpoints / "step_000001").symlink_to(elsewhere)
-    state = make_state(text, run, max_steps=8, **settings)
+    state = make_state(text, run, max_steps=8, validate_every=2, monitor="loss")
     save_state(state)  # replaces the checkpoint of the same step
     fit(state)
     assert list_checkpoints(run) == {"step_000006", "step_000008"}
@@ -558,9 +566,9 @@ def test_file_system_without_fsync_and_locks_warns_once(
     (tmp_path / "run").mkdir()
     with lock_run_folder(tmp_path / "run"):
         assert "has no locks" in caplog.text
-    fit(make_state(text, tmp_path / "run", max_steps=4, validate_every=2))
+    fit(make_state(text, tmp_path / "run", max_steps=2, save_every=1))
     get_or_build(tmp_path / "cache" / "thing", lambda part: (part / "x").touch())
-    assert find_last_intact_checkpoint(tmp_path / "run").name == "step_000004"
+    assert find_last_intact_checkpoint(tmp_path / "run").name == "step_000002"
     assert caplog.text.count("does not force files to the disk") == 1
     assert caplog.text.count("several processes may prepare") == 1
     leftover = tmp_path / ".out.12ab.new"
@@ -995,17 +1003,16 @@ def test_commands_reject_crafted_files_in_one_line(name: str, home: Path, corpus
         ("best", [[1.0, 1.0, 1.0]]),
     ],
 )
-def test_crafted_state_is_rejected(key: str, value: object, text: Path, tmp_path: Path) -> None:
-    fit(make_state(text, tmp_path, max_steps=1))
-    path = find_last_intact_checkpoint(tmp_path) / STATE_FILE
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+def test_crafted_state_is_rejected(key: str, value: object, trained: Path, tmp_path: Path) -> None:
+    state, path = find_last_intact_checkpoint(trained) / STATE_FILE, tmp_path / STATE_FILE
+    path.write_text(json.dumps(json.loads(state.read_text()) | {key: value}))
     with pytest.raises(UserError, match="state.json is damaged or from another version"):
         read_progress(path)
 
 
-def test_crafted_optimizer_is_rejected(text: Path, tmp_path: Path) -> None:
-    state = make_state(text, tmp_path, max_steps=1)
-    fit(state)
+def test_crafted_optimizer_is_rejected(text: Path, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    state = make_state(text, tmp_path)
     path = find_last_intact_checkpoint(tmp_path) / OPTIMIZER_FILE
     tensors = load_file(path)
     for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
