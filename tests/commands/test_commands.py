@@ -22,6 +22,7 @@ from builders import (
     ODD_LINES,
     ROOT,
     TINY_SETTINGS,
+    TINY_SIZES,
     command_environment,
     read_all_events,
     run_error,
@@ -288,7 +289,7 @@ def test_translate_interactively_in_terminal(home: Path) -> None:
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (ROOT / "configs" / "model").iterdir()))
 def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_path: Path) -> None:
-    sizes = (*TINY_SETTINGS, "model.encoder_hidden=null", "train.max_steps=20", "train.validate_every=20")
+    sizes = (*TINY_SIZES, "model.encoder_hidden=null", "train.max_steps=20", "train.validate_every=20")
     run_ok("train", f"model={model}", "name=mine", "data=text", f"data.path={small_corpus}", *sizes, folder=tmp_path)
     run = tmp_path / "runs" / "mine"
     first, *_, last = (event["loss"] for event in read_all_events(run) if event["event"] == "train")
@@ -344,7 +345,7 @@ def test_training_is_deterministic_and_resume_is_exact(
     common = ("data=text", f"data.path={small_corpus}", *TINY_SETTINGS, "tokenizer.sampling=0.1", "train.accumulate=2")
 
     def list_settings(name: str, steps: int, resume: str) -> list[str]:
-        return [f"name={name}", *common, f"train.max_steps={steps}", f"resume={resume}"]
+        return [f"name={name}", *common, "train.log_every=2", f"train.max_steps={steps}", f"resume={resume}"]
 
     def fork(*settings: str) -> str:
         """Train with two threads and return standard error."""
@@ -358,21 +359,21 @@ def test_training_is_deterministic_and_resume_is_exact(
         return message
 
     def read_first_event(run: Path) -> dict[str, float]:
-        """The event of step 5, without speeds."""
+        """The event of step 2, without speeds."""
         speeds = ("tokens_per_second", "target_tokens_per_second")
         return {key: value for key, value in read_all_events(run)[0].items() if key not in speeds}
 
-    done = run_in_new_process("train", *list_settings("whole", 10, "false"), folder=tmp_path)
+    done = run_in_new_process("train", *list_settings("whole", 5, "false"), folder=tmp_path)
     assert done.returncode == 0 and b", 2 threads" in done.stderr, done.stderr.decode()
-    assert ", 2 threads" in fork(*list_settings("stopped", 7, "false"))
-    fork(*list_settings("stopped", 10, "true"))
+    assert ", 2 threads" in fork(*list_settings("stopped", 3, "false"))
+    fork(*list_settings("stopped", 5, "true"))
     whole, stopped = (tmp_path / "runs" / name for name in ("whole", "stopped"))
     assert read_last_weights(whole) == read_last_weights(stopped)
     assert read_first_event(whole) == read_first_event(stopped)
     assert read_all_events(whole)[-1] == read_all_events(stopped)[-1]
     whole_config, stopped_config = ((run / "config.yaml").read_text() for run in (whole, stopped))
-    assert "max_steps: 10\n" in stopped_config
-    assert "is already finished" in fork(*list_settings("whole", 10, "auto"))
+    assert "max_steps: 5\n" in stopped_config
+    assert "is already finished" in fork(*list_settings("whole", 5, "auto"))
     assert (whole / "config.yaml").read_text() == whole_config  # resume=auto was not stored: nothing was trained
 
 
