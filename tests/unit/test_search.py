@@ -212,9 +212,13 @@ ATTENTION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+REFILLED = sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH_OPTIONS)} - {("none", "coverage")})
+
+
 @pytest.mark.parametrize(
-    ("attention_name", "options"),
-    sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH_OPTIONS)} - {("none", "coverage")}),
+    ("kernels", "attention_name", "options"),
+    [(("fast", "reference")[sum(map(len, case)) % 2], *case) for case in REFILLED],  # all pairs of the three
+    indirect=["kernels"],
 )
 def test_refilling_finished_rows_does_not_change_results(
     options: str, attention_name: str, monkeypatch: pytest.MonkeyPatch
