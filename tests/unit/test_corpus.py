@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -850,7 +849,7 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert (subset, revision) == ("de-en", "a1b2")
         raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
 
-    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr("datasets.load_dataset", offline)
     data = DataConfig(format="hub", path="nobody/nothing", subset="de-en", revision="a1b2", cache=str(tmp_path))
     with pytest.raises(
         UserError,
@@ -927,5 +926,7 @@ def test_reading_prints_nothing(read: Read, tmp_path: Path, capfd: pytest.Captur
     read({"train.de": "a", "train.en": "b"})
     read({"train.jsonl": to_json_lines({"de": "a", "en": "b"})}, format="jsonl")
     assert capfd.readouterr() == ("", "")
+    import datasets  # here, because it takes a second that all processes of the tests would spend
+
     assert not datasets.are_progress_bars_disabled()
     assert datasets.logging.get_verbosity() == logging.WARNING
