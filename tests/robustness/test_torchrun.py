@@ -45,7 +45,7 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Return the settings for a small corpus."""
-    folder = write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=5, test=2)
+    folder = write_corpus(tmp_path_factory.mktemp("text"), train=120, valid=2, test=2)
     return "data=text", f"data.path={folder}", f"data.cache={folder / 'cache'}"
 
 

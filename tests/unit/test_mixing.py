@@ -384,7 +384,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
     for name, size in (("main", 70), ("bt", 50), ("web", 30)):
         (folder / name).mkdir()
-        write_corpus(folder / name, train=size, valid=7, test=5)
+        write_corpus(folder / name, train=size, valid=3, test=3)
     lines = [(folder / "web" / f"train.{side}").read_text().splitlines() for side in ("en", "de")]
     (folder / "web" / "train.tsv").write_text("".join("\t".join(pair) + "\n" for pair in zip(*lines, strict=True)))
     return folder

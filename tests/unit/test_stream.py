@@ -449,7 +449,7 @@ STREAM_SETTINGS = (
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small sharded corpus."""
-    folder = write_corpus(tmp_path_factory.mktemp("text"), train=150, valid=7, test=2)
+    folder = write_corpus(tmp_path_factory.mktemp("text"), train=150, valid=3, test=2)
     for ending in ("de", "en"):
         lines = (folder / f"train.{ending}").read_text().splitlines()
         (folder / f"train.{ending}").unlink()
@@ -541,7 +541,7 @@ def test_two_processes_give_same_losses_on_parquet(text: Path, tmp_path: Path) -
 def test_streamed_text_is_not_cached(uninterrupted: Path) -> None:
     cache = uninterrupted.parents[1] / "cache"
     [cached_validation] = cache.rglob("pairs.arrow")
-    assert len(map_table(cached_validation)) == 7 and not list(cache.rglob("source.ids"))
+    assert len(map_table(cached_validation)) == 3 and not list(cache.rglob("source.ids"))
 
 
 def test_streaming_without_max_steps_raises(text: Path, tmp_path: Path) -> None:

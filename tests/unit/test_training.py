@@ -52,7 +52,7 @@ from nmt.training.validation import evaluate_loss
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"), train=120, valid=12, test=2)
+    return write_corpus(tmp_path_factory.mktemp("corpus"), train=120, valid=4, test=2)
 
 
 def disable_dropout(state: TrainState) -> TrainState:
@@ -566,7 +566,7 @@ def test_validation_skips_very_long_lines_and_splits_large_batches(
     long_pairs = {"source": ["Hund " * 20_000, "Ein Hund"], "target": ["A dog", "dog " * 5_000]}
     with_long_pairs = pa.concat_tables([state.valid.select([*long_pairs]), pa.table(long_pairs)])
     assert evaluate_loss(state.model, state.tokenizer, with_long_pairs, CPU) == scores
-    assert "2 pairs of more than 1,000 pieces (first: 13, 14)" in caplog.text
+    assert "2 pairs of more than 1,000 pieces (first: 5, 6)" in caplog.text
     loss = state.model.loss
 
     def limited_loss(source_BS: torch.Tensor, *args: Any) -> Any:
