@@ -53,7 +53,7 @@ class DataConfig:
     split: str = setting("test", "split that evaluate and align read")
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
     invalid: str = setting("refuse", "invalid UTF-8 or JSON, missing columns: refuse | drop (and count)")
-    alignments: str | None = setting(None, "format=text: extension of files with gold links, as in 0-0 1-2")
+    alignments: str | None = setting(None, "format=text: extension of the files with gold links (not an output)")
     seed: int = setting(1, "random seed of the built-in corpus, independent of the seed of the run")
     max_length: int = setting(100, "maximum pieces on either side; longer training pairs are dropped and counted")
     cache: str | None = setting(None, "folder for cached text and tokens; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")

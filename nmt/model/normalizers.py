@@ -31,7 +31,7 @@ def simplex_backward(s: Tensor, gradient: Tensor) -> Tensor:
 
 
 class _Sparsemax(torch.autograd.Function):
-    """max(z - tau, 0) with tau such that it sums to 1, Martins and Astudillo 2016, algorithm 1."""
+    """max(z - tau, 0) with tau chosen so that the weights sum to 1, Martins and Astudillo 2016, algorithm 1."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The readable version of everything in `nmt/model/kernels/`: PyTorch's own operations, differentiated by autograd.
+"""The readable version of everything in `kernels.Kernels`: PyTorch's own operations, differentiated by autograd.
 
 `model.kernels=reference` builds a model of these parts. They compute the same as the fast ones up to rounding (and
 `Dropout` draws other random numbers), in more time and memory. Read them alongside the papers; the tests compare

@@ -300,7 +300,7 @@ function softmax(scores) {
   return exponentials.map(value => value / total);
 }
 
-/** max(z - tau, 0) with tau such that it sums to 1. */
+/** max(z - tau, 0) with tau chosen so that the weights sum to 1. */
 function sparsemax(scores) {
   const sorted = [...scores].sort((a, b) => b - a);
   let total = 0, tau = 0;
@@ -311,7 +311,7 @@ function sparsemax(scores) {
   return scores.map(z => Math.max(0, z - tau));
 }
 
-/** max(z / 2 - tau, 0)^2 with tau such that it sums to 1. */
+/** max(z / 2 - tau, 0)^2 with tau chosen so that the weights sum to 1. */
 function entmax15(scores) {
   const largest = Math.max(...scores), halves = scores.map(score => (score - largest) / 2);
   let total = 0, squares = 0, tau = 0;
@@ -327,6 +327,13 @@ function entmax15(scores) {
 }
 
 const NORMALIZERS = { softmax, sparsemax, entmax15 };
+const SCORES = ["additive", "concat", "dot", "scaled_dot", "general", "location"];
+const WINDOWS = ["global", "local_m", "local_p"];
+
+/** Throw an error if a setting has a value that is not implemented here, rather than compute something else. */
+function checkImplemented(key, value, implemented) {
+  if (!implemented.includes(value)) throw new Error(`${key}=${value} is not implemented in engine.js`);
+}
 
 // ----------------------------------------------------------------------------------------------------------- attention
 /**
@@ -338,6 +345,9 @@ const NORMALIZERS = { softmax, sparsemax, entmax15 };
 class Attention {
   /** @param config `model.attention` or `model.self_attention` */
   constructor(weights, name, config) {
+    checkImplemented("score", config.score, SCORES);
+    checkImplemented("window", config.window, WINDOWS);
+    checkImplemented("normalizer", config.normalizer, Object.keys(NORMALIZERS));
     this.config = config;
     this.normalize = NORMALIZERS[config.normalizer];
     const linear = part => weights.linear(`${name}.${part}`) ?? (x => x);
@@ -583,6 +593,10 @@ class TransformerDecoder {
 }
 
 // --------------------------------------------------------------------------------------------------------------- model
+const DECODERS = {
+  bahdanau: RecurrentDecoder, luong: RecurrentDecoder, gnmt: RecurrentDecoder, transformer: TransformerDecoder,
+};
+
 /** The complete model, `nmt/model/seq2seq.py`. */
 class Seq2Seq {
   /** @param config `model.*`, with `memory`, the size of an encoder output */
@@ -591,7 +605,8 @@ class Seq2Seq {
     this.embedTarget = weights.embedding("target_embedding");
     this.embed = config.embed;
     this.encoder = new (config.encoder === "transformer" ? TransformerEncoder : RecurrentEncoder)(weights, config);
-    this.decoder = new (config.style === "transformer" ? TransformerDecoder : RecurrentDecoder)(weights, config);
+    checkImplemented("style", config.style, Object.keys(DECODERS));
+    this.decoder = new DECODERS[config.style](weights, config);
     this.toEmbedding = weights.linear("to_embedding") ?? (x => x);
     this.output = weights.linear("output");
     this.vocabulary = weights.get("output.weight").rows;

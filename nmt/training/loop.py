@@ -370,9 +370,9 @@ def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
     if not rank():
         write_atomically(path, pairs_to_json(state.train_pairs, result.indices))
     return UserError(
-        f"training diverged: {state.progress.skipped_in_a_row} updates in a row (train.max_skipped) were skipped "
-        f"because loss or gradient was not finite, the last at step {result.step}: try a smaller optim.lr, a longer "
-        f"optim.warmup or optim.clip=1. The pairs of that step are in {path}; the last checkpoint is unchanged"
+        f"training diverged: the loss or gradient was not finite in {state.progress.skipped_in_a_row} updates in a row "
+        f"(train.max_skipped), last at step {result.step}. Try a lower optim.lr, a longer optim.warmup, or an "
+        f"optim.clip below 1. The pairs of that step are in {path}; the last checkpoint is unchanged"
     )
 
 

@@ -367,7 +367,7 @@ BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "vocabulary too large": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
     "divergence": (
         ("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"),
-        "training diverged: 3 updates in a row",
+        "training diverged: the loss or gradient was not finite in 3 updates in a row",
     ),
 }
 

@@ -1,6 +1,7 @@
-"""Optimized implementations of parts of the model. `nmt/model/reference.py` has a readable version of each.
+"""Optimized implementations of parts of the model.
 
-`model.kernels` chooses one of `KERNELS`.
+Everything in `Kernels` has a readable version in `nmt/model/reference.py`, and `model.kernels` chooses one of the two;
+`cuda_graphs.py` and `inference_weights.py` only change how it is executed.
 """
 
 from collections.abc import Callable
