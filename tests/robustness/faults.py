@@ -55,7 +55,6 @@ SMALL_SETTINGS = (
     "model.embed=16",
     "model.hidden=32",
     "model.dropout=0.1",
-    "model.input_feeding=false",  # an update takes a quarter of the time
     "train.batch_tokens=400",
     "optim.lr=0.005",
     "device=cpu",

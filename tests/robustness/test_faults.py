@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 import sentencepiece
@@ -78,6 +79,7 @@ Change = Callable[[Path], Any]
 @pytest.mark.parametrize("trials", ["kill=2 term=2", "fileops=2", "bitflips=25 noise=100", "badlines=600"])
 def test_fault_injection_trials(trials: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run faults.py in this process, with few trials; those in one call share a run."""
+    monkeypatch.setattr(faults, "SMALL_SETTINGS", (*faults.SMALL_SETTINGS, "model.input_feeding=false"))
     monkeypatch.setattr(sys, "argv", ["faults.py", *trials.split(), f"folder={tmp_path}"])
     run_trials(TRIALS)
 
