@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from signal import Signals
@@ -18,9 +18,10 @@ from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import iter_column, take_rows
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.subword_sampling import resample_subwords
-from nmt.decoding.translator import Translator, warn_if_out_of_reach
+from nmt.decoding.translator import Translation, Translator, warn_if_out_of_reach
 from nmt.errors import UserError, with_filename
-from nmt.evaluation.metrics import bleu, format_perplexity
+from nmt.evaluation.metrics import bleu, format_perplexity, sentence_chrf
+from nmt.evaluation.report import build_pair
 from nmt.model.out_of_memory import try_or_oom
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.device import describe_contention
@@ -31,9 +32,12 @@ from nmt.runtime.memory import peak_device_memory, release_memory
 from nmt.runtime.signals import deferred_signals
 from nmt.runtime.text_io import replace_nonfinite
 from nmt.training.checkpoint import save_config
+from nmt.training.history import METRICS_FILE, SAMPLES_FILE
 from nmt.training.state import TrainState, ValidatedCheckpoint, save_state
 from nmt.training.step import UpdateResult, choose_epoch_shapes, train_step
 from nmt.training.validation import evaluate_loss
+
+SAMPLES = 4  # validation pairs whose translations are written down at each validation
 
 
 # --------------------------------------------------------------------------------------------------------------- loop
@@ -225,11 +229,22 @@ def validate(state: TrainState) -> dict[str, Any]:
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
     model = try_or_oom(partial(copy_for_inference, state)) or state.model
     translator = Translator(model, state.tokenizer, SearchConfig(beam=1).for_trained_on(state.run.data), state.device)
-    translations = translator.translate(list(iter_column(state.valid, "source")))
+    sources, references = (list(iter_column(state.valid, side)) for side in ("source", "target"))
+    samples = translator.translate(sources[:SAMPLES], keep_weights=True)
+    translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)
     hypotheses = [options[0].text for options in translations]
-    references = list(iter_column(state.valid, "target"))
     scores["bleu"] = bleu(hypotheses, references, state.run.bleu_tokenizer) or 0.0
     progress = state.progress
+    write_event(
+        state,
+        {
+            "event": "validate",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "pairs": build_samples(sources, references, [options[0] for options in samples]),
+        },
+        SAMPLES_FILE,
+    )
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
         f"validation at step {progress.step}: loss {scores['loss']:.3f}, ppl {format_perplexity(scores['ppl'])}, "
@@ -239,6 +254,17 @@ def validate(state: TrainState) -> dict[str, Any]:
     )
     write_event(state, {"event": "validate", "step": progress.step, "epoch": progress.epoch, **scores})
     return scores
+
+
+def build_samples(
+    sources: Sequence[str], references: Sequence[str], translations: Sequence[Translation]
+) -> list[dict[str, Any]]:
+    """Return the first pairs with their translations and attention, in the format of the HTML report."""
+    chrf = sentence_chrf([translation.text for translation in translations], references[: len(translations)])
+    return [
+        build_pair(row + 1, sources[row], references[row], translation, chrf[row])
+        for row, translation in enumerate(translations)
+    ]
 
 
 def copy_for_inference(state: TrainState) -> Seq2Seq:
@@ -386,12 +412,12 @@ def pairs_to_json(encoded: EncodedPairs, rows: Indices) -> Iterator[str]:
         yield json.dumps(pair, ensure_ascii=False) + "\n"
 
 
-def write_event(state: TrainState, event: dict[str, Any]) -> None:
-    """Append an event to metrics.jsonl, and to TensorBoard if it is installed."""
+def write_event(state: TrainState, event: dict[str, Any], name: str = METRICS_FILE) -> None:
+    """Append an event to a file of the run, and its numbers to TensorBoard if it is installed."""
     if rank():
         return
     event = replace_nonfinite(event)
-    path = state.folder / "metrics.jsonl"
+    path = state.folder / name
     with with_filename(path), open(path, "a", encoding="utf-8", newline="\n", opener=open_regular) as file:
         file.write(json.dumps(event) + "\n")
     if state.tensorboard is not None:

@@ -29,6 +29,7 @@ from nmt.training.checkpoint import (
     load_weights,
     save_config,
 )
+from nmt.training.history import METRICS_FILE, SAMPLES_FILE
 from nmt.training.presets import apply_presets
 from nmt.training.state import TrainState, resume_from
 from nmt.training.vocabulary_transfer import transfer_weights
@@ -39,7 +40,8 @@ RUN_FILE_PATTERNS = (
     "eval",
     "tensorboard",
     "tokenizer*.model",
-    "metrics.jsonl",
+    METRICS_FILE,
+    SAMPLES_FILE,
     "skipped.jsonl",
     "train.log",
 )

@@ -35,9 +35,8 @@ from nmt.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from nmt.training.history import METRICS_FILE, SAMPLES_FILE, parse_event
 from nmt.training.optim import LossScale
-
-INCOMPLETE_EVENT = (-1, False)  # position of an incomplete line of metrics.jsonl
 
 
 class ValidatedCheckpoint(NamedTuple):
@@ -157,8 +156,8 @@ def read_progress(path: Path) -> Progress:
 def resume_from(state: TrainState, folder: Path) -> None:
     """Restore weights, optimizer and progress from a checkpoint of the run.
 
-    Truncates metrics.jsonl to the checkpoint's step, and cleans up what a process that died left incomplete among the
-    checkpoints.
+    Truncates the files of events to the checkpoint's step, and cleans up what a process that died left incomplete
+    among the checkpoints.
 
     Raises:
         UserError: the checkpoint does not fit the model, or the training text is a different one.
@@ -175,11 +174,12 @@ def resume_from(state: TrainState, folder: Path) -> None:
         )
     state.restore_loss_scale()
     step = state.progress.step
-    path = state.folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
     # A validation at this step whose outcome was not saved is repeated, so its event is dropped.
     last = step, state.progress.validated_step == step
-    write_atomically(path, (line for line in lines if INCOMPLETE_EVENT < parse_event_position(line) <= last))
+    for name in (METRICS_FILE, SAMPLES_FILE):
+        path = state.folder / name
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
+        write_atomically(path, (line for line in lines if (event := parse_event(line)) and event.position <= last))
     if folder.name.startswith("."):  # the process died while it was replacing this checkpoint
         folder = folder.rename(folder.with_name(f"step_{step:06d}"))
     write_atomically(state.folder / "checkpoints" / "last", [folder.name + "\n"])
@@ -193,12 +193,3 @@ def broadcast_state(state: TrainState) -> None:
     broadcast([*(parameter.detach() for parameter in state.model.parameters()), *slots])
     state.progress = broadcast_from_rank0(lambda: state.progress)
     state.restore_loss_scale()
-
-
-def parse_event_position(line: str) -> tuple[int, bool]:
-    """Return the step of a line of metrics.jsonl, and whether it is a validation, which comes after training."""
-    try:
-        event = json.loads(line)
-        return (int(event["step"]), event["event"] == "validate") if line.endswith("}\n") else INCOMPLETE_EVENT
-    except (ValueError, TypeError, KeyError):
-        return INCOMPLETE_EVENT

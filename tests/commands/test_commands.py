@@ -49,7 +49,7 @@ def read_last_weights(run: Path) -> bytes:
 
 def test_run_folder_contents(home: Path) -> None:
     run = home / "runs" / "mine"
-    names = {"config.yaml", "tokenizer.model", "train.log", "metrics.jsonl", "checkpoints"}
+    names = {"config.yaml", "tokenizer.model", "train.log", "metrics.jsonl", "samples.jsonl", "checkpoints"}
     assert names <= {path.name for path in run.iterdir()}
     events = read_all_events(run)
     assert {event["event"] for event in events} == {"train", "validate"}

@@ -859,7 +859,7 @@ def test_load_does_not_block_on_pipe_device_or_folder(name: str, kind: str, home
         signal.alarm(0)
 
 
-@pytest.mark.parametrize("name", ["train.log", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", "samples.jsonl"])
 def test_log_and_metrics_reject_links_and_pipes(name: str, text: Path, tmp_path: Path) -> None:
     state = make_state(text, tmp_path / "run", max_steps=2)
     victim, path = tmp_path / "victim", tmp_path / "run" / name
@@ -870,7 +870,7 @@ def test_log_and_metrics_reject_links_and_pipes(name: str, text: Path, tmp_path:
             with log_to_file(path):
                 pass
         else:
-            write_event(state, {"event": "train", "step": 1})
+            write_event(state, {"event": "train", "step": 1}, name)
 
     for create, message in ((lambda: path.symlink_to(victim), "symbolic link"), (lambda: os.mkfifo(path), "pipe")):
         path.unlink(missing_ok=True)
