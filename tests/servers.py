@@ -1,4 +1,4 @@
-"""Servers for tests: `nmt.serve` in a process of its own, and with a fake model in a thread."""
+"""Servers for tests: `nmt.serve` or `nmt.watch` in a process of its own, and with a fake model in a thread."""
 
 import json
 import os
@@ -46,7 +46,8 @@ class Running:
         return int(self.process.exitcode)
 
 
-def start(folder: Path, *arguments: str, port: int, **environment: str) -> Running:
+def start(folder: Path, *arguments: str, port: int, command: str = "serve", **environment: str) -> Running:
+    settings = SERVE_SETTINGS if command == "serve" else ()
     streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
     for path in streams:
         path.write_bytes(b"")
@@ -57,8 +58,8 @@ def start(folder: Path, *arguments: str, port: int, **environment: str) -> Runni
             folder,
             command_environment(folder) | environment,
             streams,
-            "serve",
-            *SERVE_SETTINGS,
+            command,
+            *settings,
             f"port={port}",
             *arguments,
         ),
@@ -71,8 +72,10 @@ def start(folder: Path, *arguments: str, port: int, **environment: str) -> Runni
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[Running]:
-    started = start(folder, *arguments, port=port, **environment)
+def running(
+    folder: Path, *arguments: str, port: int = 0, command: str = "serve", **environment: str
+) -> Iterator[Running]:
+    started = start(folder, *arguments, port=port, command=command, **environment)
     try:
         yield started
     finally:

@@ -16,6 +16,7 @@ from nmt.config.commands import (
     ServeRun,
     TrainRun,
     TranslateRun,
+    WatchRun,
     flatten_keys,
     select_immutable_settings,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "TrainConfig",
     "TrainRun",
     "TranslateRun",
+    "WatchRun",
     "flatten_keys",
     "select_immutable_settings",
 ]

@@ -103,6 +103,11 @@ def check_checkpoint(checkpoint: str | list[str] | None, device: str, precision:
         raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
 
 
+def check_port(port: int) -> None:
+    if not 0 <= port < 65_536:
+        raise UserError(f"port={port} must be at least 0 and below 65,536")
+
+
 @dataclass(slots=True)
 class TrainRun:
     """Settings of `python -m nmt.train`."""
@@ -275,8 +280,7 @@ class ServeRun:
         self.checkpoint = [[*map(str, model)] if isinstance(model, list) else [str(model)] for model in models]
         check_at_least(1, "", self, "max_characters", "max_waiting", "average")
         check_above_zero("", self, "timeout")
-        if not 0 <= self.port < 65_536:
-            raise UserError(f"port={self.port} must be at least 0 and below 65,536")
+        check_port(self.port)
         if self.search.n_best != 1:
             raise UserError(
                 f"search.n_best={self.search.n_best} has no effect: each request says how many alternatives it wants; "
@@ -394,6 +398,18 @@ class ExportRun:
             raise UserError(f"{key} has no effect with output={self.output}; it is for output=hf://OWNER/NAME")
 
 
+@dataclass(slots=True)
+class WatchRun:
+    """Settings of `python -m nmt.watch`."""
+
+    checkpoint: str | None = setting(None, "run folder, or a folder that has runs, at any depth")
+    port: int = setting(5001, "port to listen on, on this machine only; 0: any free one, which the log names")
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint, "auto", "auto")
+        check_port(self.port)
+
+
 COMMANDS: dict[str, type] = {
     "prepare": PrepareRun,
     "train": TrainRun,
@@ -402,4 +418,5 @@ COMMANDS: dict[str, type] = {
     "align": AlignRun,
     "export": ExportRun,
     "serve": ServeRun,
+    "watch": WatchRun,
 }

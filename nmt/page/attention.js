@@ -72,15 +72,21 @@ function light(target) {
   if (s && t) point(origin);
 }
 
-/** Show a tooltip with the words and the weight of a cell, below it or, if there is no room, above it. */
+/** Show a tooltip with the words and the weight of a cell. */
 function point(cell) {
   pointed = cell;
   tip.hidden = !cell;
   if (!cell) return;
   const head = axis => cell.closest("table").querySelector(`th[data-${axis}="${cell.dataset[axis]}"]`).textContent;
-  tip.replaceChildren(make("bdi", {}, head("s")), " \u2192 ", make("bdi", {}, head("t")),
+  showTip(cell.getBoundingClientRect(), make("bdi", {}, head("s")), " \u2192 ", make("bdi", {}, head("t")),
     make("b", {}, cell.getAttribute("aria-label")));
-  const box = cell.getBoundingClientRect(), above = box.top - tip.offsetHeight - 6, below = box.bottom + 6;
+}
+
+/** Show a tooltip below a box or, if there is no room, above it. */
+function showTip(box, ...children) {
+  tip.hidden = false;
+  tip.replaceChildren(...children);
+  const above = box.top - tip.offsetHeight - 6, below = box.bottom + 6;
   const left = Math.min(box.left + (box.width - tip.offsetWidth) / 2, innerWidth - tip.offsetWidth - 4);
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${below + tip.offsetHeight > innerHeight ? above : below}px`;

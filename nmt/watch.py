@@ -1,0 +1,182 @@
+"""Show curves and sample translations of runs in a browser, also while they train.
+
+python -m nmt.watch checkpoint=runs/NAME
+python -m nmt.watch checkpoint=runs/SWEEP      # all runs in a folder, with a curve for each
+python -m nmt.watch --help
+"""
+
+import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything else
+import hashlib
+import json
+import re
+import socketserver
+import sys
+from html import escape
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from nmt.config import WatchRun
+from nmt.errors import UserError
+from nmt.runtime.cli import main
+from nmt.runtime.command_line import describe_os_error
+from nmt.runtime.html import fill_template
+from nmt.runtime.launch import check_single_process
+from nmt.runtime.logging import log, log_to_stderr
+from nmt.training.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
+
+ADDRESS = "127.0.0.1"
+HOST_NAMES = (ADDRESS, "localhost")
+TEMPLATE = Path(__file__).parent / "page" / "watch.html"
+Version = tuple[int, int, int] | None  # of a file: a number that a new file gets, size, time; None without a file
+Events = tuple[list[dict[str, Any]], int]  # of a file, and the number of its damaged lines
+
+
+class Watcher:
+    """What the runs in a folder have written. A file is read again when it has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[Path, tuple[Version, Events]] = {}
+
+    def find_runs(self) -> dict[str, Path]:
+        """Return the folders of the runs, at any depth, by their path in the watched folder, `.` for that itself."""
+        folders = sorted(path.parent for path in self.folder.rglob(METRICS_FILE))
+        return {folder.relative_to(self.folder).as_posix(): folder for folder in folders}
+
+    def get_version(self, path: Path) -> Version:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def read(self, path: Path) -> Events:
+        """Return the events of a file.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        version = self.get_version(path)  # before reading, so that what is written meanwhile is read next time
+        if version is None:
+            return [], 0
+        if path not in self.files or self.files[path][0] != version:
+            self.files[path] = version, read_events(path)
+        return self.files[path][1]
+
+    def describe(self, known: str | None) -> dict[str, Any] | None:
+        """Return what the page shows of all runs, or None if that is `known`, the `version` of an earlier answer."""
+        runs = self.find_runs()
+        versions = [
+            (name, self.get_version(run / METRICS_FILE), self.get_version(run / SAMPLES_FILE))
+            for name, run in runs.items()
+        ]
+        version = hashlib.sha256(repr(versions).encode(errors="surrogateescape")).hexdigest()
+        if version == known:
+            return None
+        return {
+            "version": version,
+            "written": max((metrics[2] for _, metrics, _ in versions if metrics), default=0) / 1e9,
+            "runs": [self.describe_run(name, run) for name, run in runs.items()],
+        }
+
+    def describe_run(self, name: str, run: Path) -> dict[str, Any]:
+        """Return curves and the steps that have samples; or `error`, why they cannot be read."""
+        try:
+            events, damaged = self.read(run / METRICS_FILE)
+            samples, damaged_samples = self.read(run / SAMPLES_FILE)
+        except OSError as error:
+            return {"name": name, "error": describe_os_error(error)}
+        return {
+            "name": name,
+            "curves": build_curves(events),
+            "reports": sum(event["event"] == "train" for event in events),
+            "samples": [event["step"] for event in samples],
+            "samples_version": repr(self.get_version(run / SAMPLES_FILE)),
+            "damaged": damaged + damaged_samples,
+        }
+
+    def find_samples(self, name: str, step: str) -> list[Any] | None:
+        """Return the pairs of a validation, or None if there are none."""
+        run = self.find_runs().get(name)
+        events = self.read(run / SAMPLES_FILE)[0] if run else []
+        return next((event.get("pairs") for event in events if str(event["step"]) == step), None)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers `/` with the page, and its requests for `/runs` and `/samples` with JSON."""
+
+    timeout = 10  # seconds within which a client must send its request
+    server: "Server"
+
+    def do_GET(self) -> None:  # noqa: N802  the name is that of the method of HTTP
+        watcher = self.server.watcher
+        path, _, fields = self.path.partition("?")
+        query = dict(parse_qsl(fields, errors="surrogateescape"))
+        # A page of another site could have its name resolved to this address, and then read what is here.
+        if re.sub(r":\d*$", "", self.headers.get("Host", "")) not in HOST_NAMES:
+            self.answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
+        elif path == "/":
+            page = fill_template(TEMPLATE, {"TITLE": escape(str(watcher.folder))})
+            self.answer(200, "text/html", page)
+        elif path == "/runs":
+            described = watcher.describe(query.get("version"))
+            self.answer(204 if described is None else 200, "application/json", json.dumps(described))
+        elif path == "/samples":
+            pairs = watcher.find_samples(query.get("run", ""), query.get("step", ""))
+            self.answer(404 if pairs is None else 200, "application/json", json.dumps(pairs))
+        else:
+            self.answer(404, "text/plain", "not found")
+
+    def answer(self, status: int, kind: str, text: str) -> None:
+        body = b"" if status == 204 else text.encode(errors="replace")
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Log no requests."""
+
+
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = sys.platform != "win32"  # there it would let two servers share a port
+
+    def __init__(self, port: int, watcher: Watcher) -> None:
+        self.watcher = watcher
+        super().__init__((ADDRESS, port), Handler)
+
+    def handle_error(self, request: Any, address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # the client has gone
+            log.exception("a request failed")
+
+
+@main("watch")
+def watch(command: WatchRun) -> None:
+    log_to_stderr()
+    check_single_process("nmt.watch")
+    folder = Path(str(command.checkpoint))
+    if not folder.is_dir():
+        raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")
+    watcher = Watcher(folder)
+    try:
+        server = Server(command.port, watcher)
+    except OSError as error:
+        raise UserError(f"port={command.port} cannot be used: {error.strerror}; write port=PORT for another") from None
+    with server:
+        if not watcher.find_runs():
+            log.warning(f"there is no run in {folder} yet; the page shows each run once it has written {METRICS_FILE}")
+        log.info(f"showing {folder} at http://{ADDRESS}:{server.server_address[1]}; Ctrl-C ends it")
+        try:
+            server.serve_forever()
+        except (KeyboardInterrupt, SystemExit):
+            log.info("stopped")
+
+
+if __name__ == "__main__":
+    watch()
