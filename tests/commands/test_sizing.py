@@ -134,7 +134,7 @@ def test_by_pairs_on_command_line(corpus: DataConfig, tmp_path: Path) -> None:
     run_ok(*command, "resume=true", folder=tmp_path)
     log = (tmp_path / "runs" / "small" / "train.log").read_text()
     assert "resuming" in log and "changed since this run last trained: resume=true (was false)\n" in log
-    settings = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1")
+    settings = ("model.dropout=0.1", "train.r_drop=0", "train.max_epochs=1", "model.attention.normalizer=softmax")
     run_ok(*command, "name=explicit", *settings, folder=tmp_path)
     assert "no by_pairs setting applies to 30 training" in (tmp_path / "runs" / "explicit" / "train.log").read_text()
     stream = (*command, "name=stream", "data.streaming=true", "data.buffer=60")
