@@ -39,7 +39,7 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, move_model
+from nmt.runtime.device import choose_precision, prepare_model
 from nmt.runtime.distributed import (
     MODEL_MISMATCH,
     TEXT_MISMATCH,
@@ -49,12 +49,12 @@ from nmt.runtime.distributed import (
     rank,
     rank0_path,
 )
-from nmt.runtime.launch import check_single_process
 from nmt.runtime.lines import split_on_spaces
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.messages import format_first_lines, pluralize
-from nmt.runtime.streams import check_file_arguments, is_stdout
+from nmt.runtime.standard_streams import check_file_arguments, is_stdout
 from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
+from nmt.runtime.torchrun import check_single_process
 from nmt.training.checkpoint import load_model
 
 MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
@@ -112,7 +112,7 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
         raise UserError(
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
-    move_model(model, choose_precision(command.precision, device), device)
+    prepare_model(model, choose_precision(command.precision, device), device)
     return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key), run
 
 

@@ -16,10 +16,10 @@ from nmt.decoding.translator import Translation, Translator, check_scores, warn_
 from nmt.errors import UserError
 from nmt.hub.push import push_model
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.cuda_graphs import maybe_graph
+from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.page.export import build_page
 from nmt.runtime.command_line import build_settings
-from nmt.runtime.device import choose_device, choose_precision, move_model
+from nmt.runtime.device import choose_device, choose_precision, prepare_model
 from nmt.runtime.text_io import open_output
 from nmt.training.checkpoint import export_model, fetch_model, load_model
 
@@ -167,10 +167,12 @@ def open_translator(
                 f"{path} translates in the opposite direction of {paths[0]}; the models of an ensemble must have the "
                 "same direction"
             )
-        move_model(loaded.model, choose_precision(precision, device), device)
+        prepare_model(loaded.model, choose_precision(precision, device), device)
     model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
     key = " ".join(loaded.key for loaded in loaded_models)
-    return Translator(maybe_graph(model, device), first.tokenizer, search.for_trained_on(*training_data), device, key)
+    return Translator(
+        with_cuda_graphs(model, device), first.tokenizer, search.with_source_limit_of(*training_data), device, key
+    )
 
 
 def export_checkpoint(

@@ -23,7 +23,7 @@ from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
-from nmt.data.processed import warn_of_evaluation
+from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
 from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
@@ -37,20 +37,20 @@ from nmt.evaluation.comparison import (
 )
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
-from nmt.evaluation.literals import describe_literals, measure_literals
+from nmt.evaluation.literal_counts import describe_literals, measure_literals
 from nmt.evaluation.metrics import (
-    choose_tokenizer,
+    choose_and_log_bleu_tokenizer,
+    choose_bleu_tokenizer,
     compute_scores,
     format_perplexity,
-    resolve_tokenizer,
     score_by_overlap,
     sentence_chrf,
 )
 from nmt.evaluation.plot import draw_heat_map
 from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, build_report, sort_worst_first
-from nmt.model.kernels.cuda_graphs import maybe_graph
+from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, move_model
+from nmt.runtime.device import choose_precision, prepare_model
 from nmt.runtime.distributed import (
     MODEL_MISMATCH,
     TEXT_MISMATCH,
@@ -182,7 +182,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
                 f"data.split={data.split} has {len(pairs):,} sentences; compare= supports up to "
                 f"{MAX_COMPARED_SENTENCES:,}"
             )
-        tokenizers[path] = choose_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
+        tokenizers[path] = choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
     if len(set(tokenizers.values())) > 1:
         listing = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
         raise UserError(
@@ -198,28 +198,28 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
     check_same_on_all_ranks(lambda: key, MODEL_MISMATCH)
     precision = choose_precision(command.precision, device)
-    move_model(model, precision, device)
+    prepare_model(model, precision, device)
     data = command.data.apply_to(run.data)
     pairs = local_rank0_first(lambda: load_pairs(data, data.split))
     check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
     sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
 
     bleu_tokenizer = broadcast_from_rank0(
-        lambda: resolve_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
+        lambda: choose_and_log_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
     )
     # The cache of the hub is not for results.
     home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder
     results = home / "eval" / data.split
     broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
     metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
-    search = command.search.for_trained_on(run.data)
-    translator = Translator(maybe_graph(model, device), tokenizer, search, device)
+    search = command.search.with_source_limit_of(run.data)
+    translator = Translator(with_cuda_graphs(model, device), tokenizer, search, device)
     start_time = time.perf_counter()
     translations = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     check_scores(translations, 1)
     warn_if_truncated(translations, search, 1)
     texts = [translation.text for translation in translations]
-    warn_of_evaluation(data, pairs, texts)
+    warn_if_evaluation_is_preprocessed(data, pairs, texts)
     metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
     metrics["literals"] = measure_literals(sources, texts, references)

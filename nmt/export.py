@@ -12,8 +12,8 @@ from nmt.config import ExportRun
 from nmt.hub.push import push_model
 from nmt.runtime.cli import main
 from nmt.runtime.hub_client import is_hub_address
-from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.torchrun import check_single_process
 
 
 @main("export")

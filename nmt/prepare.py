@@ -11,15 +11,15 @@ from pathlib import Path
 
 from nmt.config import PrepareRun
 from nmt.data.prepare.pipeline import Preparation, prepare_corpus
-from nmt.data.prepare.report import RULES, build_page, build_summary
+from nmt.data.prepare.report import RULES, build_report_page, build_summary
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.files import replacing_folder
-from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.messages import format_first_lines, pluralize
 from nmt.runtime.quoting import quote_setting
 from nmt.runtime.text_io import echo
+from nmt.runtime.torchrun import check_single_process
 
 MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 
@@ -33,7 +33,7 @@ def prepare(command: PrepareRun) -> None:
     with replacing_folder(output) as folder:
         done = prepare_corpus(command, folder)
         summary = json.dumps(build_summary(command, done), indent=1, ensure_ascii=False)
-        for name, text in (("report.json", f"{summary}\n"), ("report.html", build_page(command, done))):
+        for name, text in (("report.json", f"{summary}\n"), ("report.html", build_report_page(command, done))):
             # Names of files may hold bytes that are not UTF-8.
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder

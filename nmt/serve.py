@@ -14,8 +14,8 @@ from nmt.config.data import last_component
 from nmt.errors import UserError, extra_command
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_device
-from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.torchrun import check_single_process
 from nmt.training.checkpoint import fetch_model, find_checkpoint, load_config
 
 KEY_VARIABLE = "NMT_API_KEY"

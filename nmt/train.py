@@ -24,15 +24,15 @@ from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer, gold_key
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.overlap import warn_of_overlap
-from nmt.data.processed import warn_of_training_text
+from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
 from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream, stream_windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import segment_words
 from nmt.errors import UserError
-from nmt.evaluation.metrics import choose_tokenizer, resolve_tokenizer
+from nmt.evaluation.metrics import choose_and_log_bleu_tokenizer, choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runtime.cli import given_keys, main
-from nmt.runtime.device import describe_unused_gpus, move_model
+from nmt.runtime.device import describe_unused_gpus, prepare_model
 from nmt.runtime.distributed import (
     broadcast_from_rank0,
     check_same_on_all_ranks,
@@ -65,7 +65,7 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
     else:
         pairs, shares = load_mixture(run.data)
         ends = [end for end, _ in shares] or [len(pairs)]
-        warn_of_training_text(run.data, pairs, ends, valid, needs_word_tokens(run))
+        warn_if_training_text_is_preprocessed(run.data, pairs, ends, valid, needs_word_tokens(run))
         if run.data.format != "toy":
             warn_of_overlap(run.data, pairs, valid)
         encoded = encode_corpus(pairs, tokenizer or get_or_train_tokenizer(pairs, run), run, shares)
@@ -130,7 +130,7 @@ def train(run: TrainRun) -> float:
         # Settings: resume, start from another run, or start from scratch.
         start = broadcast_from_rank0(lambda: find_starting_point(run, folder, device, given_keys))
         run = start.run
-        local_rank0_first(lambda: choose_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing
+        local_rank0_first(lambda: choose_bleu_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing
         for unused in run.model.unused_settings:
             log.warning(f"{unused} has no effect on this model")
 
@@ -142,7 +142,7 @@ def train(run: TrainRun) -> float:
             f"data.path={run.data.path} has the same files on all machines",
         )
         bleu_tokenizer = broadcast_from_rank0(
-            lambda: resolve_tokenizer(run.bleu_tokenizer, list(iter_column(valid, "target")))
+            lambda: choose_and_log_bleu_tokenizer(run.bleu_tokenizer, list(iter_column(valid, "target")))
         )
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)
@@ -151,7 +151,7 @@ def train(run: TrainRun) -> float:
         # Model and optimizer.
         torch.manual_seed(derive_seed(run.seed))
         model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
-        move_model(model, run.precision, device, training=True)
+        prepare_model(model, run.precision, device, training=True)
         optimizer = build_optimizer(run.optim, model.parameters())
         state = TrainState(run, folder, device, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
 
@@ -163,7 +163,9 @@ def train(run: TrainRun) -> float:
             state.stream = stream_windows(run, encoded.tokenizer, state.progress.stream_offsets)
             load_next_window(state)
             ends = np.cumsum(pairs_per_corpus(run.data, run.data.buffer)).tolist()
-            warn_of_training_text(run.data, state.train_pairs.pairs, ends, valid, needs_word_tokens(run))
+            warn_if_training_text_is_preprocessed(
+                run.data, state.train_pairs.pairs, ends, valid, needs_word_tokens(run)
+            )
         log.removeHandler(early_log)
         if not rank():
             early_log.setTarget(resources.enter_context(log_to_file(folder / "train.log")))

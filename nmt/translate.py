@@ -38,7 +38,7 @@ from nmt.runtime.files import hash_file
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.messages import pluralize
 from nmt.runtime.signals import held_signals
-from nmt.runtime.streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
+from nmt.runtime.standard_streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
 from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, write_utf8
 
 

@@ -22,8 +22,8 @@ from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.command_line import describe_os_error
 from nmt.runtime.html import fill_template
-from nmt.runtime.launch import check_single_process
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.torchrun import check_single_process
 from nmt.training.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
 
 ADDRESS = "127.0.0.1"

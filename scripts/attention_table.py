@@ -35,7 +35,7 @@ from nmt.data.corpus import iter_column, load_pairs
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu_by_length
 from nmt.evaluation.plot import draw_curves, draw_heat_map
-from nmt.runtime.device import move_model
+from nmt.runtime.device import prepare_model
 from nmt.training.checkpoint import load_config, load_model
 
 DOCS, PAGE = Path("docs"), Path("experiments/attention.md")
@@ -165,7 +165,7 @@ def draw_sentence(name: str, run: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(run))
     pair = load_pairs(config.data, "test")[PICTURED_SENTENCE]
     device = torch.device("cpu")
-    move_model(model, "fp32", device)
+    prepare_model(model, "fp32", device)
     translator = Translator(model, tokenizer, SearchConfig(), device)
     [record] = translator.align([pair["source"].split()], [pair["target"].split()])
     weights = record.word_weights()

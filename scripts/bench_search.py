@@ -19,9 +19,9 @@ from settings import parse_settings
 from nmt.config import EOS, AttentionConfig, ModelConfig, SearchConfig
 from nmt.data.tokenizer import SPECIALS
 from nmt.decoding.search import stream_search
-from nmt.model.kernels.cuda_graphs import maybe_graph
+from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import choose_device, move_model
+from nmt.runtime.device import choose_device, prepare_model
 
 SENTENCE_PIECES = 16  # per sentence, as for 12 words of Multi30k
 SOURCE_LENGTHS = (50, 100, 200, 500, 1000)
@@ -45,7 +45,7 @@ def build_random_model(config: ModelConfig, vocabulary: int, device: torch.devic
     model = build_model(config, vocabulary, vocabulary).eval()
     with torch.no_grad():
         model.output.bias[EOS] = -1e4  # translations get the maximum length
-    move_model(model, precision, device)
+    prepare_model(model, precision, device)
     return model
 
 
@@ -68,7 +68,7 @@ def measure_translation(
     source_BS = torch.randint(len(SPECIALS), model.output.out_features, (sentences, positions), device=device)
     config = SearchConfig(beam=beam, max_length=written)
     length_B = torch.full((sentences,), positions, device=device)
-    quick = maybe_graph(model, device)
+    quick = with_cuda_graphs(model, device)
     return measure_seconds(lambda: list(stream_search(quick, source_BS, length_B, config)), device, rounds)
 
 

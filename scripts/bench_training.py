@@ -45,7 +45,7 @@ from nmt.data.encoding import EncodedPairs, EncodedSide, encode_corpus, get_or_t
 from nmt.data.tokenizer import SPECIALS
 from nmt.evaluation.plot import open_figure
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import choose_device, choose_precision, move_model
+from nmt.runtime.device import choose_device, choose_precision, prepare_model
 from nmt.runtime.logging import log_to_stderr
 from nmt.runtime.memory import peak_memory
 from nmt.training.optim import build_optimizer
@@ -112,7 +112,7 @@ def make_update(
     if not system.plain:
         run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
         model = build_model(system.model, vocabulary, vocabulary)
-        move_model(model, system.precision, device, training=True)
+        prepare_model(model, system.precision, device, training=True)
         nothing: Any = None
         optimizer = build_optimizer(run.optim, model.parameters())
         progress = Progress(encoded.key)

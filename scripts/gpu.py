@@ -73,7 +73,7 @@ from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.kernels.recurrence import RNN
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import PRECISION_DTYPES, choose_device, choose_precision, move_model
+from nmt.runtime.device import PRECISION_DTYPES, choose_device, choose_precision, prepare_model
 from nmt.runtime.memory import PEAK_RESERVED_BYTES, peak_device_memory
 from nmt.training.loop import prepare_epoch
 from nmt.training.optim import build_optimizer
@@ -257,7 +257,7 @@ def make_state(
     torch.manual_seed(1)
     with device:
         model = build_model(config if dropout is None else replace(config, dropout=dropout), vocabulary, vocabulary)
-    move_model(model, precision, device, training=True)
+    prepare_model(model, precision, device, training=True)
     nothing: Any = None
     optimizer = build_optimizer(run.optim, model.parameters())
     progress = Progress(encoded.key, loss_scale=loss_scale)
@@ -390,7 +390,7 @@ def check_whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
             device, dtype = (setting.device if wanted else torch.device("cpu")), PRECISION_DTYPES[precision]
             rnn = RNN(cell, inputs, hidden)
             set_fixed_weights(rnn)
-            move_model(rnn, precision, device, training=True)
+            prepare_model(rnn, precision, device, training=True)
             x = x_BTI.clone().to(device, dtype).requires_grad_()
 
             def work(rnn: RNN = rnn, x: Tensor = x, toward: Tensor = toward) -> Tensor:
@@ -429,8 +429,8 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
     for device in (torch.device("cpu"), setting.device):
         state = make_small_state(setting, name, cell, device, "fp64", 0.0)
         model = state.model.eval()
-        move_model(model, "fp64", device)
-        quick, batch = replay.maybe_graph(model, device), collate(state.train_pairs, np.arange(24)).to(device)
+        prepare_model(model, "fp64", device)
+        quick, batch = replay.with_cuda_graphs(model, device), collate(state.train_pairs, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
         for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(max_length=20, **options)

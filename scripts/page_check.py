@@ -22,7 +22,7 @@ import nmt
 from nmt.config import SearchConfig
 from nmt.data.toy.corpus import generate
 from nmt.decoding.translator import Translator
-from nmt.runtime.device import move_model
+from nmt.runtime.device import prepare_model
 from nmt.runtime.messages import pluralize
 from nmt.training.checkpoint import load_model
 
@@ -88,8 +88,8 @@ def load_rounded(run: Path) -> Translator:
     """Return the model of a run with the weights of its page."""
     model, tokenizer, config, *_ = load_model(str(run))
     round_weights(model)
-    move_model(model, "fp32", CPU)
-    return Translator(model, tokenizer, SearchConfig(beam=1).for_trained_on(config.data), CPU)
+    prepare_model(model, "fp32", CPU)
+    return Translator(model, tokenizer, SearchConfig(beam=1).with_source_limit_of(config.data), CPU)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import quantize_tensors
-from nmt.runtime.launch import LAUNCH_ENV
+from nmt.runtime.torchrun import LAUNCH_ENV
 from nmt.training import loop as training
 from nmt.training.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
 from nmt.training.optim import build_optimizer

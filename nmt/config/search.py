@@ -67,7 +67,7 @@ class SearchConfig:
         default = {item.name: item.default for item in fields(self)}
         return " ".join(f"search.{key}={getattr(self, key)}" for key in keys if getattr(self, key) != default[key])
 
-    def for_trained_on(self, *corpora: DataConfig) -> "SearchConfig":
+    def with_source_limit_of(self, *corpora: DataConfig) -> "SearchConfig":
         """Return a copy for models trained on these corpora, with `max_source` set to the longest training sentence."""
         return replace(self, max_source=self.max_source or min(data.max_length for data in corpora) + 1)
 

@@ -76,16 +76,16 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def make_batch(sources: Sequence[TokenIds], targets: Sequence[TokenIds] | None = None) -> Batch:
     """Create a batch from the ids of sentences, given without `<s>` and `</s>`."""
-    source_BS, source_length_B = pad_ids(sources, 0)
+    source_BS, source_length_B = pad_sentences(sources, 0)
     no_alignment_BTS = torch.zeros(len(sources), 0, 0)
     if targets is None:
         return Batch(source_BS, source_length_B, source_BS[:, :0], torch.zeros_like(source_length_B), no_alignment_BTS)
-    target_BT, target_length_B = pad_ids(targets, 1)
+    target_BT, target_length_B = pad_sentences(targets, 1)
     target_BT[:, 0] = BOS
     return Batch(source_BS, source_length_B, target_BT, target_length_B, no_alignment_BTS)
 
 
-def pad_ids(sentences: Sequence[TokenIds], first: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_sentences(sentences: Sequence[TokenIds], first: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad ids, placed from column `first` on and followed by `</s>`; also return the lengths, including `</s>`."""
     lengths = np.array([len(ids) + 1 for ids in sentences])
     padded = np.full((len(sentences), first + lengths.max()), PAD, dtype=np.int64)

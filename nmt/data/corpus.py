@@ -501,8 +501,8 @@ generate_toy_splits = lru_cache(maxsize=1)(toy.generate)  # takes seconds, and a
 
 def read_toy(data: DataConfig, split: str) -> pa.Table:
     split = "valid" if split in VALID_SPLITS else split
-    if split not in toy.SPLITS:
-        raise UserError(f"the built-in corpus has no split {split}; it has {list_names(list(toy.SPLITS))}")
+    if split not in toy.SPLIT_SIZES:
+        raise UserError(f"the built-in corpus has no split {split}; it has {list_names(list(toy.SPLIT_SIZES))}")
     pairs = generate_toy_splits(data.seed)[split]
     from_german = data.source == "de"
 

@@ -217,7 +217,7 @@ class Translator:
                 search_keeps_weights,
                 prefix_ids,
                 size,
-                partial(self.show_texts, watch, parts, rows, texts_so_far) if watch else None,
+                partial(self.notify_watchers, watch, parts, rows, texts_so_far) if watch else None,
             )
             for index, hypotheses in search_results:
                 part = parts[rows[index]]
@@ -247,7 +247,7 @@ class Translator:
                 log.warning(f"{lines} too long to be aligned ({format_first_lines(unaligned)})")
         return results
 
-    def show_texts(
+    def notify_watchers(
         self,
         watch: Mapping[int, Callable[[str], object]],
         parts: Sequence[LinePart],

@@ -56,7 +56,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
     return None
 
 
-def choose_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
+def choose_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     """Return the BLEU tokenizer to use; for `auto`, the one for the script of the references.
 
     That is 13a for text with spaces between words; zh for Chinese; ja-mecab for Japanese, or char if the extra `cjk` is
@@ -73,13 +73,13 @@ def choose_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     return tokenizer
 
 
-def resolve_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
+def choose_and_log_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
     """Choose the BLEU tokenizer and log it.
 
     Raises:
         UserError: the given tokenizer cannot be used here.
     """
-    chosen = choose_tokenizer(tokenizer, references)
+    chosen = choose_bleu_tokenizer(tokenizer, references)
     reason = f"bleu_tokenizer={tokenizer}"
     if tokenizer == "auto":
         reason = "chosen by the writing system of the references"
@@ -113,8 +113,8 @@ def build_metrics(tokenizer: str, references: Sequence[str]) -> dict[str, Metric
 
 
 def build_bleu_metric(tokenizer: str, references: Sequence[str]) -> BLEU:
-    # `force` silences sacreBLEU's warning about tokenized text; nmt/data/processed.py warns of it, once.
-    return BLEU(force=True, tokenize=choose_tokenizer(tokenizer, references))
+    # `force` silences sacreBLEU's warning about tokenized text; nmt/data/preprocessed_text.py warns of it, once.
+    return BLEU(force=True, tokenize=choose_bleu_tokenizer(tokenizer, references))
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -219,7 +219,7 @@ def bleu_by_range(
 
     `bounds` are the inclusive upper bounds of the ranges. Above the last one is another range.
     """
-    tokenizer = choose_tokenizer(tokenizer, references)  # by all references, so that ranges use the same one
+    tokenizer = choose_bleu_tokenizer(tokenizer, references)  # by all references, so that ranges use the same one
     names = [f"up to {bounds[0]}" if bounds[0] else "0"]
     names += [f"{low + 1}-{high}" if low + 1 < high else str(high) for low, high in pairwise(bounds)]
     names.append(f"over {bounds[-1]}")

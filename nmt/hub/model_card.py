@@ -90,7 +90,7 @@ def build_text(loaded: LoadedModel, scores: list[Scores], repository: str, licen
         "attention": f"{escape(model.attention.score)}, {escape(model.attention.window)}",
         "tokenizer": f"{escape(tokenizer.type)}, {loaded.tokenizer.source.vocab_size:,} source and "
         f"{loaded.tokenizer.target.vocab_size:,} target pieces",
-        "training data": f"{escape(describe_data(loaded.config))}{count_training_pairs(loaded)}",
+        "training data": f"{escape(describe_data(loaded.config))}{describe_pair_count(loaded)}",
         "checkpoint": ", ".join(escape(folder.name) for folder in loaded.checkpoints),
         "license": escape(license),
     }
@@ -165,7 +165,7 @@ def read_scores(loaded: LoadedModel) -> Iterator[Scores]:
             yield scores
 
 
-def count_training_pairs(loaded: LoadedModel) -> str:
+def describe_pair_count(loaded: LoadedModel) -> str:
     """Return the number of training pairs that the log of the run states, such as `, 20,000 pairs`, or nothing."""
     try:
         with open(loaded.run_folder / "train.log", "rb", opener=open_regular) as file:

@@ -11,7 +11,7 @@ from nmt.runtime.memory import is_out_of_memory
 ResultT = TypeVar("ResultT")
 
 
-def try_or_oom(function: Callable[[], ResultT]) -> ResultT | None:
+def run_unless_out_of_memory(function: Callable[[], ResultT]) -> ResultT | None:
     """Return the result of `function`, or None if it runs out of memory.
 
     If there are CUDA graphs, they are freed and the call is repeated once.
@@ -34,7 +34,7 @@ def halve_until_it_fits(function: Callable[[int], ResultT], size: int, too_large
     Raises:
         UserError: memory is too small for a size of 1; the error is `too_large`.
     """
-    while (result := try_or_oom(partial(function, size))) is None:
+    while (result := run_unless_out_of_memory(partial(function, size))) is None:
         if size == 1:
             raise too_large
         size //= 2

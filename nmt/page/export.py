@@ -54,7 +54,7 @@ def build_page(
         UserError: a setting of search does not work in the page.
     """
     check_search(search)
-    search = search.for_trained_on(run.data)
+    search = search.with_source_limit_of(run.data)
     index, weights = pack_tensors(quantize_tensors(model) | get_scores(tokenizer))
     title = title or f"{run.data.source} \N{RIGHTWARDS ARROW} {run.data.target}"
     data = describe_model(model, tokenizer, run, search) | {"title": title, "tensors": index}

@@ -34,7 +34,7 @@ from nmt.runtime.command_line import (
     to_dataclasses,
 )
 from nmt.runtime.settings_file import apply_file_settings, extract_config_file
-from nmt.runtime.streams import discard_output, is_closed_pipe, print_page, use_utf8
+from nmt.runtime.standard_streams import discard_output, is_closed_pipe, print_page, use_utf8
 from nmt.runtime.sweep_names import exclude_constant_keys
 
 failures: list[str] = []  # error messages of the jobs of this command, including those of other processes

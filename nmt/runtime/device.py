@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from nmt.errors import UserError
-from nmt.runtime.launch import LAUNCH_ENV
 from nmt.runtime.memory import configure_malloc
+from nmt.runtime.torchrun import LAUNCH_ENV
 
 PRECISION_DTYPES = {
     "fp32": torch.float32,
@@ -92,7 +92,7 @@ def has_exact_int8_matmul() -> bool:
     return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 
 
-def move_model(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
+def prepare_model(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:
     """Move a model to a device and set its compute precision.
 
     For training, parameters stay fp32 (or become fp64). For inference they are cast once, instead of at every step.

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from nmt.errors import UserError, exit_silently
 from nmt.runtime.device import choose_device
-from nmt.runtime.launch import LAUNCH_ENV
 from nmt.runtime.logging import log
+from nmt.runtime.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
 MODEL_MISMATCH = (

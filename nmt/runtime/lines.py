@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from nmt.errors import UserError
 from nmt.runtime.messages import format_first_lines
-from nmt.runtime.streams import find_own_descriptor, open_descriptor
+from nmt.runtime.standard_streams import find_own_descriptor, open_descriptor
 
 log = logging.getLogger("nmt")
 UTF8_BOM = b"\xef\xbb\xbf"

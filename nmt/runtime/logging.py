@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from nmt.errors import escape_controls, with_filename
 from nmt.runtime.files import open_regular
-from nmt.runtime.launch import LAUNCH_ENV
+from nmt.runtime.torchrun import LAUNCH_ENV
 
 log = logging.getLogger("nmt")
 

@@ -10,7 +10,7 @@ import sys
 
 from nmt import __version__
 from nmt.config import COMMANDS
-from nmt.runtime.streams import print_page
+from nmt.runtime.standard_streams import print_page
 
 spec = getattr(sys.modules["__main__"], "__spec__", None)
 command = spec.name.removeprefix("nmt.") if spec else None  # as in `python -m nmt.train`

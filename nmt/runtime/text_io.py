@@ -15,7 +15,7 @@ import pyarrow as pa
 from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
-from nmt.runtime.streams import (
+from nmt.runtime.standard_streams import (
     STANDARD_DESCRIPTORS,
     STDOUT_PATH,
     discard_output,

@@ -31,7 +31,7 @@ from nmt.page.export import FOLDER as PAGE_FOLDER
 from nmt.runtime.html import dump_script_json, fill_template
 from nmt.runtime.logging import log
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
-from nmt.serving.metrics import LINES, REQUESTS, SECONDS
+from nmt.serving.prometheus import LINES, REQUESTS, SECONDS
 from nmt.serving.translation_request import (
     TranslationRequest,
     parse_translation_request,

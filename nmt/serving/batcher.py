@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nmt.decoding.translator import Translation, Translator, check_scores, default_batch_tokens
 from nmt.runtime.logging import log
-from nmt.serving.metrics import BATCH_LINES, WAITING
+from nmt.serving.prometheus import BATCH_LINES, WAITING
 
 CHARACTERS_PER_PIECE = 4  # of source text, about; limits a round by its text, which is not tokenized yet
 # A round has few lines compared with a file, and its last lines leave the batch nearly empty. So it is one search in

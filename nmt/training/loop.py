@@ -22,7 +22,7 @@ from nmt.decoding.translator import Translation, Translator, warn_if_out_of_reac
 from nmt.errors import UserError, with_filename
 from nmt.evaluation.metrics import bleu, format_perplexity, sentence_chrf
 from nmt.evaluation.report import build_pair
-from nmt.model.out_of_memory import try_or_oom
+from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.runtime.device import describe_contention
 from nmt.runtime.distributed import all_reduce_max, rank
@@ -227,8 +227,10 @@ def validate(state: TrainState) -> dict[str, Any]:
     """Measure the scores of `evaluate_loss`, and BLEU of greedy translations against the raw references."""
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
-    model = try_or_oom(partial(copy_for_inference, state)) or state.model
-    translator = Translator(model, state.tokenizer, SearchConfig(beam=1).for_trained_on(state.run.data), state.device)
+    model = run_unless_out_of_memory(partial(copy_for_inference, state)) or state.model
+    translator = Translator(
+        model, state.tokenizer, SearchConfig(beam=1).with_source_limit_of(state.run.data), state.device
+    )
     sources, references = (list(iter_column(state.valid, side)) for side in ("source", "target"))
     samples = translator.translate(sources[:SAMPLES], keep_weights=True)
     translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)

@@ -19,6 +19,7 @@ from nmt.runtime.distributed import mark_started, was_started
 from nmt.runtime.files import UNSUPPORTED_ERRNOS, remove_abandoned, remove_path
 from nmt.runtime.logging import log
 from nmt.runtime.quoting import quote_setting
+from nmt.training.by_pairs import apply_by_pairs
 from nmt.training.checkpoint import (
     MODEL_FILE,
     find_checkpoint,
@@ -30,7 +31,6 @@ from nmt.training.checkpoint import (
     save_config,
 )
 from nmt.training.history import METRICS_FILE, SAMPLES_FILE
-from nmt.training.presets import apply_presets
 from nmt.training.state import TrainState, resume_from
 from nmt.training.vocabulary_transfer import transfer_weights
 
@@ -50,7 +50,7 @@ RUN_FILE_PATTERNS = (
 class StartingPoint(NamedTuple):
     """What a run starts from."""
 
-    run: TrainRun  # the final settings, with presets, inherited settings and precision
+    run: TrainRun  # the final settings, with values of `by_pairs`, inherited settings and precision
     is_resuming: bool
     last: Path | None  # the run's last checkpoint, which may be damaged
     checkpoint: Path | None  # the weights to load: the run's own checkpoint, or that of `init_from`
@@ -61,7 +61,7 @@ class StartingPoint(NamedTuple):
 def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given: Collection[str]) -> StartingPoint:
     """Decide from the run folder and `init_from` what to start from and with which settings.
 
-    Keys in `given` (dotted) are not changed by presets.
+    Keys in `given` (dotted) are not changed by `by_pairs`.
 
     Raises:
         UserError: the folder cannot be used, a checkpoint is missing or damaged, or immutable settings have changed.
@@ -70,7 +70,7 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         run = dataclasses.replace(run, resume="auto", overwrite=False)
     is_resuming = check_run_folder(folder, run)
     last = find_last_checkpoint(folder)
-    run = apply_presets(run, given)
+    run = apply_by_pairs(run, given)
     origin = None
     if is_resuming:
         origin = folder, find_last_intact_checkpoint(folder)

@@ -23,7 +23,7 @@ from nmt.data.toy.corpus import SPLITS, Pair, generate
 from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import move_model
+from nmt.runtime.device import prepare_model
 from nmt.training.checkpoint import export_model, load_model, save_checkpoint, save_config
 from nmt.training.validation import compute_entropy, evaluate_loss
 
@@ -161,7 +161,7 @@ def test_align_corpus_of_run(align: Align, folder: Path, monkeypatch: pytest.Mon
     scores = read_scores(align("checkpoint=runs/toy", "data.split=valid", "output=links")[0])  # has gold links
     assert scores["oracle_aer"] == 0
     model, tokenizer, run, *_ = load_model(str(folder / "runs" / "toy"))
-    move_model(model, "fp32", torch.device("cpu"))
+    prepare_model(model, "fp32", torch.device("cpu"))
     metrics = evaluate_loss(model, tokenizer, load_pairs(run.data, "valid"), torch.device("cpu"))
     assert scores["aer"] == pytest.approx(metrics["aer"], abs=0.005)  # the command may use bf16
     assert 0 < metrics["entropy"] < np.log(40)

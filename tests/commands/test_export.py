@@ -139,7 +139,7 @@ def test_translations_and_attention_match_python(page: TranslatingPage, home: Pa
     round_weights(model)
     lines = [*LINES, *make_sentences(12), *(line[:200] for line in ODD_LINES if "\r" not in line)]
     for beam in (1, 3):
-        search = SearchConfig(beam=beam, n_best=beam, max_length=20).for_trained_on(config.data)
+        search = SearchConfig(beam=beam, n_best=beam, max_length=20).with_source_limit_of(config.data)
         expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
         text = json.dumps("\n".join(lines))
         actual = page.evaluate(f"(beam.value = {beam}, translator.translate({text}, () => {{}}))")

@@ -21,7 +21,7 @@ from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import move_model
+from nmt.runtime.device import prepare_model
 from nmt.train import read_corpus
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
@@ -140,7 +140,7 @@ def test_update_with_guided_alignment_matches_reference(corpus: Path, tmp_path: 
     torch.manual_seed(1)
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu, rows = torch.device("cpu"), np.arange(6)
-    move_model(model, "fp64", cpu, training=True)
+    prepare_model(model, "fp64", cpu, training=True)
     optimizer = build_optimizer(run.optim, model.parameters())
     state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
     batch = collate(encoded, rows)

@@ -40,7 +40,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 @pytest.fixture
 def run(home: Path, tmp_path: Path) -> Path:
     """A run with an evaluation of its best checkpoint and one of another."""
-    folder = Path(shutil.copytree(home / "runs" / "mine", tmp_path / "my run"))
+    folder = Path(shutil.copytree(home / "runs" / "mine", tmp_path / "my run", ignore=shutil.ignore_patterns("eval")))
     [best] = load_model(str(folder)).checkpoints
     for split, checkpoint in (("test", best.name), ("valid", "step_000001")):
         (folder / "eval" / split).mkdir(parents=True)

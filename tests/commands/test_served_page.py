@@ -57,7 +57,7 @@ def test_page_sends_requests_to_its_server_only(page: TranslatingPage) -> None:
 def test_translations_and_attention_match_python(page: TranslatingPage, home: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
     lines = [*LINES, *make_sentences(20), *(line[:200] for line in ODD_LINES if "\r" not in line)]
-    search = SearchConfig(beam=3, n_best=3).for_trained_on(config.data)
+    search = SearchConfig(beam=3, n_best=3).with_source_limit_of(config.data)
     expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
     actual = page.evaluate(f"translator.translate({json.dumps(chr(10).join(lines))}, () => {{}})")
     for line, options, result in zip(lines, expected, actual, strict=True):

@@ -14,7 +14,7 @@ from nmt.config import SIDES, DataConfig, TrainRun
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.errors import UserError
 from nmt.runtime.command_line import to_dataclasses
-from nmt.training.presets import PRESET_REASONS, PRESET_SECTIONS, apply_presets
+from nmt.training.by_pairs import BY_PAIRS_REASONS, BY_PAIRS_SECTIONS, apply_by_pairs
 
 TABLE: dict[str, dict[int, Any]] = {
     "tokenizer.vocab_size": {0: 300, 30: 400, 40: 500},
@@ -31,15 +31,15 @@ def corpus(tmp_path: Path) -> DataConfig:
 
 def test_number_of_pairs_selects_values(corpus: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
-    run = apply_presets(TrainRun(data=corpus, by_pairs=TABLE), ())
+    run = apply_by_pairs(TrainRun(data=corpus, by_pairs=TABLE), ())
     assert (run.tokenizer.vocab_size, run.model.dropout) == (400, 0.5)
     expected = TrainRun(data=corpus)
     expected.tokenizer.vocab_size, expected.model.dropout = 400, 0.5
     assert run == expected
     assert caplog.messages[-3:] == [
         "by_pairs settings for 30 training pairs:",
-        f"  tokenizer.vocab_size=400 (from 30 to below 40): {PRESET_REASONS['tokenizer.vocab_size']}",
-        f"  model.dropout=0.5 (below 31): {PRESET_REASONS['model.dropout']}",
+        f"  tokenizer.vocab_size=400 (from 30 to below 40): {BY_PAIRS_REASONS['tokenizer.vocab_size']}",
+        f"  model.dropout=0.5 (below 31): {BY_PAIRS_REASONS['model.dropout']}",
     ]
 
 
@@ -47,38 +47,38 @@ def test_no_value_below_first_number(corpus: DataConfig, caplog: pytest.LogCaptu
     caplog.set_level("INFO", "nmt")
     run = TrainRun(data=corpus, by_pairs={"model.dropout": {31: 0.4}, "model.embed": {}})
     run.model.dropout = 0.1
-    assert apply_presets(run, ()) == replace(run, by_pairs={})
+    assert apply_by_pairs(run, ()) == replace(run, by_pairs={})
     assert caplog.messages[-1] == "no by_pairs setting applies to 30 training pairs"
-    assert apply_presets(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
+    assert apply_by_pairs(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
 
 
 def test_tables_for_each_side(corpus: DataConfig) -> None:
     tables: dict[str, dict[int, Any] | None] = {f"tokenizer.{side}_vocab_size": {0: 300, 30: 400} for side in SIDES}
     run = TrainRun(data=corpus, tokenizer=TokenizerConfig(joint=False), by_pairs=tables)
-    tokenizer = apply_presets(run, {"tokenizer.target_vocab_size"}).tokenizer
+    tokenizer = apply_by_pairs(run, {"tokenizer.target_vocab_size"}).tokenizer
     assert (tokenizer.size("source"), tokenizer.size("target")) == (400, 8000)
     with pytest.raises(UserError, match="tokenizer.source_vocab_size=400 .* tokenizer.joint=false"):
-        apply_presets(replace(run, tokenizer=TokenizerConfig()), ())
+        apply_by_pairs(replace(run, tokenizer=TokenizerConfig()), ())
 
 
 def test_explicit_settings_are_kept(corpus: DataConfig) -> None:
     run = TrainRun(data=corpus, by_pairs=TABLE)
     run.model.dropout = 0.1
-    assert apply_presets(run, {"model.dropout", "name"}).model.dropout == 0.1
+    assert apply_by_pairs(run, {"model.dropout", "name"}).model.dropout == 0.1
 
 
 def test_pairs_are_counted_by_weight(corpus: DataConfig, tmp_path: Path) -> None:
     mixture = replace(corpus, corpora=[CorpusConfig(str(tmp_path), weight=0.4)])  # 30 + 12 pairs
-    assert apply_presets(TrainRun(data=mixture, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
+    assert apply_by_pairs(TrainRun(data=mixture, by_pairs=TABLE), ()).tokenizer.vocab_size == 500
 
 
 def test_text_is_not_read_without_table() -> None:
     run = TrainRun(data=DataConfig(format="text", path="nowhere"), by_pairs=TABLE | {"train.max_epochs": None})
-    assert apply_presets(run, TABLE.keys()) == replace(run, by_pairs={})
+    assert apply_by_pairs(run, TABLE.keys()) == replace(run, by_pairs={})
 
 
 def test_pairs_beyond_limit_are_not_counted(corpus: DataConfig) -> None:
-    assert apply_presets(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
+    assert apply_by_pairs(TrainRun(data=replace(corpus, limit=29), by_pairs=TABLE), ()).tokenizer.vocab_size == 300
 
 
 @pytest.mark.parametrize(("recipe", "pairs"), [("multi30k_de_en", 29_000), ("tatoeba_de_en", 164_811)])
@@ -91,8 +91,8 @@ def test_small_recipe_matches_recipe_of_same_size(recipe: str, pairs: int, tmp_p
             to_dataclasses(compose("train", [f"experiment={name}", f"data.path={tmp_path}"]))
             for name in ("small", recipe)
         )
-    actual = apply_presets(small, ())
-    for section in PRESET_SECTIONS:
+    actual = apply_by_pairs(small, ())
+    for section in BY_PAIRS_SECTIONS:
         assert getattr(actual, section) == getattr(expected, section)
 
 
@@ -108,7 +108,7 @@ def test_small_recipe_matches_recipe_of_same_size(recipe: str, pairs: int, tmp_p
 )
 def test_invalid_table_is_rejected(corpus: DataConfig, table: dict[str, dict[int, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        apply_presets(TrainRun(data=corpus, by_pairs=table), ())
+        apply_by_pairs(TrainRun(data=corpus, by_pairs=table), ())
 
 
 def test_by_pairs_on_command_line(corpus: DataConfig, tmp_path: Path) -> None:

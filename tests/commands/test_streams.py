@@ -40,7 +40,7 @@ from nmt.decoding.translator import split_long_line
 from nmt.errors import UserError
 from nmt.runtime import lines as lines_module
 from nmt.runtime.lines import LineReader, open_decompressed
-from nmt.runtime.streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
+from nmt.runtime.standard_streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
 from nmt.runtime.text_io import TextInput, open_output, read_chunks
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")

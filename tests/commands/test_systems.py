@@ -14,7 +14,7 @@ from nmt.config import DataConfig
 from nmt.data.cache import cache_folder
 from nmt.errors import UserError
 from nmt.runtime import memory
-from nmt.runtime.streams import is_closed_pipe
+from nmt.runtime.standard_streams import is_closed_pipe
 
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.

@@ -110,7 +110,7 @@ def test_samples_are_the_translations_of_the_last_model(watched: Running, home: 
     step = int(last.name.removeprefix("step_"))
     pairs = json.loads(get(f"{watched.url}/samples?run=.&step={step}")[1])
     sources = (Path(run.data.path) / "valid.de").read_text(encoding="utf-8").splitlines()[:4]
-    translator = Translator(model, tokenizer, SearchConfig(beam=1).for_trained_on(run.data), torch.device("cpu"))
+    translator = Translator(model, tokenizer, SearchConfig(beam=1).with_source_limit_of(run.data), torch.device("cpu"))
     for pair, [expected] in zip(pairs, translator.translate(sources, keep_weights=True), strict=True):
         assert pair["source"] == expected.record.source_words and pair["translation"] == expected.record.target_words
         weights = expected.record.word_weights()

@@ -20,7 +20,7 @@ from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
     bleu_by_rarity,
-    choose_tokenizer,
+    choose_bleu_tokenizer,
     compute_scores,
     find_tokenizer_problem,
     paired_bootstrap,
@@ -197,7 +197,7 @@ def test_find_glued_words() -> None:
     ],
 )
 def test_choose_tokenizer_by_script(references: list[str], script: str | None, tokenizer: str) -> None:
-    assert detect_script(references) == script and choose_tokenizer("auto", references) == tokenizer
+    assert detect_script(references) == script and choose_bleu_tokenizer("auto", references) == tokenizer
     if references:
         assert f"tok:{tokenizer}" in compute_scores(references, references)["signatures"]["bleu"]
 
@@ -254,10 +254,10 @@ def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.Monk
     find_tokenizer_problem.cache_clear()
     monkeypatch.setattr("nmt.evaluation.metrics.BLEU", fail)
     with pytest.raises(UserError, match=r"bleu_tokenizer=ko-mecab needs MeCab.*nmt\[cjk\]"):
-        choose_tokenizer("ko-mecab", [])
+        choose_bleu_tokenizer("ko-mecab", [])
     with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):
-        choose_tokenizer("flores200", [])
-    assert choose_tokenizer("auto", ["私は学生です。"]) == "char"
+        choose_bleu_tokenizer("flores200", [])
+    assert choose_bleu_tokenizer("auto", ["私は学生です。"]) == "char"
     find_tokenizer_problem.cache_clear()
 
 

@@ -38,7 +38,7 @@ from nmt.config import select_immutable_settings  # noqa: E402
 from nmt.data.toy.corpus import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
 from nmt.runtime.memory import peak_memory  # noqa: E402
-from nmt.runtime.streams import use_utf8  # noqa: E402
+from nmt.runtime.standard_streams import use_utf8  # noqa: E402
 from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
     STEP_FOLDER_PATTERN,
     find_checkpoint,

@@ -32,9 +32,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batching import Batch, Indices, collate, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import move_model
+from nmt.runtime.device import prepare_model
 from nmt.runtime.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
-from nmt.runtime.launch import LAUNCH_ENV
+from nmt.runtime.torchrun import LAUNCH_ENV
 from nmt.train import read_corpus
 from nmt.training import step as training_step
 from nmt.training.checkpoint import find_checkpoint
@@ -140,7 +140,7 @@ def make_state(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[Train
     torch.manual_seed(1)
     model = build_model(run.model, encoded.tokenizer.source.vocab_size, encoded.tokenizer.target.vocab_size)
     cpu = torch.device("cpu")
-    move_model(model, "fp64", cpu, training=True)
+    prepare_model(model, "fp64", cpu, training=True)
     optimizer = build_optimizer(run.optim, model.parameters())
     state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
     return state, epoch_batches(encoded, run.train, run.seed, 0)[0]

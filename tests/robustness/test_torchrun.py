@@ -26,7 +26,7 @@ from builders import (
     write_corpus,
 )
 
-from nmt.runtime.launch import LAUNCH_ENV
+from nmt.runtime.torchrun import LAUNCH_ENV
 from nmt.training.checkpoint import find_last_intact_checkpoint
 
 OPTIONS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2")  # rdzv: like --standalone

@@ -21,7 +21,7 @@ from nmt.config import SearchConfig
 from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel
-from nmt.model.out_of_memory import try_or_oom
+from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.runtime.memory import is_out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -114,10 +114,10 @@ def test_try_or_oom_frees_graphs_and_retries_once() -> None:
         raise MemoryError
 
     fits_without_graphs = False
-    assert try_or_oom(function) is None and graph_counts == [1, 0]
+    assert run_unless_out_of_memory(function) is None and graph_counts == [1, 0]
     graphed.step.graphs[()] = None
     fits_without_graphs = True
-    assert try_or_oom(function) == "done" and graph_counts == [1, 0, 1, 0]
+    assert run_unless_out_of_memory(function) == "done" and graph_counts == [1, 0, 1, 0]
 
 
 def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from nmt.runtime.device import (
     describe_unused_gpus,
     has_exact_int8_matmul,
     is_bf16_faster,
-    move_model,
+    prepare_model,
 )
-from nmt.runtime.launch import LAUNCH_ENV
+from nmt.runtime.torchrun import LAUNCH_ENV
 
 int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the CPU has no exact int8 products (VNNI)")
 
@@ -45,7 +45,7 @@ def test_plain_products_replace_missing_operators(monkeypatch: pytest.MonkeyPatc
     results = []
     for _ in range(2):
         model = make_model("bahdanau").eval()
-        move_model(model, "fp32", torch.device("cpu"))
+        prepare_model(model, "fp32", torch.device("cpu"))
         results.append([hypothesis.score for hypothesis in score_targets(model, source_BS, length_B, target_BT)])
         for name in ("PACKABLE_LINEAR_DTYPES", "PACKABLE_LSTM_DTYPES"):
             monkeypatch.setattr(f"nmt.model.kernels.inference_weights.{name}", [])
@@ -124,7 +124,7 @@ def test_int8_scores_are_close_to_fp64(style: str) -> None:
     source_BS, length_B, target_BT = make_ragged_batch()
     exact = score_targets(make_model(style).eval(), source_BS, length_B, target_BT)
     model = make_model(style).eval()
-    move_model(model, "int8", torch.device("cpu"))
+    prepare_model(model, "int8", torch.device("cpu"))
     int8_hypotheses = score_targets(model, source_BS, length_B, target_BT)
     with torch.inference_mode():
         loss, _ = model.loss(source_BS, length_B, target_BT)
@@ -139,7 +139,7 @@ def test_table_of_projected_embeddings_does_not_change_scores(precision: str) ->
     source_BS, length_B, target_BT = make_ragged_batch()
     for style, cell in (("bahdanau", "gru"), ("luong, input feeding", "lstm"), ("luong", "lstm")):
         model = make_model(style, cell=cell).eval()
-        move_model(model, precision, torch.device("cpu"))
+        prepare_model(model, precision, torch.device("cpu"))
         assert (model.inputs_VG is None) == (style == "luong")  # nothing is fed back there: no loop
         actual = score_targets(model, source_BS, length_B, target_BT)
         model.inputs_VG = None
@@ -153,7 +153,7 @@ def test_int8_ensemble() -> None:
     models = [make_model("bahdanau").eval(), make_model("luong", cell="gru").eval()]
     exact = score_targets(Ensemble(models), source_BS, length_B, target_BT)
     for model in models:
-        move_model(model, "int8", torch.device("cpu"))
+        prepare_model(model, "int8", torch.device("cpu"))
     for actual, expected in zip(score_targets(Ensemble(models), source_BS, length_B, target_BT), exact, strict=True):
         assert actual.score == pytest.approx(expected.score, rel=0.02)
 
@@ -201,7 +201,7 @@ def test_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
         rnn, linear = RNN("lstm", 256, 256), Linear(256, 256)
         x_BTI = torch.randn(4, 5, 256)
         exact = [rnn.double()(x_BTI.double(), rnn.init_state(x_BTI.double()))[0], linear.double()(x_BTI.double())]
-        move_model(model, precision, device)
+        prepare_model(model, precision, device)
         on_gpu = x_BTI.to(device)
         actual = [rnn.float().to(device)(on_gpu, rnn.init_state(on_gpu))[0], linear.float().to(device)(on_gpu)]
         errors[precision] = [

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from nmt.data.literals import find_literals
-from nmt.evaluation.literals import describe_literals, measure_literals
+from nmt.evaluation.literal_counts import describe_literals, measure_literals
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def list_examples(done: Preparation, rule: str) -> list[Pair]:
     return [pair for _, pair in sorted(done.examples.get(rule, []), reverse=True)]
 
 
-def build_page(command: PrepareRun, done: Preparation) -> str:
+def build_report_page(command: PrepareRun, done: Preparation) -> str:
     """Return `report.html`."""
     languages = command.source, command.target
     counts = {"read": done.read.total()}

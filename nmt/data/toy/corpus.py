@@ -39,7 +39,7 @@ from nmt.data.toy.grammar import (
     verbs_with,
 )
 
-SPLITS = {"train": 20_000, "valid": 1_000, "test": 1_000}
+SPLIT_SIZES = {"train": 20_000, "valid": 1_000, "test": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Pair:
     tags: frozenset[str]
 
 
-def generate(seed: int, sizes: dict[str, int] = SPLITS) -> dict[str, list[Pair]]:
+def generate(seed: int, sizes: dict[str, int] = SPLIT_SIZES) -> dict[str, list[Pair]]:
     """Generate splits of the given sizes, as a function of the seed.
 
     No sentence occurs twice on either side, within or across splits.

@@ -228,7 +228,7 @@ class GraphedModel:
         return self.step(tokens_NT, state.make_room(1), memory)
 
 
-def maybe_graph(model: Any, device: torch.device) -> Any:
+def with_cuda_graphs(model: Any, device: torch.device) -> Any:
     """Return the model for search, on a GPU as a `GraphedModel` unless it has `model.kernels=reference`.
 
     Its weights must not change.

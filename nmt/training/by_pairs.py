@@ -12,8 +12,8 @@ from nmt.errors import UserError, suggest
 from nmt.runtime.command_line import build_config, explain_hydra_error, list_key_types, to_dataclasses
 from nmt.runtime.logging import log
 
-PRESET_SECTIONS = ("tokenizer", "model", "optim", "train")
-PRESET_REASONS = {
+BY_PAIRS_SECTIONS = ("tokenizer", "model", "optim", "train")
+BY_PAIRS_REASONS = {
     "tokenizer.vocab_size": "in a small corpus, only the pieces of a small vocabulary are frequent",
     "model.embed": "the more pairs, the more a model can learn about each piece",
     "model.hidden": "the fewer the pairs, the sooner a large model overfits",
@@ -28,7 +28,7 @@ PRESET_REASONS = {
 }
 
 
-def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
+def apply_by_pairs(run: TrainRun, given: Collection[str]) -> TrainRun:
     """Apply the values of `by_pairs` for the number of training pairs, and return the run.
 
     Pairs of `data.corpora` count by their weight. Keys in `given` (dotted) keep their values, as do keys whose table
@@ -37,7 +37,7 @@ def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
     Raises:
         UserError: the table has an unknown key or an invalid value, or the text is invalid.
     """
-    check_presets(run)
+    check_by_pairs(run)
     tables = {key: table for key, table in run.by_pairs.items() if table is not None and key not in given}
     run = dataclasses.replace(run, by_pairs={})  # the settings below replace it
     if not tables:
@@ -62,19 +62,19 @@ def apply_presets(run: TrainRun, given: Collection[str]) -> TrainRun:
             interval = f"from {lower:,} on"
         else:
             interval = f"from {lower:,} to below {upper:,}" if lower else f"below {upper:,}"
-        reason = f": {PRESET_REASONS[key]}" if key in PRESET_REASONS else ""
+        reason = f": {BY_PAIRS_REASONS[key]}" if key in BY_PAIRS_REASONS else ""
         log.info(f"  {key}={table[lower]} ({interval}){reason}")
     return to_dataclasses(config)
 
 
-def check_presets(run: TrainRun) -> None:
+def check_by_pairs(run: TrainRun) -> None:
     """Raise a `UserError` if a key of `by_pairs` is unknown, or if the text is streamed."""
     if run.by_pairs and run.data.streaming:
         raise UserError(
             "by_pairs needs the number of pairs, which is unknown with data.streaming=true; use '~by_pairs'"
         )
-    known = [key for key in list_key_types(TrainRun) if key.partition(".")[0] in PRESET_SECTIONS]
-    sections = f"{', '.join(PRESET_SECTIONS[:-1])} or {PRESET_SECTIONS[-1]}"
+    known = [key for key in list_key_types(TrainRun) if key.partition(".")[0] in BY_PAIRS_SECTIONS]
+    sections = f"{', '.join(BY_PAIRS_SECTIONS[:-1])} or {BY_PAIRS_SECTIONS[-1]}"
     for key in run.by_pairs:
         is_section = any(other.startswith(f"{key}.") for other in known)
         if key not in known or is_section:

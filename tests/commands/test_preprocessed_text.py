@@ -12,16 +12,16 @@ from builders import SHARED, TINY_SETTINGS, run_nmt, write_corpus
 
 from nmt.config import DataConfig
 from nmt.config.data import CorpusConfig
-from nmt.data import processed
+from nmt.data import preprocessed_text
 from nmt.data.corpus import load_pairs
 from nmt.data.mixing import load_mixture
-from nmt.data.processed import (
+from nmt.data.preprocessed_text import (
     PROCESSING_KINDS,
     TOKENIZED,
     TextSample,
-    warn_of_evaluation,
+    warn_if_evaluation_is_preprocessed,
+    warn_if_training_text_is_preprocessed,
     warn_of_processing,
-    warn_of_training_text,
 )
 
 ENGLISH = [f"The dog sees {number} old books, doesn't it? Yes." for number in range(40)]
@@ -76,7 +76,7 @@ def test_normal_text_gives_no_warning(get_warnings: Callable[..., list[str]], la
 def test_real_corpora_give_no_warning(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = DataConfig(format="text", path=str(SHARED / name), cache=str(tmp_path))
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")
-    warn_of_training_text(data, pairs, [len(pairs)], valid)
+    warn_if_training_text_is_preprocessed(data, pairs, [len(pairs)], valid)
     assert not caplog.records
 
 
@@ -161,13 +161,13 @@ def test_lower_case_warning(get_warnings: Callable[..., list[str]], sentence: st
 
 
 def test_large_corpus_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: object) -> None:
-    monkeypatch.setattr(processed, "SAMPLE_LINES", 50)
+    monkeypatch.setattr(preprocessed_text, "SAMPLE_LINES", 50)
     for split, count in (("train", 1_000), ("valid", 20)):
         (tmp_path / f"{split}.de").write_text("".join(f"lov@@ es {number}\n" for number in range(count)))
         (tmp_path / f"{split}.en").write_text("".join(f"love {number}\n" for number in range(count)))
     data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")
-    warn_of_training_text(data, pairs, [1_000], valid)
+    warn_if_training_text_is_preprocessed(data, pairs, [1_000], valid)
     [message] = caplog.messages  # type: ignore[attr-defined]
     assert f"50 of 50 lines sampled (of 1,000) (100.0%) of {tmp_path}/train.de, first: 1, 'lov@@ es 0'" in message
     assert f"20 of 20 lines (100.0%) of {tmp_path}/valid.de" in message
@@ -184,7 +184,7 @@ def test_each_corpus_of_mixture_is_checked(tmp_path: Path, caplog: pytest.LogCap
     second = CorpusConfig(path=str(tmp_path / "two"), tag="bt")
     data = DataConfig(format="text", path=str(tmp_path / "one"), cache=str(tmp_path / "cache"), corpora=[second])
     pairs, shares = load_mixture(data)
-    warn_of_training_text(data, pairs, [end for end, _ in shares], load_pairs(data, "valid"))
+    warn_if_training_text_is_preprocessed(data, pairs, [end for end, _ in shares], load_pairs(data, "valid"))
     [message] = caplog.messages
     files = f"{tmp_path}/two/train.de and {tmp_path}/two/train.en"
     assert f"source and target are identical: {files} in 20 of 20" in message
@@ -193,8 +193,8 @@ def test_each_corpus_of_mixture_is_checked(tmp_path: Path, caplog: pytest.LogCap
 def test_built_in_corpus_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = DataConfig()
     valid = load_pairs(data, "valid")
-    warn_of_training_text(data, valid, [len(valid)], valid)
-    warn_of_evaluation(data, load_pairs(data, "test"), ["Ein Hund ."] * 1_000)
+    warn_if_training_text_is_preprocessed(data, valid, [len(valid)], valid)
+    warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), ["Ein Hund ."] * 1_000)
     assert not caplog.records
 
 
@@ -226,9 +226,11 @@ def test_translations_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     for side, texts in lines.items():
         (tmp_path / f"test.{side}").write_text("\n".join(texts))
     data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
-    warn_of_evaluation(data, load_pairs(data, "test"), ENGLISH[:30])
+    warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), ENGLISH[:30])
     assert not caplog.records
-    warn_of_evaluation(data, load_pairs(data, "test"), [PROCESSORS["bpe"](line.lower()) for line in ENGLISH[:30]])
+    warn_if_evaluation_is_preprocessed(
+        data, load_pairs(data, "test"), [PROCESSORS["bpe"](line.lower()) for line in ENGLISH[:30]]
+    )
     segmented, lower = caplog.messages
     assert "30 of 30 lines (100.0%) of the translations, first: 1, " in segmented
     assert "capitals occur in 0 of 30 sentences of the translations" in lower

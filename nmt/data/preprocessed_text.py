@@ -92,7 +92,7 @@ def sample_sides(pairs: pa.Table, names: tuple[str, str], tag: str | None = None
     return TextSample(names[0], source, numbers, total), TextSample(names[1], target, numbers, total)
 
 
-def warn_of_training_text(
+def warn_if_training_text_is_preprocessed(
     data: DataConfig, pairs: pa.Table, ends: Sequence[int], valid: pa.Table, words: bool = False
 ) -> None:
     """Check the training pairs of each corpus and the validation pairs.
@@ -114,7 +114,7 @@ def warn_of_training_text(
     warn_of_processing(*samples, leave_out={TOKENIZED} if words else ())
 
 
-def warn_of_evaluation(data: DataConfig, pairs: pa.Table, translations: Sequence[str]) -> None:
+def warn_if_evaluation_is_preprocessed(data: DataConfig, pairs: pa.Table, translations: Sequence[str]) -> None:
     """Check an evaluation split and its translations."""
     if data.format == "toy":
         return
