@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from omegaconf._utils import OmegaConfDumper, get_yaml_loader
+from omegaconf._utils import OmegaConfDumper
+from omegaconf.basecontainer import get_yaml_loader  # the module that defines it differs between versions
 
 from nmt.errors import UserError
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -9,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from builders import ROOT
+from builders import ROOT, TINY_SETTINGS
 
 from nmt import __version__
 from nmt.config import COMMANDS
@@ -96,3 +97,46 @@ def test_archives_have_the_package_its_settings_and_pages(archives: list[Path]) 
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     pages = re.findall(r"PAGES :=((?:.*\\\n)*.*)", makefile)[0].replace("\\\n", " ").split()
     assert {"mkdocs.yml", *files} <= names and set(pages) <= {name.split("/")[0] for name in names}
+
+
+@pytest.mark.slow
+def test_wheel_needs_neither_the_checkout_nor_a_home_nor_a_locale(
+    archives: list[Path], small_corpus: Path, tmp_path: Path
+) -> None:
+    """Commands of the wheel alone, in folders with odd names; the libraries are those of the tests."""
+    folder = tmp_path / "wörk 'ä' \"b\" $c"
+    folder.mkdir()
+    [wheel] = [path for path in archives if path.suffix == ".whl"]
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "installed")
+    shutil.copytree(small_corpus, folder / "tëxt 1")
+    settings = ["name=mine", "data=text", 'data.path="tëxt 1"', *TINY_SETTINGS, "train.max_steps=4"]
+    program = f"""
+import html, importlib, nmt, os, sys
+from nmt.runtime.html import fill_template
+os.umask(0o077)
+def run(command, *arguments):
+    sys.argv = [command, *arguments]
+    getattr(importlib.import_module(f"nmt.{{command}}"), command)()
+run("train", *{settings})
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=1")
+run("translate", "checkpoint=runs/mine", "search.max_length=5", 'input="tëxt 1/test.de"', 'output="öut.txt"')
+run("align", 'source="tëxt 1/test.de"', 'target="tëxt 1/test.en"', "output=links.pharaoh")
+run("export", "checkpoint=runs/mine", 'output="päge.html"')
+run("prepare", 'input="tëxt 1"', "output=prepared", "source=de", "target=en", "valid_size=4", "test_size=4")
+import nmt.watch
+print(nmt.__file__, fill_template(nmt.watch.TEMPLATE, {{"TITLE": html.escape(os.getcwd())}}))
+"""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "OMP_NUM_THREADS", "MPLCONFIGDIR")}
+    homes: list[dict[str, str]] = [{}, {"HOME": "/proc/none"}]  # the second cannot be written to, even by root
+    for home in homes:
+        environment = kept | home | {"LC_ALL": "C", "PYTHONPATH": str(folder / "installed")}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stderr.decode()
+        assert str(folder / "installed" / "nmt" / "__init__.py") in done.stdout.decode()
+        assert (folder / "öut.txt").read_bytes().count(b"\n") == 6
+        modes = {path.stat().st_mode & 0o077 for path in (folder / "runs").rglob("*")}
+        assert modes == {0}  # nothing is readable by others
+        for name in ("runs", "prepared"):
+            shutil.rmtree(folder / name)
