@@ -1,6 +1,7 @@
 """The statistical aligner against sums over all alignments, a slow lexicon, and gold links of the built-in corpus."""
 
 import itertools
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -84,6 +85,36 @@ def test_posteriors_match_sum_over_all_alignments() -> None:
         assert not posteriors.links_BTS[row, target:].any() and not posteriors.links_BTS[row, :, source:].any()
         expected_jumps += moves
     np.testing.assert_allclose(posteriors.jumps, expected_jumps, atol=1e-5)
+
+
+@pytest.mark.parametrize("states", [1, 2, 63, 64, 65, 128, 129, 200, 513])
+def test_jumps_match_a_matrix_of_all_transitions(states: int) -> None:
+    generator = np.random.default_rng(states)
+    old_BS, new_BS = generator.random((2, 3, states)).astype(np.float32) ** 8
+    old_BS[:, : states // 2] *= 1e-6  # sums from the other side stay exact beside much larger ones
+    weights = generator.random(2 * hmm.MAX_JUMP + 3)
+    distance_SS = np.arange(states) - np.arange(states)[:, None]
+    index_SS = np.clip(distance_SS, -hmm.MAX_JUMP - 1, hmm.MAX_JUMP + 1) + hmm.MAX_JUMP + 1
+    weights_NR = weights[hmm.NEAR_JUMPS].astype(np.float32)
+    np.testing.assert_allclose(hmm.sum_jumps(old_BS, weights_NR), old_BS @ weights[index_SS], rtol=1e-5)
+    jumps_NR = np.zeros(hmm.NEAR_JUMPS.shape)
+    hmm.add_jumps(jumps_NR, old_BS, new_BS)
+    counted = np.bincount(hmm.NEAR_JUMPS.ravel(), jumps_NR.ravel(), len(weights))
+    expected = np.bincount(index_SS.ravel(), (old_BS.T.astype(float) @ new_BS).ravel(), len(weights))
+    np.testing.assert_allclose(counted, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("targets", "sources"), [(20, 10_000), (1_000, 20), (1, 100_000)])
+def test_memory_is_proportional_to_pairs_of_words(targets: int, sources: int) -> None:
+    emission_BTS, null_BT = np.ones((1, targets, sources), np.float32), np.ones((1, targets), np.float32)
+    tracemalloc.start()
+    try:
+        posteriors = infer_links(emission_BTS, null_BT, hmm.initial_jumps(), np.array([sources]), np.array([targets]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * emission_BTS.nbytes + 1e6
+    assert posteriors.jumps.sum() == pytest.approx(posteriors.links_BTS.sum(), rel=1e-2)
 
 
 def test_model_1_matches_its_equation() -> None:
