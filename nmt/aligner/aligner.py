@@ -85,7 +85,7 @@ def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]
         jumps_forward += forward.jumps
         jumps_backward += backward.jumps
         bar.update()
-    aligner.lexicon.set_links(corpus.pairs.count_links(links_P))
+    aligner.lexicon.tables = corpus.pairs.count_links(links_P)
     aligner.null_target, aligner.null_source = null_target + SMOOTHING, null_source + SMOOTHING
     if is_hmm:
         aligner.jumps_forward = jumps_forward + JUMP_SMOOTHING

@@ -16,7 +16,6 @@ before a relative clause would be linked to a relative pronoun of a language tha
 Shapes: P pairs of words that occur in a sentence pair together.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -98,42 +97,53 @@ class LinkTable:
 class Lexicon:
     """Counts of links between words, which both directions share.
 
-    Words that both vocabularies have, such as names and numbers, count as linked `IDENTICAL_LINKS` times more.
+    Words that both vocabularies have, such as names and numbers, count as linked `IDENTICAL_LINKS` times more. These
+    links are not in the tables.
     """
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source = source
         self.target = target
         self.tables: list[LinkTable] = []  # for each prefix length; none before training
+        self.identical = [self.find_identical(level) for level in range(len(PREFIX_LENGTHS))]
 
-    def set_links(self, tables: Sequence[LinkTable]) -> None:
-        """Replace the counts, and add those of identical words."""
-        self.tables = [merge_tables(table, self.link_identical(level)) for level, table in enumerate(tables)]
-
-    def link_identical(self, level: int) -> LinkTable:
+    def find_identical(self, level: int) -> tuple[Ids, Values]:
+        """Return the target prefix that equals each source prefix, or -1, and the links added between the two."""
         length, source_ids, target_ids = PREFIX_LENGTHS[level], self.source.prefix_ids, self.target.prefix_ids
-        prefixes = Counter(word[:length] for word in source_ids[-1] if word in target_ids[-1])
-        ids = np.array([(source_ids[level][prefix], target_ids[level][prefix]) for prefix in prefixes], np.int64)
-        codes = self.encode_pairs(ids.reshape(-1, 2)[:, 0], ids.reshape(-1, 2)[:, 1], level)
-        order = np.argsort(codes)
-        return LinkTable(codes[order], IDENTICAL_LINKS * np.array(list(prefixes.values()), np.float64)[order])
+        target_S = np.full(len(source_ids[level]) + 1, -1)  # last: unknown
+        links_S = np.zeros(len(target_S))
+        for word in source_ids[-1]:
+            if word in target_ids[-1]:
+                target_S[source_ids[level][word[:length]]] = target_ids[level][word[:length]]
+                links_S[source_ids[level][word[:length]]] += IDENTICAL_LINKS
+        return target_S, links_S
+
+    def find_links(self, pairs: "PrefixPairs", level: int) -> Values:
+        """Return the links of pairs of prefixes, those added to identical words included."""
+        target_S, links_S = self.identical[level]
+        is_identical_Q = target_S[pairs.source_Q] == pairs.target_Q
+        return self.tables[level].find(pairs.codes_Q) + links_S[pairs.source_Q] * is_identical_Q
+
+    def sum_links(self, level: int) -> tuple[Values, Values]:
+        """Return the links of each source prefix and of each target prefix, those added included."""
+        table, (target_S, links_S) = self.tables[level], self.identical[level]
+        source_ids, target_ids = np.divmod(table.codes, len(self.target.prefix_ids[level]) + 1)
+        source_links = np.bincount(source_ids, table.links, len(links_S)) + links_S
+        target_links = np.zeros(len(self.target.prefix_ids[level]) + 1)
+        target_links[target_S[target_S >= 0]] = links_S[target_S >= 0]
+        target_links += np.bincount(target_ids, table.links, len(target_links))
+        return source_links, target_links
 
     def encode_pairs(self, source_ids: Ids, target_ids: Ids, level: int) -> Ids:
         return source_ids * (len(self.target.prefix_ids[level]) + 1) + target_ids
 
     def list_links(self) -> Iterator[tuple[str, str, float]]:
-        """Yield pairs of words with their expected number of links, most links first."""
+        """Yield pairs of words with their expected number of links in the training text, most links first."""
         words = list(self.source.prefix_ids[-1]), list(self.target.prefix_ids[-1])
         table = self.tables[-1]
         source_ids, target_ids = np.divmod(table.codes, len(words[1]) + 1)
         for row in np.argsort(-table.links, kind="stable").tolist():
             yield words[0][source_ids[row]], words[1][target_ids[row]], float(table.links[row])
-
-
-def merge_tables(first: LinkTable, second: LinkTable) -> LinkTable:
-    codes, index = np.unique(np.concatenate([first.codes, second.codes]), return_inverse=True)
-    links = np.bincount(index, np.concatenate([first.links, second.links]), len(codes))
-    return LinkTable(codes, links.astype(np.float64))
 
 
 @dataclass(slots=True)
@@ -205,15 +215,12 @@ class WordPairs:
         forward_Q = backward_Q = np.zeros(0)
         for level, pairs in enumerate(self.levels):
             if self.lexicon.tables:
-                table = self.lexicon.tables[level]
-                links_Q = table.find(pairs.codes_Q)
-                source_ids, target_ids = np.divmod(table.codes, len(target.counts[level]) + 1)
-                source_links = np.bincount(source_ids, table.links, len(source.counts[level]) + 1)
-                target_links = np.bincount(target_ids, table.links, len(target.counts[level]) + 1)
+                links_Q = self.lexicon.find_links(pairs, level)
+                source_links, target_links = self.lexicon.sum_links(level)
             else:  # before training: the same for all pairs
                 links_Q = np.ones(len(pairs.codes_Q))
-                source_links = np.bincount(pairs.source_Q, minlength=len(source.counts[level]) + 1)
-                target_links = np.bincount(pairs.target_Q, minlength=len(target.counts[level]) + 1)
+                source_links = np.bincount(pairs.source_Q, minlength=len(source.counts[level]) + 1).astype(float)
+                target_links = np.bincount(pairs.target_Q, minlength=len(target.counts[level]) + 1).astype(float)
             if level:
                 forward_Q, backward_Q = forward_Q[pairs.parent_Q], backward_Q[pairs.parent_Q]
             else:

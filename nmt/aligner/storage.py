@@ -16,7 +16,7 @@ from nmt.errors import UserError
 from nmt.runtime.files import write_atomically
 
 ALIGNER_FILE = "aligner.npz"
-FORMAT = 1
+FORMAT = 2
 MIN_LINKS = 0.001  # smaller expected numbers of links are not stored
 ARRAYS = ("null_source", "null_target", "jumps_forward", "jumps_backward")
 
