@@ -11,6 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, find_links, train_aligner
-from nmt.aligner.storage import is_aligner, load_aligner, save_aligner
+from nmt.aligner.storage import ALIGNER_FILE, check_save_folder, is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
 from nmt.data.corpus import iter_column, load_pairs
@@ -197,14 +198,16 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
     gold = None
     if command.gold is not None:
         gold = read_gold_links(Path(command.gold), command.gold_base, sources, targets)
-    aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
-    if command.save is not None:
-        save_aligner(aligner, Path(command.save))
     counts, too_long = LinkCounts(), []
-    with (
-        open_output(command.output) as file,
-        open_alignment_writer(command.output, file, command.weights) as write_record,
-    ):
+    with ExitStack() as stack:  # a file that cannot be written is found before training
+        if command.save is not None:
+            Path(command.save).mkdir(parents=True, exist_ok=True)
+            save_file = stack.enter_context(open_output(str(Path(command.save, ALIGNER_FILE))))
+        if command.lexicon is not None:
+            lexicon_file = stack.enter_context(open_output(command.lexicon))
+        file = stack.enter_context(open_output(command.output))
+        write_record = stack.enter_context(open_alignment_writer(command.output, file, command.weights))
+        aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
             chunk = [sources[row] for row in rows], [targets[row] for row in rows]
@@ -217,17 +220,18 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
                 if gold is not None:
                     counts.add(links, gold[row])
         file.flush()
+        if command.save is not None:
+            save_aligner(aligner, save_file)
+        if command.lexicon is not None:
+            for source, target, expected in aligner.lexicon.list_links():
+                if expected < MIN_LEXICON_LINKS:
+                    break
+                lexicon_file.write(f"{source}\t{target}\t{expected:.2f}\n".encode())
     if too_long:
         log.warning(
             f"{pluralize(len(too_long), 'line')} of more than {MAX_CELLS:,} pairs of words without links "
             f"({format_first_lines(too_long)})"
         )
-    if command.lexicon is not None:
-        with open_output(command.lexicon) as file:
-            for source, target, expected in aligner.lexicon.list_links():
-                if expected < MIN_LEXICON_LINKS:
-                    break
-                file.write(f"{source}\t{target}\t{expected:.2f}\n".encode())
     return counts.scores()
 
 
@@ -243,6 +247,8 @@ def check_aligner_settings(command: AlignRun) -> None:
         raise UserError("links.unit=pieces is for models with attention; an aligner links words")
     if command.checkpoint and command.save:
         raise UserError(f"save={command.save} is for a newly trained aligner; remove checkpoint={command.checkpoint}")
+    if command.save:
+        check_save_folder(command.save)
 
 
 def make_word_record(
@@ -258,7 +264,9 @@ def make_word_record(
 def align(command: AlignRun) -> float | None:
     """Return the alignment error rate; None without gold links."""
     log_to_stderr()
-    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
+    folders = {"checkpoint": command.checkpoint, "save": command.save}
+    saved = {key: str(Path(path, ALIGNER_FILE)) for key, path in folders.items() if path}
+    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"), saved)
     if command.checkpoint is None or is_aligner(command.checkpoint):
         check_single_process("nmt.align with an aligner")
         check_readable({"source": command.source, "target": command.target, "gold": command.gold})

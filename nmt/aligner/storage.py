@@ -1,6 +1,5 @@
 """Save a trained aligner to a folder, and load it."""
 
-import io
 import json
 import lzma
 import struct
@@ -8,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from nmt.aligner.aligner import Aligner
 from nmt.aligner.lexicon import PREFIX_LENGTHS, LinkTable, Vocabulary
 from nmt.config import SIDES
 from nmt.errors import UserError
-from nmt.runtime.files import write_atomically
+from nmt.runtime.files import UNFINISHED_NAME
 
 ALIGNER_FILE = "aligner.npz"
 FORMAT = 2
@@ -46,8 +45,19 @@ def is_aligner(path: str) -> bool:
     return Path(path, ALIGNER_FILE).is_file()
 
 
-def save_aligner(aligner: Aligner, folder: Path) -> None:
-    """Write `aligner.npz`. It has the words of the training text, and no sentence."""
+def check_save_folder(path: str) -> None:
+    """Raise a `UserError` if `save=` names a file, or a folder with anything but an aligner, such as a run."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"save={path} is a file; give a folder")
+    others = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    others = [name for name in others if name != ALIGNER_FILE and not UNFINISHED_NAME.fullmatch(name)]
+    if others:
+        raise UserError(f"save={path} has other files ({', '.join(others[:3])}); give a folder for the aligner alone")
+
+
+def save_aligner(aligner: Aligner, file: BinaryIO) -> None:
+    """Write the content of `aligner.npz`. It has the words of the training text, and no sentence."""
     lexicon = aligner.lexicon
     arrays: dict[str, np.ndarray] = {name: getattr(aligner, name) for name in ARRAYS}
     texts: dict[str, Any] = {"format": FORMAT, "prefix_lengths": PREFIX_LENGTHS}
@@ -59,10 +69,7 @@ def save_aligner(aligner: Aligner, folder: Path) -> None:
         kept = table.links >= MIN_LINKS
         arrays[f"codes_{level}"], arrays[f"links_{level}"] = table.codes[kept], table.links[kept].astype(np.float32)
     arrays["texts"] = np.frombuffer(json.dumps(texts, ensure_ascii=False).encode(), np.uint8)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / ALIGNER_FILE, [buffer.getvalue()])
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_aligner(folder: Path) -> Aligner:

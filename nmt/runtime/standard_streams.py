@@ -5,7 +5,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO
 
@@ -104,25 +104,31 @@ def get_file_identity(path: str) -> Hashable:
     return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
+def check_file_arguments(
+    command: Any, read: Sequence[str], written: Sequence[str], saved: Mapping[str, str] | None = None
+) -> None:
     """Replace `-` in keys of files by the path of standard input (keys to `read`) or output (those `written`).
+
+    Args:
+        saved: the file that is written in the folder of a key.
 
     Raises:
         UserError: two keys read the same stream, write the same file or standard output, or read and write a file.
     """
     used: dict[Hashable, str] = {}  # `key=value` by descriptor or file identity
-    for key in (*read, *written):
+    saved = saved or {}
+    for key in (*read, *written, *saved):
         value = getattr(command, key)
-        if value == "-":
+        if value == "-" and key not in saved:
             setattr(command, key, STDIN_PATH if key in read else STDOUT_PATH)
-        if not (path := getattr(command, key)):
+        if not (path := saved.get(key) or getattr(command, key)):
             continue
         number = find_own_descriptor(path)
         file = get_file_identity(path)
         stream = number if key in read or number == 1 else None  # several outputs may share other pipes and devices
         for resource in (stream, file):
             other = used.get(resource)
-            if resource is not None and other and (resource == stream or key in written):
+            if resource is not None and other and (resource == stream or key not in read):
                 raise UserError(f"{key}={value} is the same file as {other}; give another one")
         used |= {resource: f"{key}={value}" for resource in (stream, file) if resource is not None}
 

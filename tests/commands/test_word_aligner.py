@@ -127,6 +127,40 @@ def test_script_without_spaces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("save=test.de",), "save=test.de is a file; give a folder"),
+        (("save=run",), "save=run has other files (config.yaml); give a folder for the aligner alone"),
+        (("save=test.de/x",), "test.de"),
+        (("lexicon=no/such/x",), "no/such/x cannot be written: No such file or directory"),
+        (("save=new", "lexicon=new/aligner.npz"), "save=new is the same file as lexicon=new/aligner.npz"),
+        (("save=my aligner", "output=my aligner/aligner.npz"), "is the same file as output=my aligner/aligner.npz"),
+        (("checkpoint=my aligner", "output=my aligner/aligner.npz"), "is the same file as output=my aligner/"),
+        (("lexicon=refused",), "lexicon=refused is the same file as output=refused"),
+    ],
+)
+def test_places_of_files_are_checked_before_training(arguments: tuple[str, ...], message: str, folder: Path) -> None:
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "config.yaml").write_text("name: run\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = ("source=train.de", "target=train.en", "output=refused")
+    given = {argument.split("=")[0] for argument in arguments}
+    kept = [argument for argument in files if argument.split("=")[0] not in given]
+    error = run_error("align", *kept, *arguments, folder=folder)
+    assert message in error
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
+    for text in ("eins\n", "zwei\n"):
+        (tmp_path / "a").write_text(text)
+        run_ok("align", "source=a", "target=a", "output=links", "save=deep/saved", folder=tmp_path)
+        assert [path.name for path in (tmp_path / "deep" / "saved").iterdir()] == ["aligner.npz"]
+    run_ok("align", "checkpoint=deep/saved", "source=a", "target=a", "lexicon=words", "output=links", folder=tmp_path)
+    assert (tmp_path / "words").read_text().startswith("zwei\tzwei\t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (("target=train.en",), "source= and target= must be two files with the same number of lines"),
         (("source=train.de", "target=test.en"), "source=train.de has 800 lines, target=test.en has 50"),
         (("source=test.de", "target=none"), "none"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nmt.aligner import hmm
-from nmt.aligner.aligner import MAX_CELLS, align_sentences, find_links, index_corpus, train_aligner
+from nmt.aligner.aligner import MAX_CELLS, Aligner, align_sentences, find_links, index_corpus, train_aligner
 from nmt.aligner.hmm import infer_independent_links, infer_links
 from nmt.aligner.lexicon import BACKOFF, BASE_BACKOFF, IDENTICAL_LINKS, PREFIX_LENGTHS, normalize_word
 from nmt.aligner.storage import ALIGNER_FILE, load_aligner, save_aligner
@@ -210,6 +210,11 @@ def toy() -> tuple[list[list[str]], list[list[str]], list[GoldLinks]]:
     return read_toy(2_000)
 
 
+def save(aligner: Aligner, folder: Path) -> None:
+    with open(folder / ALIGNER_FILE, "wb") as file:
+        save_aligner(aligner, file)
+
+
 def test_alignment_error_and_saved_aligner(toy: tuple, tmp_path: Path) -> None:
     sources, targets, gold = toy
     aligner = train_aligner(sources, targets)
@@ -226,8 +231,8 @@ def test_alignment_error_and_saved_aligner(toy: tuple, tmp_path: Path) -> None:
         if (source[s] in ",.?") != (target[t] in ",.?")
     ]
     assert len(mixed) < 20, mixed  # above all, the comma before a relative clause is not linked to "who"
-    save_aligner(aligner, tmp_path / "saved")
-    loaded = load_aligner(tmp_path / "saved")
+    save(aligner, tmp_path)
+    loaded = load_aligner(tmp_path)
     unknown = [*sources[:50], ["ein", "unbekanntes", "Wort"]], [*targets[:50], ["an", "unknown", "word"]]
     for new, old in zip(align_sentences(loaded, *unknown), weights[:50], strict=False):
         assert new is not None and old is not None
@@ -268,7 +273,7 @@ def test_small_and_odd_corpora(sources: list[list[str]], targets: list[list[str]
 
 
 def test_damaged_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
-    save_aligner(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
+    save(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
     path = tmp_path / ALIGNER_FILE
     content = path.read_bytes()
     generator = random.Random(1)
@@ -331,7 +336,7 @@ def change_texts(key: str, value: Any) -> Callable[[dict[str, np.ndarray]], None
 def test_impossible_aligner_is_refused(
     change: Callable[[dict[str, np.ndarray]], None], toy: tuple, tmp_path: Path
 ) -> None:
-    save_aligner(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
+    save(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
     with np.load(tmp_path / ALIGNER_FILE) as loaded:
         arrays = dict(loaded)
     change(arrays)
@@ -341,7 +346,7 @@ def test_impossible_aligner_is_refused(
 
 
 def test_encrypted_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
-    save_aligner(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
+    save(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
     content = bytearray((tmp_path / ALIGNER_FILE).read_bytes())
     start = content.index(b"PK\x01\x02")
     while start >= 0:  # the flag of each member, in the directory and before its data
