@@ -18,10 +18,13 @@ Shapes: P pairs of words that occur in a sentence pair together.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import regex
+
+from nmt.data.words import FORMAT_CHARACTERS
 
 Ids = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -32,12 +35,21 @@ BASE_BACKOFF = 0.01  # in place of BACKOFF for the shortest prefixes
 IDENTICAL_LINKS = 1.0  # added to the links between two equal words: names, numbers, punctuation
 MIXED_PRIOR = 0.1  # before training: probability of links between punctuation and a word, relative to that of others
 PUNCTUATION = regex.compile(r"\p{P}+")
-OUTER_PUNCTUATION = regex.compile(r"^\p{P}+|\p{P}+$")
 
 
+@lru_cache(2**18)
 def normalize_word(word: str) -> str:
-    """Return a word as the lexicon knows it: in lower case, without punctuation around it unless it is nothing else."""
-    return OUTER_PUNCTUATION.sub("", word.lower()) or word
+    """Return a word as the lexicon knows it: in lower case, without invisible characters and punctuation around it.
+
+    What is nothing else stays.
+    """
+    normal = FORMAT_CHARACTERS.sub("", word.lower()) or word
+    start, end = 0, len(normal)
+    while start < end and PUNCTUATION.match(normal[start]):
+        start += 1
+    while end > start and PUNCTUATION.match(normal[end - 1]):
+        end -= 1
+    return normal[start:end] or normal
 
 
 @dataclass(slots=True)

@@ -26,10 +26,14 @@ SPACED_LETTER = rf"(?:(?!{UNSPACED_CHARACTER})[\p{{L}}\p{{M}}\p{{N}}])"  # of an
 UNSPACED_PATTERN = regex.compile(UNSPACED_CHARACTER)
 # Includes marks and joiners that are shared with other scripts.
 UNSPACED_RUN = regex.compile(rf"(?:{UNSPACED_CHARACTER}[\p{{M}}\u200B-\u200D\u2060]*)+")
-# Numbers, words, command-line options, addresses: 3.5, don't, --help, %s, C++, a@b.org.
-SPACED_TOKEN = rf"[%$€£#@&~\\/+\-]*{SPACED_LETTER}+(?:['’.,:/@_&=?%+~#-]+{SPACED_LETTER}+)*[%+#°]*"
-TOKEN_PATTERN = regex.compile(rf"(?P<run>{UNSPACED_RUN.pattern})|{SPACED_TOKEN}|\X")
-WORD_OR_MARK = regex.compile(r"\p{P}|\P{P}+")  # in what is a word of a script without spaces already
+# Numbers, words, command-line options, addresses: 3.5, don't, --help, %s, C++, a@b.org. Many signs in a row, as in a
+# line that separates paragraphs, are not part of a word. Matching takes time in proportion to the text.
+SIGN = r"[%$€£#@&~\\/+\-]"
+LETTERS = rf"{SPACED_LETTER}(?:{SPACED_LETTER}|\p{{Cf}})*+"
+SPACED_TOKEN = rf"(?:(?<!{SIGN}){SIGN}{{1,3}}+)?+{LETTERS}(?:['’.,:/@_&=?%+~#-]++{LETTERS})*+[%+#°]*+"
+# A format character, such as a zero-width joiner or a mark of direction, is never a token by itself.
+TOKEN_PATTERN = regex.compile(rf"\p{{Cf}}*(?:(?P<run>{UNSPACED_RUN.pattern})|{SPACED_TOKEN}|\X)\p{{Cf}}*+")
+WORD_OR_MARK = regex.compile(r"\p{Cf}*+\p{P}\p{Cf}*+|\P{P}++")  # in what is a word of a script without spaces already
 TIBETAN = regex.compile(r"\p{Tibetan}")
 TIBETAN_SYLLABLE = regex.compile(r"[^\u0F0B-\u0F14]+[\u0F0B\u0F0C]*|.")
 HANGUL = regex.compile(r"\p{Hangul}")
@@ -174,7 +178,7 @@ def split_part(part: str) -> list[str]:
 def split_run(run: str) -> list[str]:
     """Split a run of characters of scripts without spaces into words.
 
-    A zero-width space or joiner belongs to the word before it.
+    A format character, such as a zero-width space, belongs to the word before it, or else to the first word.
     """
     word_breaker = get_word_breaker()
     if TIBETAN.search(run):
@@ -185,7 +189,7 @@ def split_run(run: str) -> list[str]:
         segments = list(word_breaker(run, "en"))
     words: list[str] = []
     for segment in segments:
-        if words and FORMAT_CHARACTERS.fullmatch(segment):
+        if words and (FORMAT_CHARACTERS.fullmatch(segment) or FORMAT_CHARACTERS.fullmatch(words[-1])):
             words[-1] += segment
         else:
             words.append(segment)

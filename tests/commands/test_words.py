@@ -14,7 +14,16 @@ from sacrebleu.metrics import BLEU
 from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
 from nmt.data import words as words_module
 from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
-from nmt.data.words import detect_script, find_glued_words, join_sentences, segment_words, segmenter_name, split_words
+from nmt.data.words import (
+    FORMAT_CHARACTERS,
+    detect_script,
+    find_glued_words,
+    join_sentences,
+    segment_words,
+    segmenter_name,
+    split_tokens,
+    split_words,
+)
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     bleu,
@@ -112,6 +121,40 @@ def test_segment_words_by_icu(line: str, expected: str) -> None:
     pytest.importorskip("icu4py")
     assert segment_words(line) == expected.split(" ")
     assert segmenter_name().startswith("icu-")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("می\u200cخواهم به خانه\u200cام بروم.", "می\u200cخواهم به خانه\u200cام بروم ."),  # Persian joiners
+        ("\u202bسلام\u202c، دنیا\u200f!", "\u202bسلام\u202c ، دنیا\u200f !"),
+        ("\u200f«كتاب»\u200f.", "\u200f« كتاب »\u200f ."),
+        ("co\u00adop (\u200eabc\u200e)", "co\u00adop (\u200e abc\u200e )"),
+        ("狗\u200b看\u200f。好\u200e", "狗\u200b 看\u200f 。 好\u200e"),
+        ("\u200f狗看", "\u200f狗 看"),
+        ("“\u200f你好”\u200f ok", "“\u200f 你 好 ”\u200f ok"),
+        ("#tag, $3.5 (--help) C++ 100% U.S. and/or l'homme", "#tag , $3.5 ( --help ) C++ 100% U.S . and/or l'homme"),
+        ("-----Hello", "- - - - - Hello"),  # a line, not an option
+        ("a...b ##", "a...b # #"),
+    ],
+)
+def test_split_tokens_keeps_invisible_characters_with_their_words(line: str, expected: str, no_segmenter: None) -> None:
+    assert split_tokens(line) == expected.split(" ")
+
+
+@given(st.text(st.characters() | st.sampled_from("\u200c\u200f\u202b\u00ad狗ت.-")))
+def test_split_tokens_leaves_nothing_out(line: str) -> None:
+    words = split_tokens(line)
+    assert "".join(words) == "".join(line.split())
+    alone = {word for word in words if FORMAT_CHARACTERS.fullmatch(word)}
+    assert alone <= set(line.split())  # only what stands between spaces
+
+
+@pytest.mark.parametrize("sign", ["#", "-", ".", "'", "\u200f", "\u0301", "狗", "a-"])
+def test_split_tokens_of_a_hundred_thousand_signs(sign: str) -> None:
+    """Quadratic time would be minutes."""
+    line = "a" + sign * 100_000 + "!b"
+    assert "".join(split_tokens(line)) == line
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda text: " " not in text)))

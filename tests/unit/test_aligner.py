@@ -130,6 +130,25 @@ def test_model_1_matches_its_equation() -> None:
         assert links_BTS[row, t, s] == pytest.approx(word[s] / (word.sum() + null * null_BT[row, t]), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("Haus", "haus"),
+        ("(„don't“)!", "don't"),
+        ("...", "..."),
+        ("$3.5", "$3.5"),
+        ("\u202bسلام\u202c،", "سلام"),
+        ("می\u200cخواهم", "میخواهم"),
+        ("co\u00adop\u200b", "coop"),
+        ("\u200f", "\u200f"),
+        ("a" + "." * 100_000 + "a", "a" + "." * 100_000 + "a"),
+        ("." * 100_000 + "a", "a"),
+    ],
+)
+def test_words_of_the_lexicon(word: str, expected: str) -> None:
+    assert normalize_word(word) == expected
+
+
 def test_probabilities_match_slow_lexicon() -> None:
     """Count links of prefixes in dictionaries, after a round of training."""
     sources = [["Haus", "Häuser", "berlin"], ["häuslich", "ein"], ["ein", "Haus", "."]]
