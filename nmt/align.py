@@ -34,7 +34,7 @@ from nmt.data.word_links import (
     read_gold_links,
     transpose_links,
 )
-from nmt.data.words import find_spans, segment_words, split_tokens
+from nmt.data.words import find_parts, find_spans, segment_words, split_tokens
 from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
@@ -192,12 +192,10 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
     """
     check_aligner_settings(command)
     lines = read_files(command)
-    # In scripts without spaces, words are segmented unless gold links count them between spaces.
-    split = split_tokens if command.tokenize else segment_words if command.gold is None else str.split
-    sources, targets = ([split(line) for line in side] for side in lines)
     gold = None
-    if command.gold is not None:
-        gold = read_gold_links(Path(command.gold), command.gold_base, sources, targets)
+    if command.gold is not None:  # it counts words between spaces
+        gold = read_gold_links(Path(command.gold), command.gold_base, *([*map(str.split, side)] for side in lines))
+    sources, targets = ([*map(split_tokens if command.tokenize else segment_words, side)] for side in lines)
     counts, too_long = LinkCounts(), []
     with ExitStack() as stack:  # a file that cannot be written is found before training
         if command.save is not None:
@@ -218,7 +216,8 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
                 record = make_word_record(lines[0][row], lines[1][row], sources[row], targets[row], weights_TS)
                 write_record(record, links)
                 if gold is not None:
-                    counts.add(links, gold[row])
+                    parts = find_parts(lines[0][row], sources[row]), find_parts(lines[1][row], targets[row])
+                    counts.add({(parts[0][s], parts[1][t]) for s, t in links}, gold[row])
         file.flush()
         if command.save is not None:
             save_aligner(aligner, save_file)

@@ -345,8 +345,6 @@ class AlignRun:
             raise UserError("weights=true is for links between the words of one model; remove weights=true")
         if self.weights and self.writes_all_weights:
             raise UserError(f"weights=true has no effect: output={self.output} has all weights; remove weights=true")
-        if self.tokenize and self.gold:
-            raise UserError("tokenize=true: gold= counts words between spaces; remove one of them")
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:

@@ -8,6 +8,7 @@ ends of syllables and has no dictionary in ICU, a word is a syllable. Latin word
 stay whole. In other scripts, a word is all text between two spaces.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -113,6 +114,13 @@ def find_spans(line: str, words: Iterable[str]) -> list[tuple[int, int]]:
         end = start + len(word)
         spans.append((start, end))
     return spans
+
+
+def find_parts(line: str, words: Sequence[str]) -> list[int]:
+    """Return which part of `line.split()` each of the words, into which the line is split, stands in."""
+    parts = [part for part, text in enumerate(line.split()) for _ in text]
+    starts = itertools.accumulate(map(len, words), initial=0)
+    return [parts[start] for start in itertools.islice(starts, len(words))]
 
 
 def join_sentences(texts: Iterable[str]) -> str:

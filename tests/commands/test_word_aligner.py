@@ -108,6 +108,33 @@ def test_words_and_marks_of_raw_text_with_their_places(tmp_path: Path) -> None:
             assert float(weight) == pytest.approx(record["weights"][int(t)][int(s)], rel=1e-2) and float(weight) >= 0.5
 
 
+@pytest.mark.parametrize("tokenize", ["false", "true"])
+def test_gold_changes_nothing_but_what_is_printed(tokenize: str, tmp_path: Path) -> None:
+    """Gold links count words between spaces, also where the aligner splits these words further."""
+    pairs = [("狗在睡觉。 好的。", "The dog is sleeping. Okay."), ("Hund (da).", "dog (there).")] * 20
+    for name, side in (("src", 0), ("tgt", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    (tmp_path / "gold").write_text("0-1 0-3 1-4\n0-0 1-1\n" * 20)
+    files = ("source=src", "target=tgt", f"tokenize={tokenize}")
+    run_ok("align", *files, "output=without.jsonl", folder=tmp_path)
+    printed = run_ok("align", *files, "output=with.jsonl", "gold=gold", folder=tmp_path)
+    assert (tmp_path / "with.jsonl").read_bytes() == (tmp_path / "without.jsonl").read_bytes()
+    found, sure, both = 0, 0, 0
+    for line, gold, pair in zip(read_lines(tmp_path / "with.jsonl"), read_lines(tmp_path / "gold"), pairs, strict=True):
+        record, links = json.loads(line), set()
+        places = [
+            [sum(character == " " for character in text[:start]) for start, _ in record[f"{side}_spans"]]
+            for side, text in zip(("source", "target"), pair, strict=True)
+        ]
+        for t, row in enumerate(record["weights"]):
+            links |= {f"{places[0][s]}-{places[1][t]}" for s, weight in enumerate(row) if weight >= 0.5}
+        found, sure = found + len(links), sure + len(gold.split())
+        both += len(links & set(gold.split()))
+    scores = dict(line.split() for line in printed.splitlines())
+    assert float(scores["precision"]) == pytest.approx(both / found, abs=1e-4) and both > 40
+    assert float(scores["recall"]) == pytest.approx(both / sure, abs=1e-4)
+
+
 def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
     files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
@@ -171,7 +198,6 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
             ("source=test.de", "target=test.en", "device=cpu"),
             "device=cpu is for models with attention, not for an aligner",
         ),
-        (("source=test.de", "target=test.en", "gold=test.gold", "tokenize=true"), "gold= counts words between spaces"),
         (("source=test.de", "target=test.en", "weights=true", "links.unit=pieces"), "between the words of one model"),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
         (
