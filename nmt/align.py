@@ -8,9 +8,10 @@ python -m nmt.align --help
 
 import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import hashlib
+import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
@@ -19,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, align_sentences, find_links, train_aligner
+from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, Aligner, align_sentences, find_links, train_aligner
+from nmt.aligner.lexicon import normalize_word
 from nmt.aligner.storage import ALIGNER_FILE, check_save_folder, is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
@@ -34,7 +36,7 @@ from nmt.data.word_links import (
     read_gold_links,
     transpose_links,
 )
-from nmt.data.words import find_parts, find_spans, segment_words, split_tokens
+from nmt.data.words import find_parts, find_spans, segment_words, segmenter_name, split_tokens
 from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
@@ -191,7 +193,11 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
             gold file is invalid.
     """
     check_aligner_settings(command)
+    aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else None
     lines = read_files(command)
+    segmenter = find_segmenter(itertools.chain(*lines))
+    if aligner:
+        check_same_words(command, aligner, segmenter)
     gold = None
     if command.gold is not None:  # it counts words between spaces
         gold = read_gold_links(Path(command.gold), command.gold_base, *([*map(str.split, side)] for side in lines))
@@ -205,7 +211,11 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
             lexicon_file = stack.enter_context(open_output(command.lexicon))
         file = stack.enter_context(open_output(command.output))
         write_record = stack.enter_context(open_alignment_writer(command.output, file, command.weights))
-        aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else train_aligner(sources, targets)
+        if aligner:
+            warn_of_unknown_words(command, aligner, sources, targets)
+        else:
+            aligner = train_aligner(sources, targets)
+            aligner.tokenize, aligner.segmenter = command.tokenize, segmenter
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
             chunk = [sources[row] for row in rows], [targets[row] for row in rows]
@@ -248,6 +258,40 @@ def check_aligner_settings(command: AlignRun) -> None:
         raise UserError(f"save={command.save} is for a newly trained aligner; remove checkpoint={command.checkpoint}")
     if command.save:
         check_save_folder(command.save)
+
+
+def find_segmenter(lines: Iterable[str]) -> str | None:
+    """Return the segmenter of words, or None if all words are separated by white space."""
+    return segmenter_name() if any(segment_words(line) != line.split() for line in lines) else None
+
+
+def check_same_words(command: AlignRun, aligner: Aligner, segmenter: str | None) -> None:
+    """Raise a `UserError` unless the words of a text are found as those that the aligner was trained on."""
+    if command.tokenize != aligner.tokenize:
+        trained, given = (str(value).lower() for value in (aligner.tokenize, command.tokenize))
+        raise UserError(
+            f"checkpoint={command.checkpoint} was trained with tokenize={trained}, not tokenize={given}; set "
+            f"tokenize={trained}"
+        )
+    kinds = {name.split("-")[0] for name in (segmenter, aligner.segmenter) if name}
+    if len(kinds) > 1:
+        remedy = "install the extra cjk or " if segmenter == "characters" else ""
+        raise UserError(
+            f"checkpoint={command.checkpoint} was trained on words of the segmenter {aligner.segmenter}, but those of "
+            f"this text are found by {segmenter}; {remedy}train an aligner again"
+        )
+
+
+def warn_of_unknown_words(command: AlignRun, aligner: Aligner, sources: Sentences, targets: Sentences) -> None:
+    """Warn of a side most of whose words the aligner has not seen, as those of another language."""
+    for key, sentences in (("source", sources), ("target", targets)):
+        known_words = getattr(aligner.lexicon, key).prefix_ids[-1]
+        words = [normalize_word(word) in known_words for sentence in sentences for word in sentence]
+        if 2 * sum(words) < len(words):
+            log.warning(
+                f"{key}={getattr(command, key)}: checkpoint={command.checkpoint} knows {sum(words):,} of the "
+                f"{len(words):,} words; was it trained on this language, on the same side?"
+            )
 
 
 def make_word_record(

@@ -25,9 +25,11 @@ MAX_CELLS = 1_000_000  # of a sentence pair; larger ones get no links
 
 
 class Aligner:
-    """The parameters of both directions."""
+    """The parameters of both directions, and how the words of the training text were found."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
+        self.tokenize = False
+        self.segmenter: str | None = None  # of scripts without spaces; None if the text has none
         self.lexicon = Lexicon(source, target)
         self.null_target = np.full(len(target.counts[-1]) + 1, 1.0)  # NULL links of each target word; last: unknown
         self.null_source = np.full(len(source.counts[-1]) + 1, 1.0)

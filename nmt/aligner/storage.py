@@ -61,6 +61,7 @@ def save_aligner(aligner: Aligner, file: BinaryIO) -> None:
     lexicon = aligner.lexicon
     arrays: dict[str, np.ndarray] = {name: getattr(aligner, name) for name in ARRAYS}
     texts: dict[str, Any] = {"format": FORMAT, "prefix_lengths": PREFIX_LENGTHS}
+    texts |= {"tokenize": aligner.tokenize, "segmenter": aligner.segmenter}
     for side, vocabulary in (("source", lexicon.source), ("target", lexicon.target)):
         texts[f"{side}_prefixes"] = [list(ids) for ids in vocabulary.prefix_ids]
         for level, counts in enumerate(vocabulary.counts):
@@ -88,6 +89,9 @@ def load_aligner(folder: Path) -> Aligner:
             if (texts["format"], tuple(texts["prefix_lengths"])) != (FORMAT, PREFIX_LENGTHS):
                 raise UserError(f"{path} was written by another version of nmt; train the aligner again")
             aligner = Aligner(*(read_vocabulary(texts[f"{side}_prefixes"], arrays, side) for side in SIDES))
+            aligner.tokenize, aligner.segmenter = texts["tokenize"], texts["segmenter"]
+            require(isinstance(aligner.tokenize, bool), "tokenize")
+            require(isinstance(aligner.segmenter, str | None), "segmenter")
             aligner.lexicon.tables = [read_table(aligner, arrays, level) for level in range(len(PREFIX_LENGTHS))]
             for name in ARRAYS:
                 values, shape = arrays[name], getattr(aligner, name).shape

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import run_error, run_nmt, run_ok
 
@@ -133,6 +134,36 @@ def test_gold_changes_nothing_but_what_is_printed(tokenize: str, tmp_path: Path)
     scores = dict(line.split() for line in printed.splitlines())
     assert float(scores["precision"]) == pytest.approx(both / found, abs=1e-4) and both > 40
     assert float(scores["recall"]) == pytest.approx(both / sure, abs=1e-4)
+
+
+def test_saved_aligner_needs_the_same_words(folder: Path, tmp_path: Path) -> None:
+    for name, side in (("zh", 0), ("en", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in CHINESE), encoding="utf-8")
+    chinese = ("source=zh", "target=en", "output=links")
+    run_ok("align", *chinese, "save=saved", "tokenize=true", folder=tmp_path)
+    assert "tokenize=true, not tokenize=false; set tokenize=true" in run_error(
+        "align", *chinese, "checkpoint=saved", folder=tmp_path
+    )
+    path = tmp_path / "saved" / "aligner.npz"
+    with np.load(path) as loaded:
+        arrays = dict(loaded)
+    texts = json.loads(arrays["texts"].tobytes())
+    texts["segmenter"] = other = "icu-1.0" if texts["segmenter"] == "characters" else "characters"
+    np.savez_compressed(path, **(arrays | {"texts": np.frombuffer(json.dumps(texts).encode(), np.uint8)}))
+    error = run_error("align", *chinese, "checkpoint=saved", "tokenize=true", folder=tmp_path)
+    assert f"trained on words of the segmenter {other}" in error and "train an aligner again" in error
+    # A text without such words needs no segmenter.
+    run_ok("align", "source=en", "target=en", "output=links", "checkpoint=saved", "tokenize=true", folder=tmp_path)
+
+
+def test_exchanged_languages_are_noticed(folder: Path) -> None:
+    files = ("checkpoint=my aligner", "output=exchanged")
+    done = run_nmt("align", *files, "source=test.en", "target=test.de", folder=folder)
+    assert done.returncode == 0
+    for key, name in (("source", "test.en"), ("target", "test.de")):
+        assert re.search(rf"{key}={name}: checkpoint=my aligner knows \d+ of the \d+ words", done.stderr.decode())
+    done = run_nmt("align", *files, "source=test.de", "target=test.en", folder=folder)
+    assert "knows" not in done.stderr.decode()
 
 
 def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:

@@ -350,6 +350,8 @@ def change_texts(key: str, value: Any) -> Callable[[dict[str, np.ndarray]], None
         change_texts("target_prefixes", lambda levels: [*levels[:-1], [levels[-1][0] + "\ud800", *levels[-1][1:]]]),
         change_texts("target_prefixes", 5),
         change_texts("prefix_lengths", 5),
+        change_texts("tokenize", "yes"),
+        change_texts("segmenter", 5),
     ],
 )
 def test_impossible_aligner_is_refused(
