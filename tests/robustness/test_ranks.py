@@ -254,6 +254,22 @@ def test_gradient_matches_distributed_data_parallel(text: tuple[str, ...], tmp_p
     assert code == 0, output
 
 
+def assert_files_close(actual: Path, expected: Path) -> None:
+    """Compare two files, except for the last digits of numbers, which depend on the size of batches on some CPUs."""
+    if expected.suffix == ".npz":
+        with np.load(actual) as actual_arrays, np.load(expected) as expected_arrays:
+            assert actual_arrays.files == expected_arrays.files
+            for name, array in expected_arrays.items():
+                if array.dtype.kind == "f":
+                    np.testing.assert_allclose(actual_arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+                else:
+                    assert np.array_equal(actual_arrays[name], array), name
+        return
+    parts, expected_parts = (re.split(r"(-?\d+\.?\d*(?:e-?\d+)?)", path.read_text()) for path in (actual, expected))
+    assert parts[::2] == expected_parts[::2], expected.name
+    assert [*map(float, parts[1::2])] == pytest.approx([*map(float, expected_parts[1::2])], rel=1e-5, abs=1e-6)
+
+
 def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
     run = home / "runs" / "mine"
     lines = [*(corpus / "test.de").read_text().splitlines()[:6], "", "Ein Hund . " * 9, "\x00 ?", ""]
@@ -268,14 +284,14 @@ def test_translate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, 
     for case, arguments in cases.items():
         alignments = [argument.partition("=")[2] for argument in arguments if argument.startswith("alignments=")]
         short = () if case == "score" else ("search.max_length=20",)
-        outputs = []
         for count in (1, 2):
             folder = tmp_path / str(count)
             folder.mkdir(exist_ok=True)
             shutil.copy(tmp_path / "in", folder / "in")
             run_ranks_ok(count, folder, "translate", *model, f"output={case}", *arguments, *short)
-            outputs.append({name: (folder / name).read_bytes() for name in (case, *alignments)})
-        assert outputs[0] == outputs[1] and len(outputs[0][case].splitlines()) >= len(lines), case
+        for name in (case, *alignments):
+            assert_files_close(tmp_path / "2" / name, tmp_path / "1" / name)
+        assert len((tmp_path / "1" / case).read_text().splitlines()) >= len(lines), case
 
 
 def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
