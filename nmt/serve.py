@@ -6,6 +6,7 @@ python -m nmt.serve --help
 """
 
 import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import contextlib
 import os
 
 from nmt.api import open_translator
@@ -68,8 +69,9 @@ def serve(command: ServeRun) -> None:
         listener.listen()  # from now on connections wait for the server instead of being refused
         log.info(f"translating {languages} at http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it")
         try:
-            build_server(build_app(service), command).run(sockets=[listener])
-        except (KeyboardInterrupt, SystemExit):  # uvicorn ends cleanly and then repeats the signal
+            # Uvicorn ends cleanly and then repeats the signal, which scripts let background processes ignore.
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                build_server(build_app(service), command).run(sockets=[listener])
             log.info("stopped")
         finally:
             batcher.close()

@@ -46,15 +46,22 @@ class Running:
         return int(self.process.exitcode)
 
 
-def start(folder: Path, *arguments: str, port: int, command: str = "serve", **environment: str) -> Running:
+def run_with_sigint(action: Any, *arguments: Any) -> None:
+    """Run a command with this action of SIGINT, which is otherwise that of the process that runs the tests."""
+    signal.signal(signal.SIGINT, action)
+    run_in_folder(*arguments)
+
+
+def start(folder: Path, *arguments: str, port: int, command: str, sigint: Any, **environment: str) -> Running:
     settings = SERVE_SETTINGS if command == "serve" else ()
     streams = [folder / f"server.{name}" for name in ("in", "out", "err")]
     for path in streams:
         path.write_bytes(b"")
     process = CONTEXT.Process(
         daemon=True,  # so that no failing test leaves it behind
-        target=run_in_folder,
+        target=run_with_sigint,
         args=(
+            sigint,
             folder,
             command_environment(folder) | environment,
             streams,
@@ -73,9 +80,14 @@ def start(folder: Path, *arguments: str, port: int, command: str = "serve", **en
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, port: int = 0, command: str = "serve", **environment: str
+    folder: Path,
+    *arguments: str,
+    port: int = 0,
+    command: str = "serve",
+    sigint: Any = signal.default_int_handler,
+    **environment: str,
 ) -> Iterator[Running]:
-    started = start(folder, *arguments, port=port, command=command, **environment)
+    started = start(folder, *arguments, port=port, command=command, sigint=sigint, **environment)
     try:
         yield started
     finally:
