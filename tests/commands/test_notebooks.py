@@ -8,8 +8,8 @@ from builders import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICK = (
-    "data.limit=100 tokenizer.vocab_size=400 model.embed=8 model.hidden=16 train.max_steps=2 train.validate_every=2 "
-    "device=cpu"
+    "data=text data.path={corpus} data.alignments=links tokenizer.vocab_size=400 model.embed=8 model.hidden=16 "
+    "train.max_steps=2 train.validate_every=2 device=cpu"
 )
 
 
@@ -25,14 +25,16 @@ def test_notebook_is_stored_without_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_from_top_to_bottom(
+    path: Path, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nbclient = pytest.importorskip("nbclient", reason="the extra `dev` has nbclient and ipykernel")
     pytest.importorskip("ipykernel", reason="the extra `dev` has nbclient and ipykernel")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     notebook = read_notebook(path)
     [parameters] = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
     assert parameters.source.startswith('SETTINGS = ""')
-    parameters.source = f"SETTINGS = {QUICK!r}"
+    parameters.source = f"SETTINGS = {QUICK.format(corpus=small_corpus)!r}"
     client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

@@ -54,7 +54,7 @@ from nmt.data.cache import get_or_build
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, escape_controls
 from nmt.runtime.command_line import describe_os_error
-from nmt.runtime.files import hash_file, replacing_files, temporary_sibling, warn_once, write_atomically
+from nmt.runtime.files import hash_file, replacing_files, temporary_sibling, write_atomically
 from nmt.runtime.logging import _StderrHandler, log, log_to_file, log_to_stderr
 from nmt.runtime.signals import deferred_signals
 from nmt.runtime.text_io import echo, open_output, write_utf8
@@ -562,7 +562,6 @@ def test_file_system_without_fsync_and_locks_warns_once(
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    warn_once.cache_clear()
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr(fcntl, "flock", fail)
     (tmp_path / "run").mkdir()

@@ -66,26 +66,30 @@ def assert_same_hypotheses(
                     torch.testing.assert_close(*weights, rtol=0, atol=tolerances.get("abs", 1e-9))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), sorted({*itertools.product(MODELS, [*SEARCH_OPTIONS, "greedy"])} - {("none", "coverage")})
+SEARCHES = sorted({*itertools.product(MODELS, [*SEARCH_OPTIONS, "greedy"])} - {("none", "coverage")})
+
+
+@pytest.mark.parametrize(  # all pairs of the three
+    ("name", "options", "max_graphs"), [(*case, (MAX_GRAPHS, 2)[sum(map(len, case)) % 2]) for case in SEARCHES]
 )
-def test_graphed_search_matches_eager_search(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphed_search_matches_eager_search(
+    name: str, options: str, max_graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {"beam": 1, "n_best": 1} if options == "greedy" else SEARCH_OPTIONS[options]
     model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | changes)
     expected = search_all(model, config)
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    for max_graphs in (MAX_GRAPHS, 2):
-        monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", max_graphs)
-        graphed = GraphedModel(model)
-        with monkeypatch.context() as patch:
-            patch.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
-            patch.setattr(
-                "nmt.decoding.search.round_up_source_length",
-                lambda positions, _: round_up_source_length(positions, GPU),
-            )
-            patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
-            assert_same_hypotheses(expected, graphed, config)
-        assert 0 < len(graphed.step.graphs) <= max_graphs
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", max_graphs)
+    graphed = GraphedModel(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
+        patch.setattr(
+            "nmt.decoding.search.round_up_source_length",
+            lambda positions, _: round_up_source_length(positions, GPU),
+        )
+        patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
+        assert_same_hypotheses(expected, graphed, config)
+    assert 0 < len(graphed.step.graphs) <= max_graphs
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
