@@ -167,7 +167,7 @@ def watch(command: WatchRun) -> None:
     try:
         server = Server(command.port, watcher)
     except OSError as error:
-        raise UserError(f"port={command.port} cannot be used: {error.strerror}; write port=PORT for another") from None
+        raise UserError(f"port={command.port} cannot be used: {error.strerror}; use port=PORT for another") from None
     with server:
         if not watcher.find_runs():
             log.warning(f"there is no run in {folder} yet; the page shows each run once it has written {METRICS_FILE}")

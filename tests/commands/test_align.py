@@ -19,7 +19,7 @@ from nmt import UserError, load
 from nmt.align import align as align_command
 from nmt.config import DataConfig
 from nmt.data.corpus import load_pairs
-from nmt.data.toy.corpus import SPLITS, Pair, generate
+from nmt.data.toy.corpus import SPLIT_SIZES, Pair, generate
 from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
@@ -154,7 +154,7 @@ def test_align_stops_quietly_when_reader_closes_pipe(folder: Path) -> None:
 
 def test_align_corpus_of_run(align: Align, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split, size in {"train": 600, "valid": 200, "test": 30}.items():  # of the built-in corpus
-        monkeypatch.setitem(SPLITS, split, size)
+        monkeypatch.setitem(SPLIT_SIZES, split, size)
     links, _ = align(MODEL, *FILES)
     assert align(MODEL) == (links, "")  # the test split of the run's corpus, which has no gold links
     assert read_scores(align(MODEL, "gold=gold0")[1]) == read_scores(align(MODEL, *FILES, "gold=gold0")[1])

@@ -40,7 +40,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 @pytest.fixture
 def run(home: Path, tmp_path: Path) -> Path:
     """A run with an evaluation of its best checkpoint and one of another."""
-    folder = Path(shutil.copytree(home / "runs" / "mine", tmp_path / "my run", ignore=lambda *_: ["eval"]))
+    folder = Path(shutil.copytree(home / "runs" / "mine", tmp_path / "my run", ignore=shutil.ignore_patterns("eval")))
     [best] = load_model(str(folder)).checkpoints
     for split, checkpoint in (("test", best.name), ("valid", "step_000001")):
         (folder / "eval" / split).mkdir(parents=True)
@@ -125,9 +125,9 @@ def test_damaged_download_is_refused(hub: FakeHub, run: Path) -> None:
     [
         ("hf://owner/none", "there is no such repository, or it is private; check the name, or log in"),
         ("hf://owner/gated", "its owner must grant you access"),
-        ("hf://owner/de-en@v9", "there is no such revision; leave out @REVISION"),
-        ("hf://owner", "write hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
-        ("hf://owner/../x", "write hf://OWNER/NAME"),
+        ("hf://owner/de-en@v9", "there is no such revision; remove @REVISION"),
+        ("hf://owner", "use hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
+        ("hf://owner/../x", "use hf://OWNER/NAME"),
         ("hf://owner/a--b", "not a valid name"),
     ],
 )
@@ -146,7 +146,7 @@ def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         with pytest.raises(nmt.UserError, match=message):
             model.push_to_hub("owner/x", license=license)
-    for address, message in (("owner", "write hf://OWNER/NAME"), ("owner/x@v1", "leave out @v1")):
+    for address, message in (("owner", "use hf://OWNER/NAME"), ("owner/x@v1", "remove @v1")):
         with pytest.raises(nmt.UserError, match=message):
             model.push_to_hub(address, license="mit")
     assert not hub.requests

@@ -186,7 +186,7 @@ def test_errors_name_what_to_give(home: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         message = run_error("watch", "checkpoint=runs/mine", f"port={port}", folder=home)
-        assert message == f"error: port={port} cannot be used: Address already in use; write port=PORT for another"
+        assert message == f"error: port={port} cannot be used: Address already in use; use port=PORT for another"
     assert run_error("watch", "checkpoint=runs/mine", "port=65536", folder=home).startswith("error: port=65536 must be")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nmt.data.toy import lexicon
-from nmt.data.toy.corpus import SPLITS, Pair, generate
+from nmt.data.toy.corpus import SPLIT_SIZES, Pair, generate
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "tests" / "data" / "toy_pairs.tsv"
@@ -87,10 +87,10 @@ def test_first_split_does_not_depend_on_other_splits(train):
 
 
 def test_split_sizes_and_unique_sentences(corpus):
-    assert {name: len(pairs) for name, pairs in corpus.items()} == SPLITS
+    assert {name: len(pairs) for name, pairs in corpus.items()} == SPLIT_SIZES
     for side in ("german", "english"):
         sentences = [getattr(pair, side) for pairs in corpus.values() for pair in pairs]
-        assert len(set(sentences)) == len(sentences) == sum(SPLITS.values())
+        assert len(set(sentences)) == len(sentences) == sum(SPLIT_SIZES.values())
 
 
 def test_translations_are_one_to_one(corpus):
