@@ -5,6 +5,8 @@ between two words is the product of the two posterior probabilities (Liang et al
 agree, and one lexicon serves both. Rounds of the simpler IBM model 1 come first.
 """
 
+import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +14,9 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.aligner.hmm import Counts, Floats, Posteriors, infer_independent_links, infer_links, initial_jumps
-from nmt.aligner.lexicon import Ids, Lexicon, Values, Vocabulary, WordPairs, normalize_word
+from nmt.aligner.lexicon import Ids, Indices, Lexicon, Values, Vocabulary, WordPairs, normalize_word, sort_unique
 from nmt.data.word_links import Link, Sentences, threshold_links
+from nmt.errors import UserError
 
 MODEL_1_ROUNDS = 3
 HMM_ROUNDS = 8
@@ -22,6 +25,9 @@ SMOOTHING = 0.01  # added to the expected number of NULL links of each word
 JUMP_SMOOTHING = 0.5  # added to the expected number of jumps of each distance
 CELLS_PER_BATCH = 150_000  # pairs of words in memory at a time
 MAX_CELLS = 1_000_000  # of a sentence pair; larger ones get no links
+BYTES_PER_CELL = 4  # of memory; a cell is a pair of words of a sentence pair
+BYTES_PER_WORD_PAIR = 220  # of memory, at the peak; a pair of words that stand in several sentence pairs counts once
+PADDING = np.iinfo(np.int64).max  # code of a pair of words
 
 
 class Aligner:
@@ -41,8 +47,7 @@ class SentenceBatch(NamedTuple):
     """Sentence pairs of similar lengths."""
 
     rows: list[int]  # of the corpus
-    pairs_BST: Ids  # index of each pair of words in `WordPairs`
-    is_pair_BST: np.ndarray
+    pairs_BST: Indices  # index of each pair of words in `WordPairs`; at padding that after the last
     source_BS: Ids  # id of each word in the vocabulary; that of unknown words at padding
     target_BT: Ids
     source_length_B: Counts
@@ -54,7 +59,7 @@ class Corpus(NamedTuple):
 
     batches: list[SentenceBatch]
     pairs: WordPairs
-    num_pairs: int
+    num_word_pairs: int
 
 
 def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
@@ -64,7 +69,7 @@ def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
         for words in sentences:
             vocabulary.add(map(normalize_word, words))
     aligner = Aligner(*vocabularies)
-    corpus = index_corpus(aligner, sources, targets)
+    corpus = index_corpus(aligner, sources, targets, progress=True)
     rounds = [False] * MODEL_1_ROUNDS + [True] * HMM_ROUNDS
     with tqdm(
         total=len(rounds) * len(corpus.batches), desc="training the aligner", unit=" batches", disable=None
@@ -76,18 +81,18 @@ def train_aligner(sources: Sentences, targets: Sentences) -> Aligner:
 
 def run_em_round(aligner: Aligner, corpus: Corpus, is_hmm: bool, bar: "tqdm[Any]") -> None:
     """Replace the parameters by those of the expected links under the current ones."""
-    links_P = np.zeros(corpus.num_pairs)
+    links_P = np.zeros(corpus.num_word_pairs + 1)
     null_target, null_source = np.zeros_like(aligner.null_target), np.zeros_like(aligner.null_source)
     jumps_forward, jumps_backward = np.zeros_like(aligner.jumps_forward), np.zeros_like(aligner.jumps_backward)
     for batch, forward, backward in infer_both(aligner, corpus, is_hmm):
-        both_BST = forward.links_BTS.transpose(0, 2, 1) * backward.links_BTS * batch.is_pair_BST
-        links_P += np.bincount(batch.pairs_BST.ravel(), both_BST.ravel(), corpus.num_pairs)
+        both_BST = forward.links_BTS.transpose(0, 2, 1) * backward.links_BTS
+        np.add.at(links_P, batch.pairs_BST.ravel(), both_BST.ravel().astype(np.float64))
         count_null(null_target, batch.target_BT, batch.target_length_B, both_BST.sum(1))
         count_null(null_source, batch.source_BS, batch.source_length_B, both_BST.sum(2))
         jumps_forward += forward.jumps
         jumps_backward += backward.jumps
         bar.update()
-    aligner.lexicon.tables = corpus.pairs.count_links(links_P)
+    aligner.lexicon.set_tables(corpus.pairs.count_links(links_P[:-1]))
     aligner.null_target, aligner.null_source = null_target + SMOOTHING, null_source + SMOOTHING
     if is_hmm:
         aligner.jumps_forward = jumps_forward + JUMP_SMOOTHING
@@ -105,14 +110,13 @@ def infer_both(
     aligner: Aligner, corpus: Corpus, is_hmm: bool
 ) -> Iterator[tuple[SentenceBatch, Posteriors, Posteriors]]:
     """Yield each batch with the posteriors of the two directions: links_BTS and, for the other one, links_BST."""
-    forward_P, backward_P = (values.astype(np.float32) for values in corpus.pairs.probabilities())
+    forward_P, backward_P = (np.append(values, 0).astype(np.float32) for values in corpus.pairs.probabilities())
     null_target, null_source = (
         (counts / counts.sum()).astype(np.float32) for counts in (aligner.null_target, aligner.null_source)
     )
     for batch in corpus.batches:
-        is_pair_BST, pairs_BST = batch.is_pair_BST, batch.pairs_BST
-        forward_BTS = np.ascontiguousarray((forward_P[pairs_BST] * is_pair_BST).transpose(0, 2, 1))
-        backward_BST = backward_P[pairs_BST] * is_pair_BST
+        forward_BTS = np.ascontiguousarray(forward_P[batch.pairs_BST].transpose(0, 2, 1))
+        backward_BST = backward_P[batch.pairs_BST]
         null_BT, null_BS = null_target[batch.target_BT], null_source[batch.source_BS]
         lengths = batch.source_length_B, batch.target_length_B
         if is_hmm:
@@ -125,33 +129,56 @@ def infer_both(
         yield batch, forward, backward
 
 
-def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences) -> Corpus:
+def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences, progress: bool = False) -> Corpus:
     """Index the words and pairs of words of sentence pairs. Empty sentences and very long ones are left out."""
     source_index, source_words = number_words(sources)
     target_index, target_words = number_words(targets)
     rows = [row for row, s in enumerate(source_index) if 0 < len(s) * len(target_index[row]) <= MAX_CELLS]
     rows.sort(key=lambda row: (len(source_index[row]), len(target_index[row])))
     groups = list(group_rows(rows, source_index, target_index))
-    codes = [
-        pad_codes([source_index[r] for r in group], [target_index[r] for r in group], len(target_words))
-        for group in groups
-    ]
-    codes_P = np.unique(np.concatenate([code_BST[code_BST >= 0] for code_BST in codes] or [np.zeros(0, np.int64)]))
-    source_ids = aligner.lexicon.source.find(source_words, -1)
-    target_ids = aligner.lexicon.target.find(target_words, -1)
-    batches = [
-        SentenceBatch(
-            rows=group,
-            pairs_BST=np.searchsorted(codes_P, np.maximum(code_BST, 0)),
-            is_pair_BST=code_BST >= 0,
-            source_BS=pad_ids([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
-            target_BT=pad_ids([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
-            source_length_B=np.array([len(source_index[row]) for row in group]),
-            target_length_B=np.array([len(target_index[row]) for row in group]),
-        )
-        for group, code_BST in zip(groups, codes, strict=True)
-    ]
+
+    def encode(group: list[int]) -> Ids:
+        return pad_codes([source_index[r] for r in group], [target_index[r] for r in group], len(target_words))
+
+    cells = sum(len(source_index[row]) * len(target_index[row]) for row in rows)
+    check_memory(0, cells)
+    with tqdm(total=2 * len(groups), desc="indexing", unit=" batches", disable=None if progress else True) as bar:
+        codes_P, new, num_new = np.zeros(0, np.int64), [], 0
+        for group in groups:
+            new.append(sort_unique(encode(group)))
+            num_new += len(new[-1])
+            if num_new > len(codes_P) or group is groups[-1]:
+                codes_P, new, num_new = sort_unique(np.concatenate([codes_P, *new])), [], 0
+            bar.update()
+        codes_P = codes_P[codes_P < PADDING]
+        check_memory(len(codes_P), cells)
+        source_ids = aligner.lexicon.source.find(source_words, -1)
+        target_ids = aligner.lexicon.target.find(target_words, -1)
+        batches = []
+        for group in groups:
+            batches.append(
+                SentenceBatch(
+                    rows=group,
+                    pairs_BST=np.searchsorted(codes_P, encode(group)).astype(np.int32),
+                    source_BS=pad_ids([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
+                    target_BT=pad_ids([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
+                    source_length_B=np.array([len(source_index[row]) for row in group]),
+                    target_length_B=np.array([len(target_index[row]) for row in group]),
+                )
+            )
+            bar.update()
     return Corpus(batches, WordPairs(aligner.lexicon, source_words, target_words, codes_P), len(codes_P))
+
+
+def check_memory(word_pairs: int, cells: int) -> None:
+    """Raise a `UserError` if the index of a corpus is larger than the memory of the machine, where that is known."""
+    names = "SC_PAGE_SIZE", "SC_PHYS_PAGES"
+    needed = cells * BYTES_PER_CELL + word_pairs * BYTES_PER_WORD_PAIR
+    if set(names) <= getattr(os, "sysconf_names", {}).keys() and needed > math.prod(map(os.sysconf, names)):
+        raise UserError(
+            f"the text needs {needed / 1e9:,.0f} GB of memory, more than there is; train on a part of the lines with "
+            "save=FOLDER, then align the other lines in parts with checkpoint=FOLDER"
+        )
 
 
 def number_words(sentences: Sentences) -> tuple[list[Ids], list[str]]:
@@ -187,10 +214,10 @@ def pad_ids(sequences: Sequence[Ids], padding: int) -> Ids:
 
 
 def pad_codes(sources: Sequence[Ids], targets: Sequence[Ids], target_words: int) -> Ids:
-    """Return code_BST of each pair of words, as in `WordPairs`; negative at padding."""
+    """Return code_BST of each pair of words, as in `WordPairs`; `PADDING` at padding."""
     source_BS, target_BT = pad_ids(sources, -1), pad_ids(targets, -1)
     code_BST = source_BS[:, :, None] * target_words + target_BT[:, None, :]
-    code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = -1
+    code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = PADDING
     return code_BST
 
 

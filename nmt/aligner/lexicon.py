@@ -16,6 +16,7 @@ before a relative clause would be linked to a relative pronoun of a language tha
 Shapes: P pairs of words that occur in a sentence pair together.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +28,7 @@ import regex
 from nmt.data.words import FORMAT_CHARACTERS
 
 Ids = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int32]  # where there are as many as pairs of words
 Values = npt.NDArray[np.float64]
 
 PREFIX_LENGTHS = (3, 4, 5, 6, None)  # in characters; None: the whole word
@@ -100,6 +102,8 @@ class LinkTable:
 
     def find(self, codes: Ids) -> Values:
         """Return the links of some pairs; 0 for those that are not in the table."""
+        if codes is self.codes:  # in training
+            return self.links
         if not len(self.codes):
             return np.zeros(len(codes))
         place = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
@@ -116,8 +120,15 @@ class Lexicon:
     def __init__(self, source: Vocabulary, target: Vocabulary) -> None:
         self.source = source
         self.target = target
+        levels = range(len(PREFIX_LENGTHS))
+        self.shares = [(source.shares(level), target.shares(level)) for level in levels]
+        self.identical = [self.find_identical(level) for level in levels]
         self.tables: list[LinkTable] = []  # for each prefix length; none before training
-        self.identical = [self.find_identical(level) for level in range(len(PREFIX_LENGTHS))]
+        self.totals: list[tuple[Values, Values]] = []  # links of each source prefix and of each target prefix
+
+    def set_tables(self, tables: list[LinkTable]) -> None:
+        self.tables = tables
+        self.totals = [self.sum_links(level) for level in range(len(tables))]
 
     def find_identical(self, level: int) -> tuple[Ids, Values]:
         """Return the target prefix that equals each source prefix, or -1, and the links added between the two."""
@@ -132,9 +143,11 @@ class Lexicon:
 
     def find_links(self, pairs: "PrefixPairs", level: int) -> Values:
         """Return the links of pairs of prefixes, those added to identical words included."""
-        target_S, links_S = self.identical[level]
-        is_identical_Q = target_S[pairs.source_Q] == pairs.target_Q
-        return self.tables[level].find(pairs.codes_Q) + links_S[pairs.source_Q] * is_identical_Q
+        links_Q = self.tables[level].find(pairs.codes_Q)
+        target_S, added_S = self.identical[level]
+        added_Q = added_S[pairs.source_ids][pairs.source_Q]
+        added_Q *= target_S[pairs.source_ids][pairs.source_Q] == pairs.target_ids[pairs.target_Q]
+        return links_Q + added_Q
 
     def sum_links(self, level: int) -> tuple[Values, Values]:
         """Return the links of each source prefix and of each target prefix, those added included."""
@@ -160,15 +173,14 @@ class Lexicon:
 
 @dataclass(slots=True)
 class PrefixPairs:
-    """The different pairs of prefixes of one length among the pairs of words. Q: their number."""
+    """The different pairs of prefixes of one length among the pairs of words of a text. Q: their number."""
 
-    codes_Q: Ids
-    index_P: Ids  # of each pair of words
-    source_Q: Ids  # prefix ids
-    target_Q: Ids
-    parent_Q: Ids  # index of the pair of shorter prefixes; empty for the shortest
-    source_share_Q: Values  # of the source prefix in occurrences of the next shorter one
-    target_share_Q: Values
+    source_Q: Indices  # of the prefix among those of the text
+    target_Q: Indices
+    source_ids: Ids  # of each prefix of the text in the vocabulary; those that it does not have share the last one
+    target_ids: Ids
+    codes_Q: Ids  # as in `LinkTable`
+    parent_Q: Indices  # index of the pair of next shorter prefixes; empty for the shortest
 
 
 class WordPairs:
@@ -176,72 +188,91 @@ class WordPairs:
 
     Args:
         source_words, target_words: the different words of each side, normalized.
-        codes_P: the pairs: source index x number of target words + target index.
+        codes_P: the pairs, sorted: source index x number of target words + target index.
     """
 
     def __init__(
         self, lexicon: Lexicon, source_words: Sequence[str], target_words: Sequence[str], codes_P: Ids
     ) -> None:
         self.lexicon = lexicon
-        source_P, target_P = np.divmod(codes_P, len(target_words))
-        index_of_word = {word: index for index, word in enumerate(source_words)}
-        equal_word = np.array([index_of_word.get(word, -1) for word in target_words], np.int64)
-        # Equal words that the vocabularies do not have are linked as if they were there once.
-        is_unknown = lexicon.source.find(source_words, -1) == len(lexicon.source.prefix_ids[-1])
+        source_P, target_P = split_codes(codes_P, len(target_words))
         is_punctuation = [
             np.array([PUNCTUATION.fullmatch(word) is not None for word in words], bool)
             for words in (source_words, target_words)
         ]
-        is_mixed_P = is_punctuation[0][source_P] != is_punctuation[1][target_P]
-        self.prior_P = np.where(is_mixed_P, MIXED_PRIOR, 1.0)
-        self.bonus_P = (equal_word[target_P] == source_P) * is_unknown[source_P] * (IDENTICAL_LINKS / BACKOFF)
+        self.is_mixed_P = is_punctuation[0][source_P] != is_punctuation[1][target_P]
+        # Equal words that the vocabularies do not have are linked as if they were there once.
+        index_of_word = {word: index for index, word in enumerate(source_words)}
+        equal_word = np.array([index_of_word.get(word, -1) for word in target_words], np.int64)
+        is_unknown = lexicon.source.find(source_words, -1) == len(lexicon.source.prefix_ids[-1])
+        self.unknown_pairs = np.flatnonzero((equal_word[target_P] == source_P) & is_unknown[source_P])
         self.levels: list[PrefixPairs] = []
-        for level in range(len(PREFIX_LENGTHS)):
-            source_prefix_P = lexicon.source.find(source_words, level)[source_P]
-            target_prefix_P = lexicon.target.find(target_words, level)[target_P]
-            codes_Q, first_Q, index_P = np.unique(
-                lexicon.encode_pairs(source_prefix_P, target_prefix_P, level), return_index=True, return_inverse=True
-            )
-            self.levels.append(
-                PrefixPairs(
-                    codes_Q=codes_Q,
-                    index_P=index_P,
-                    source_Q=source_prefix_P[first_Q],
-                    target_Q=target_prefix_P[first_Q],
-                    parent_Q=self.levels[-1].index_P[first_Q] if self.levels else np.zeros(0, np.int64),
-                    source_share_Q=lexicon.source.shares(level)[source_prefix_P[first_Q]],
-                    target_share_Q=lexicon.target.shares(level)[target_prefix_P[first_Q]],
-                )
-            )
+        for level in reversed(range(len(PREFIX_LENGTHS))):
+            source_ids, target_ids = lexicon.source.find(source_words, level), lexicon.target.find(target_words, level)
+            codes_Q = lexicon.encode_pairs(source_ids[source_P], target_ids[target_P], level)
+            pairs = PrefixPairs(source_P, target_P, source_ids, target_ids, codes_Q, np.zeros(0, np.int32))
+            self.levels.insert(0, pairs)
+            if level:
+                source_parents, source_words = shorten(source_words, level - 1)
+                target_parents, target_words = shorten(target_words, level - 1)
+                parent_codes_P = source_parents[source_P] * len(target_words) + target_parents[target_P]
+                codes_P = sort_unique(parent_codes_P)
+                pairs.parent_Q = np.searchsorted(codes_P, parent_codes_P).astype(np.int32)
+                source_P, target_P = split_codes(codes_P, len(target_words))
 
     def count_links(self, links_P: Values) -> list[LinkTable]:
         """Return the tables of the links between words, for prefixes of all lengths."""
-        return [
-            LinkTable(pairs.codes_Q, np.bincount(pairs.index_P, links_P, len(pairs.codes_Q)).astype(np.float64))
-            for pairs in self.levels
-        ]
+        tables = [LinkTable(self.levels[-1].codes_Q, links_P)]
+        for shorter, pairs in reversed(list(itertools.pairwise(self.levels))):
+            links_Q = np.bincount(pairs.parent_Q, tables[0].links, len(shorter.codes_Q))
+            tables.insert(0, LinkTable(shorter.codes_Q, links_Q.astype(np.float64)))
+        return tables
 
     def probabilities(self) -> tuple[Values, Values]:
         """Return p(target | source) and p(source | target) of each pair of words."""
-        source, target = self.lexicon.source, self.lexicon.target
         forward_Q = backward_Q = np.zeros(0)
         for level, pairs in enumerate(self.levels):
+            weight = BACKOFF if level else BASE_BACKOFF
+            source_share, target_share = self.lexicon.shares[level]
             if self.lexicon.tables:
                 links_Q = self.lexicon.find_links(pairs, level)
-                source_links, target_links = self.lexicon.sum_links(level)
+                source_links, target_links = self.lexicon.totals[level]
+                source_links, target_links = source_links[pairs.source_ids], target_links[pairs.target_ids]
             else:  # before training: the same for all pairs
                 links_Q = np.ones(len(pairs.codes_Q))
-                source_links = np.bincount(pairs.source_Q, minlength=len(source.counts[level]) + 1).astype(float)
-                target_links = np.bincount(pairs.target_Q, minlength=len(target.counts[level]) + 1).astype(float)
-            if level:
-                forward_Q, backward_Q = forward_Q[pairs.parent_Q], backward_Q[pairs.parent_Q]
-            else:
-                forward_Q = backward_Q = np.ones(len(links_Q))
-            weight = BACKOFF if level else BASE_BACKOFF
-            forward_Q = (links_Q + weight * pairs.target_share_Q * forward_Q) / (source_links[pairs.source_Q] + weight)
-            backward_Q = (links_Q + weight * pairs.source_share_Q * backward_Q) / (
-                target_links[pairs.target_Q] + weight
+                source_links, target_links = (
+                    np.bincount(index_Q).astype(np.float64) for index_Q in (pairs.source_Q, pairs.target_Q)
+                )
+            base_forward, base_backward = (
+                weight * target_share[pairs.target_ids],
+                weight * source_share[pairs.source_ids],
             )
-        index_P = self.levels[-1].index_P
-        prior_P = 1.0 if self.lexicon.tables else self.prior_P
-        return forward_Q[index_P] * prior_P + self.bonus_P, backward_Q[index_P] * prior_P + self.bonus_P
+            shorter = (forward_Q[pairs.parent_Q], backward_Q[pairs.parent_Q]) if level else (1.0, 1.0)
+            forward_Q = links_Q + base_forward[pairs.target_Q] * shorter[0]
+            forward_Q /= (source_links + weight)[pairs.source_Q]
+            backward_Q = links_Q + base_backward[pairs.source_Q] * shorter[1]
+            backward_Q /= (target_links + weight)[pairs.target_Q]
+        for values_P in (forward_Q, backward_Q):
+            if not self.lexicon.tables:
+                values_P[self.is_mixed_P] *= MIXED_PRIOR
+            values_P[self.unknown_pairs] += IDENTICAL_LINKS / BACKOFF
+        return forward_Q, backward_Q
+
+
+def split_codes(codes: Ids, targets: int) -> tuple[Indices, Indices]:
+    """Return the source index and the target index of codes of pairs."""
+    source, target = np.divmod(codes, max(targets, 1))
+    return source.astype(np.int32), target.astype(np.int32)
+
+
+def sort_unique(codes: Ids) -> Ids:
+    """Return the different codes, sorted, as does `np.unique`, which hashes and takes several times as long."""
+    ordered = np.sort(codes, axis=None)
+    return ordered[np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]])]
+
+
+def shorten(prefixes: Sequence[str], level: int) -> tuple[Ids, list[str]]:
+    """Return the index of each prefix's shorter prefix, and the different shorter prefixes."""
+    index: dict[str, int] = {}
+    parents = [index.setdefault(prefix[: PREFIX_LENGTHS[level]], len(index)) for prefix in prefixes]
+    return np.array(parents, np.int64), list(index)

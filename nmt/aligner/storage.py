@@ -92,7 +92,7 @@ def load_aligner(folder: Path) -> Aligner:
             aligner.tokenize, aligner.segmenter = texts["tokenize"], texts["segmenter"]
             require(isinstance(aligner.tokenize, bool), "tokenize")
             require(isinstance(aligner.segmenter, str | None), "segmenter")
-            aligner.lexicon.tables = [read_table(aligner, arrays, level) for level in range(len(PREFIX_LENGTHS))]
+            aligner.lexicon.set_tables([read_table(aligner, arrays, level) for level in range(len(PREFIX_LENGTHS))])
             for name in ARRAYS:
                 values, shape = arrays[name], getattr(aligner, name).shape
                 in_range = values.shape == shape and ((values >= MIN_PARAMETER) & (values <= MAX_COUNT)).all()

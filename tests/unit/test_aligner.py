@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmt.aligner import aligner as aligner_module
 from nmt.aligner import hmm
 from nmt.aligner.aligner import MAX_CELLS, Aligner, align_sentences, find_links, index_corpus, train_aligner
 from nmt.aligner.hmm import infer_independent_links, infer_links
@@ -261,8 +262,11 @@ def test_alignment_error_and_saved_aligner(toy: tuple, tmp_path: Path) -> None:
 def test_other_sentences_do_not_change_links(toy: tuple) -> None:
     sources, targets, _ = toy
     aligner = train_aligner(sources[:300], targets[:300])
-    together = align_sentences(aligner, sources[:300], targets[:300])
-    for row in range(0, 300, 37):
+    # Unknown words, of which some begin as known ones do.
+    sources = [*sources[:290], *([f"{word}x" for word in words] for words in sources[290:300])]
+    targets = [*targets[:290], *([f"{word}y" for word in words] for words in targets[290:300])]
+    together = align_sentences(aligner, sources, targets)
+    for row in (*range(0, 290, 37), *range(290, 300)):
         [alone] = align_sentences(aligner, [sources[row]], [targets[row]])
         assert alone is not None
         np.testing.assert_allclose(alone, together[row], atol=1e-5)
@@ -289,6 +293,12 @@ def test_small_and_odd_corpora(sources: list[list[str]], targets: list[list[str]
             continue
         assert weights_TS is not None and weights_TS.shape == (len(target), len(source))
         assert np.isfinite(weights_TS).all() and (weights_TS >= 0).all() and (weights_TS <= 1 + 1e-5).all()
+
+
+def test_text_that_does_not_fit_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aligner_module, "BYTES_PER_WORD_PAIR", 10**15)
+    with pytest.raises(UserError, match=r"needs 1,000,000 GB of memory.*train on a part of the lines with save=FOLDER"):
+        train_aligner([["ein"]], [["a"]])
 
 
 def test_damaged_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
