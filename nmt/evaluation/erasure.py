@@ -17,6 +17,7 @@ from nmt.decoding.alignment import Record, extract_links
 from nmt.decoding.translator import Translation, Translator
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.distributed import rank
+from nmt.runtime.lines import split_on_spaces
 from nmt.runtime.logging import log
 from nmt.runtime.messages import format_first_lines, pluralize
 
@@ -55,7 +56,8 @@ def measure_erasure(
     defined = [tau for tau in taus if not math.isnan(tau)]
     metrics = {"erasure_tau": float(np.mean(defined)) if defined else None, "erasure_aer": None}
     if gold is not None:
-        forced = [translation.record for translation in translator.score(sources, references)]
+        # Gold links count words between spaces of the text itself, as `aer` does.
+        forced = translator.align([*map(split_on_spaces, sources)], [*map(split_on_spaces, references)])
         forced_losses = erase_words(translator, forced, "erasing words, references")
         metrics["erasure_aer"] = count_links(forced_losses, gold).scores()["aer"]
     return Erasure(losses, metrics)

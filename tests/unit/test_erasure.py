@@ -27,8 +27,8 @@ MODELS = {
 }
 
 
-def make_translator(config: ModelConfig) -> tuple[Translator, Seq2Seq, Tokenizer]:
-    tokenizer = make_tokenizer("bpe")
+def make_translator(config: ModelConfig, tokenizer: Tokenizer | None = None) -> tuple[Translator, Seq2Seq, Tokenizer]:
+    tokenizer = tokenizer or make_tokenizer("bpe")
     torch.manual_seed(1)
     model = build_model(config, tokenizer.source.vocab_size, tokenizer.target.vocab_size).double().eval()
     model.dtype = torch.float64
@@ -78,6 +78,23 @@ def test_lines_without_losses_are_named(caplog: pytest.LogCaptureFixture) -> Non
     assert "erasing words: 3 lines left out" in caplog.text and "(first: 1, 3, 4)" in caplog.text
     assert -1 <= metrics["erasure_tau"] <= 1 and metrics["erasure_aer"] is None
     assert measure_erasure(translator, [], [], [], None) == ([], {"erasure_tau": None, "erasure_aer": None})
+
+
+@torch.inference_mode()
+def test_gold_links_count_words_of_the_text() -> None:
+    """Normalization turns a no-break space within a word into a space, which adds no word."""
+    tokenizer = make_tokenizer("bpe", normalization="nmt_nfkc")
+    translator, *_ = make_translator(MODELS["recurrent"], tokenizer)
+    sources, references = ["der\u00a0Hund sieht die Katze", "ein Hund"], ["the dog\u00a0sees the cat", "a dog"]
+    words = [[line.split(" ") for line in side] for side in (sources, references)]
+    losses = erase_words(translator, translator.align(*words), "")
+    assert [losses_TS.shape for losses_TS in losses if losses_TS is not None] == [(4, 4), (2, 2)]
+    best = [[(int(row.argmax()), t) for t, row in enumerate(x) if row.max() > 0] for x in losses if x is not None]
+    for wrong in (0, 1):  # all links right, and one that is not
+        gold = [GoldLinks.from_pairs(links[wrong:], []) for links in best]
+        metrics = measure_erasure(translator, [], sources, references, gold).metrics
+        found, sure = sum(map(len, best)), sum(len(links) - wrong for links in best)
+        assert metrics["erasure_aer"] == pytest.approx(1 - 2 * sure / (found + sure))
 
 
 def test_kendall_tau_counts_pairs() -> None:
