@@ -10,13 +10,15 @@ share_k(t) is how often t_k occurs for each occurrence of t_{k-1}, and m = BACKO
 in links (a Dirichlet prior; MacKay and Peto 1995). The longest prefix is the word itself. The shortest ones back off to
 their frequency in the text, but hardly: frequent words would attract links otherwise.
 
-Before training all pairs of words are equally probable, except pairs of punctuation and a word. Otherwise the comma
-before a relative clause would be linked to a relative pronoun of a language that writes no comma there.
+Before training each pair of words that occur together counts as linked once, so a word is linked to each of its
+partners with about the same probability. Pairs of punctuation and a word have less. Otherwise the comma before a
+relative clause would be linked to a relative pronoun of a language that writes no comma there.
 
 Shapes: P pairs of words that occur in a sentence pair together.
 """
 
 import itertools
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -41,11 +43,12 @@ PUNCTUATION = regex.compile(r"\p{P}+")
 
 @lru_cache(2**18)
 def normalize_word(word: str) -> str:
-    """Return a word as the lexicon knows it: in lower case, without invisible characters and punctuation around it.
+    """Return a word as the lexicon knows it: case folded, without invisible characters and punctuation around it.
 
-    What is nothing else stays.
+    What is nothing else stays. Composed and decomposed characters (NFC and NFD) are the same.
     """
-    normal = FORMAT_CHARACTERS.sub("", word.lower()) or word
+    folded = unicodedata.normalize("NFKC", word).casefold().replace("i\u0307", "i")  # i with a dot: of Turkish İ
+    normal = FORMAT_CHARACTERS.sub("", folded) or word
     start, end = 0, len(normal)
     while start < end and PUNCTUATION.match(normal[start]):
         start += 1
@@ -238,7 +241,7 @@ class WordPairs:
                 links_Q = self.lexicon.find_links(pairs, level)
                 source_links, target_links = self.lexicon.totals[level]
                 source_links, target_links = source_links[pairs.source_ids], target_links[pairs.target_ids]
-            else:  # before training: the same for all pairs
+            else:  # before training: one for each pair
                 links_Q = np.ones(len(pairs.codes_Q))
                 source_links, target_links = (
                     np.bincount(index_Q).astype(np.float64) for index_Q in (pairs.source_Q, pairs.target_Q)

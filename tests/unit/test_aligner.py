@@ -135,6 +135,10 @@ def test_model_1_matches_its_equation() -> None:
     ("word", "expected"),
     [
         ("Haus", "haus"),
+        ("İstanbul", "istanbul"),
+        ("STRASSE", normalize_word("Straße")),
+        ("Häuser", normalize_word("Ha\u0308user")),
+        ("Cafe\u0301", "café"),
         ("(„don't“)!", "don't"),
         ("...", "..."),
         ("$3.5", "$3.5"),
