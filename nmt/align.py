@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, Aligner, align_sentences, find_links, train_aligner
 from nmt.aligner.lexicon import normalize_word
@@ -202,6 +203,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
     if command.gold is not None:  # it counts words between spaces
         gold = read_gold_links(Path(command.gold), command.gold_base, *([*map(str.split, side)] for side in lines))
     sources, targets = ([*map(split_tokens if command.tokenize else segment_words, side)] for side in lines)
+    threshold = LINK_THRESHOLD if command.links.threshold is None else command.links.threshold
     counts, too_long = LinkCounts(), []
     with ExitStack() as stack:  # a file that cannot be written is found before training
         if command.save is not None:
@@ -216,18 +218,21 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
         else:
             aligner = train_aligner(sources, targets)
             aligner.tokenize, aligner.segmenter = command.tokenize, segmenter
+        hidden = True if is_stdout(command.output) else None  # None: hidden unless on a terminal
+        bar = stack.enter_context(tqdm(total=len(sources), desc="aligning", unit=" lines", disable=hidden))
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
             chunk = [sources[row] for row in rows], [targets[row] for row in rows]
             for row, weights_TS in zip(rows, align_sentences(aligner, *chunk), strict=True):
                 if weights_TS is None:
                     too_long.append(row + 1)
-                links = find_links(weights_TS, command.links.threshold or LINK_THRESHOLD)
+                links = find_links(weights_TS, threshold)
                 record = make_word_record(lines[0][row], lines[1][row], sources[row], targets[row], weights_TS)
                 write_record(record, links)
                 if gold is not None:
                     parts = find_parts(lines[0][row], sources[row]), find_parts(lines[1][row], targets[row])
                     counts.add({(parts[0][s], parts[1][t]) for s, t in links}, gold[row])
+            bar.update(len(rows))
         file.flush()
         if command.save is not None:
             save_aligner(aligner, save_file)
