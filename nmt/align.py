@@ -64,7 +64,7 @@ from nmt.training.checkpoint import load_model
 MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
 
 
-def read_files(command: AlignRun) -> tuple[list[str], list[str]]:
+def read_sides(command: AlignRun) -> tuple[list[str], list[str]]:
     """Return the lines of `source=` and `target=`.
 
     Raises:
@@ -90,7 +90,7 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
     """
     gold = None
     if command.source and command.target:
-        sources, targets = read_files(command)
+        sources, targets = read_sides(command)
     else:
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
@@ -195,7 +195,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
     """
     check_aligner_settings(command)
     aligner = load_aligner(Path(command.checkpoint)) if command.checkpoint else None
-    lines = read_files(command)
+    lines = read_sides(command)
     segmenter = find_segmenter(itertools.chain(*lines))
     if aligner:
         check_same_words(command, aligner, segmenter)

@@ -160,8 +160,8 @@ def index_corpus(aligner: Aligner, sources: Sentences, targets: Sentences, progr
                 SentenceBatch(
                     rows=group,
                     pairs_BST=np.searchsorted(codes_P, encode(group)).astype(np.int32),
-                    source_BS=pad_ids([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
-                    target_BT=pad_ids([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
+                    source_BS=pad_rows([source_ids[source_index[row]] for row in group], len(aligner.null_source) - 1),
+                    target_BT=pad_rows([target_ids[target_index[row]] for row in group], len(aligner.null_target) - 1),
                     source_length_B=np.array([len(source_index[row]) for row in group]),
                     target_length_B=np.array([len(target_index[row]) for row in group]),
                 )
@@ -206,7 +206,7 @@ def group_rows(rows: Sequence[int], sources: Sequence[Ids], targets: Sequence[Id
         yield group
 
 
-def pad_ids(sequences: Sequence[Ids], padding: int) -> Ids:
+def pad_rows(sequences: Sequence[Ids], padding: int) -> Ids:
     padded = np.full((len(sequences), max(map(len, sequences))), padding, np.int64)
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
@@ -215,7 +215,7 @@ def pad_ids(sequences: Sequence[Ids], padding: int) -> Ids:
 
 def pad_codes(sources: Sequence[Ids], targets: Sequence[Ids], target_words: int) -> Ids:
     """Return code_BST of each pair of words, as in `WordPairs`; `PADDING` at padding."""
-    source_BS, target_BT = pad_ids(sources, -1), pad_ids(targets, -1)
+    source_BS, target_BT = pad_rows(sources, -1), pad_rows(targets, -1)
     code_BST = source_BS[:, :, None] * target_words + target_BT[:, None, :]
     code_BST[(source_BS < 0)[:, :, None] | (target_BT < 0)[:, None, :]] = PADDING
     return code_BST

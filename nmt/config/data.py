@@ -105,7 +105,7 @@ class TokenizerConfig:
     target_vocab_size: int | None = setting(None, "joint=false: target vocabulary size; null: vocab_size")
     sampling: float = setting(0.0, "in training: BPE dropout rate, or 1 / temperature for unigram; 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
-    split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that unseen numbers are copied")
+    split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that all numbers are split alike")
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)

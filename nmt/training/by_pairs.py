@@ -20,7 +20,7 @@ BY_PAIRS_REASONS = {
     "model.encoder_layers": "more than one was better with 165,000 pairs, and not tried with fewer",
     "model.decoder_layers": "as many as in the encoder",
     "model.residual": "upper layers refine the output of lower layers",
-    "model.attention.normalizer": "entmax15 gave better scores and sharper attention where it was tried",
+    "model.attention.normalizer": "with 20,000 pairs, entmax15 gave sharper attention and a higher BLEU",
     "model.dropout": "it reduces overfitting to few pairs",
     "optim.lr": "the more layers, the lower the rate",
     "train.r_drop": "R-Drop, two passes over each batch, is used at the sizes where it gave better scores",

@@ -69,7 +69,7 @@ def test_fast_kernels_match_the_reference(name: str, cell: str, monkeypatch: pyt
             torch.testing.assert_close(actual[key], value, rtol=tolerance, atol=tolerance * value.abs().max().item())
 
 
-@pytest.mark.parametrize(("name", "cell"), zip(MODEL_VARIANTS, itertools.cycle(["lstm", "gru"])))
+@pytest.mark.parametrize(("name", "cell"), [*zip(MODEL_VARIANTS, itertools.cycle(["lstm", "gru"]))])
 def test_training_with_fast_kernels_matches_the_reference(
     name: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
