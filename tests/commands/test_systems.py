@@ -19,8 +19,8 @@ from nmt.runtime.standard_streams import is_closed_pipe
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
 WINDOWS = """
-import builtins, ctypes, os, select, signal, sys, types
-import filelock, hydra, pyarrow.parquet, sacrebleu, sentencepiece, torch, tqdm
+import asyncio, builtins, ctypes, os, select, signal, sys, types
+import filelock, hydra, pyarrow.parquet, sacrebleu, sentencepiece, torch, tqdm, uvicorn
 import torch._dynamo, torch.utils.data  # noqa
 
 def is_open(path):
@@ -67,6 +67,7 @@ for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"):
 psutil = sys.modules["psutil"] = types.ModuleType("psutil")
 psutil.Process = lambda: types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=123_000_000))
 sys.platform = "win32"
+asyncio.ProactorEventLoop = asyncio.SelectorEventLoop  # what uvicorn takes there
 
 flags = {name: os.__dict__.pop(name) for name in ("O_NOFOLLOW", "O_NONBLOCK")}
 import nmt.runtime.files
@@ -76,6 +77,27 @@ import importlib
 def run(command, *arguments):
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{command}"), command)()
+
+import _thread, socket, threading, time, urllib.request
+def run_server(command, path, *arguments):
+    # request a path of the server once it listens, and end it as Ctrl-C does
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def request():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
+                    print(response.read().decode(), file=sys.stderr)
+                break
+            except OSError:
+                time.sleep(0.1)
+        _thread.interrupt_main()
+
+    threading.Thread(target=request).start()
+    run(command, *arguments, f"port={port}")
 """
 
 
@@ -93,6 +115,8 @@ run("translate", "checkpoint=runs/mine", "search.max_length=5", "input=out.txt",
 run("align", "source={small_corpus}/train.de", "target={small_corpus}/train.en", "output=links.pharaoh")
 run("export", "checkpoint=runs/mine", "output=exported")
 run("prepare", "input={small_corpus}", "output=prepared", "source=de", "target=en", "valid_size=4", "test_size=4")
+run_server("watch", "/runs", "checkpoint=runs")
+run_server("serve", "/health", "checkpoint=runs/mine")
 from nmt.runtime.files import open_regular
 try:
     open("link", "w", opener=open_regular)
@@ -107,6 +131,7 @@ except OSError as error:
     assert done.returncode == 0, errors
     assert "it is a symbolic link, which cannot be written through" in errors and not (tmp_path / "target").exists()
     assert "peak memory 0.12 GB" in errors
+    assert '"name": "mine"' in errors and '{"status":"ok"}' in errors and errors.count("stopped") == 2
     assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 6
     assert (tmp_path / "links.pharaoh").read_bytes().count(b"\n") == 200
     assert (tmp_path / "exported" / "model.safetensors").is_file() and (tmp_path / "out.txt.gz").is_file()
