@@ -13,6 +13,7 @@ from nmt.errors import UserError, check_at_least, check_choice, check_fraction
 CORPUS_FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
 SIDES = ("source", "target")
 TOKENIZER_TYPES = ("bpe", "unigram", "char", "word")
+MAX_LITERALS = 256  # literal pieces
 PAD, UNK, BOS, EOS = range(4)  # ids of padding, unknown pieces, <s> and </s> in every vocabulary
 
 
@@ -106,6 +107,8 @@ class TokenizerConfig:
     sampling: float = setting(0.0, "in training: BPE dropout rate, or 1 / temperature for unigram; 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
     split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that all numbers are split alike")
+    symbols: list[str] = setting(list, "text that is always a piece of its own: ['<br>','@@']")
+    literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
@@ -121,6 +124,16 @@ class TokenizerConfig:
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
         if self.split_digits and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}")
+        for key in ("symbols", "literals"):
+            if (value := getattr(self, key)) and self.type == "word":
+                raise UserError(f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word")
+        if not 0 <= self.literals <= MAX_LITERALS:
+            raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most {MAX_LITERALS}")
+        for symbol in self.symbols:
+            if not symbol or len(symbol.split()) != 1 or symbol != symbol.strip() or "▁" in symbol:
+                raise UserError(f"tokenizer.symbols has {symbol!r}; a symbol is text without spaces and without U+2581")
+            if self.symbols.count(symbol) > 1:
+                raise UserError(f"tokenizer.symbols has {symbol!r} more than once")
 
     def size_key(self, side: str) -> str:
         """Return the key that sets the vocabulary size of a side, `source` or `target`."""

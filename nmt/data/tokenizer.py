@@ -34,8 +34,10 @@ SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # <unk> stands for a whole word
 SPACE_SYMBOL = "▁"
 NORMALIZED_WORD = re.compile("▁[^▁]*")
 JOIN_MARKER = "\U0010fffd"  # between words without a space between them; private use, so no text contains it
+FIRST_LITERAL_PIECE = 0xF0000  # the literal pieces are characters from here on; private use, so no text contains them
+LITERAL_PIECE = re.compile("[\U000f0000-\U000f00ff]")
 INVALID_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, decoded with `surrogateescape`
-BYTE_PIECES = 256  # ids after the specials and the tags
+BYTE_PIECES = 256  # ids after the specials and the user-defined symbols
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
 DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
@@ -66,15 +68,23 @@ class LanguageTokenizer:
         return bool(self.processor.piece_to_id("<0x00>") != UNK)
 
     @cached_property
-    def tags(self) -> dict[str, int]:
-        """Ids of the tags, which follow the specials. Empty for type `word`, where tags are ordinary pieces."""
+    def symbols(self) -> dict[str, int]:
+        """Ids of the user-defined symbols, which follow the specials: tags, `tokenizer.symbols`, and literal pieces.
+
+        Empty for type `word`, where tags are ordinary pieces.
+        """
         end = self.processor.piece_to_id("<0x00>") if self.has_byte_fallback else len(SPECIALS)
         return {self.processor.id_to_piece(i): i for i in range(len(SPECIALS), end)}
 
     @cached_property
+    def literal_ids(self) -> list[int]:
+        """Ids of the literal pieces (`tokenizer.literals`)."""
+        return [i for piece, i in self.symbols.items() if LITERAL_PIECE.fullmatch(piece)]
+
+    @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Ids of ordinary pieces, without specials, tags and bytes."""
-        first = len(SPECIALS) + len(self.tags) + (BYTE_PIECES if self.has_byte_fallback else 0)
+        """Ids of ordinary pieces, without specials, user-defined symbols and bytes."""
+        first = len(SPECIALS) + len(self.symbols) + (BYTE_PIECES if self.has_byte_fallback else 0)
         return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
 
     @cached_property
@@ -194,17 +204,28 @@ class LanguageTokenizer:
         owners = group_by_spaces(self.pieces(ids))[1]
         return [-1 if owner < 0 else originals[owner] for owner in owners]
 
+    def split_at_symbols(self, word: str) -> list[str]:
+        """Split a word into user-defined symbols and what is between them."""
+        if not self.symbols:
+            return [word]
+        longest_first = sorted(map(re.escape, self.symbols), key=len, reverse=True)
+        return [part for part in re.split(f"({'|'.join(longest_first)})", word) if part]
+
     def _sample_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
-        if word in self.tags:
-            return [self.tags[word]]
-        if self.is_bpe:
-            pieces = segment_with_bpe_dropout(word, self.vocabulary, sampling, rng)
-        else:
-            pieces = sample_segmentation(word, compute_start_distributions(self, word, sampling), rng)
-        first_byte = len(SPECIALS) + len(self.tags)
+        pieces: list[str] = []
+        for part in self.split_at_symbols(word):
+            if part in self.symbols:
+                pieces.append(part)
+            elif self.is_bpe:
+                pieces += segment_with_bpe_dropout(part, self.vocabulary, sampling, rng)
+            else:
+                pieces += sample_segmentation(part, compute_start_distributions(self, part, sampling), rng)
+        first_byte = len(SPECIALS) + len(self.symbols)
         ids: list[int] = []
         for piece in pieces:
-            if piece in self.vocabulary:
+            if piece in self.symbols:
+                ids.append(self.symbols[piece])
+            elif piece in self.vocabulary:
                 ids.append(self.vocabulary[piece])
             else:
                 ids += [first_byte + byte for byte in piece.encode()]
@@ -384,7 +405,8 @@ def train_tokenizer(
     max_length: int | None = None,
     tags: Sequence[str] = (),
 ) -> Tokenizer:
-    """Train a tokenizer on text. Each tag becomes a piece wherever it stands at the beginning of a word.
+    """Train a tokenizer on text. Each tag becomes a piece wherever it stands at the beginning of a word, and each of
+    `tokenizer.symbols` and the literal pieces wherever it stands.
 
     The same lines give the same models on any number of cores. The vocabulary size is exact for bpe and unigram, an
     upper limit for char and word. Lines with more than 16 characters for each of `max_length` pieces are skipped: the
@@ -416,11 +438,14 @@ def train_language_tokenizer(
     """Train the model of side `source` or `target`, or a joint model."""
     byte_fallback = config.type != "word"
     size = config.size(side)
-    min_size = len(SPECIALS) + len(tags) + BYTE_PIECES + 1
+    literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
+    symbols = [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
+    min_size = len(SPECIALS) + len(symbols) + BYTE_PIECES + 1
     if byte_fallback and size < min_size:
         raise UserError(
-            f"tokenizer.{config.size_key(side)}={size} is too small: {len(SPECIALS)} special pieces, {BYTE_PIECES} "
-            f"bytes and the characters of the text must fit; use {vocab_size_key(config, side)}={min_size} or more"
+            f"tokenizer.{config.size_key(side)}={size} is too small: {len(SPECIALS) + len(symbols)} special pieces, "
+            f"{BYTE_PIECES} bytes and the characters of the text must fit; use {vocab_size_key(config, side)}="
+            f"{min_size} or more"
         )
     model = io.BytesIO()
     try:
@@ -428,7 +453,7 @@ def train_language_tokenizer(
             sentence_iterator=prepare_training_lines(lines),
             model_writer=model,
             model_type=config.type,
-            user_defined_symbols=[SPACE_SYMBOL + tag for tag in tags],
+            user_defined_symbols=symbols,
             vocab_size=size,
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=byte_fallback,
@@ -592,7 +617,7 @@ def has_expected_ids(side: LanguageTokenizer) -> bool:
         RuntimeError: this is not a model.
     """
     byte_pieces = [f"<0x{byte:02X}>" for byte in range(BYTE_PIECES)] if side.has_byte_fallback else []
-    first_pieces = [*SPECIALS, *side.tags, *byte_pieces]
+    first_pieces = [*SPECIALS, *side.symbols, *byte_pieces]
     text = " ".join(piece.removeprefix(SPACE_SYMBOL) for piece in first_pieces)
     [ids] = side.encode([text])
     survives = side.decode(ids) == text if side.has_byte_fallback else len(ids) == len(first_pieces)

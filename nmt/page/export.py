@@ -93,12 +93,12 @@ def describe_tokenizer(side: LanguageTokenizer) -> dict[str, Any]:
 
     Type `char` is a unigram model of single characters.
     """
-    first_tag = len(SPECIALS)
-    end = first_tag + len(side.tags)
+    first_symbol = len(SPECIALS)
+    end = first_symbol + len(side.symbols)
     return {
         "kind": "word" if not side.has_byte_fallback else "bpe" if side.is_bpe else "unigram",
         "pieces": side.pieces(range(side.vocab_size)),
-        "tags": [first_tag, end],
+        "symbols": [first_symbol, end],
         "first": end + (BYTE_PIECES if side.has_byte_fallback else 0),
         "squeezesSpaces": side.squeezes_spaces,
         "characterMap": base64.b64encode(side.character_map).decode(),

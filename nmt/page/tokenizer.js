@@ -12,7 +12,7 @@ const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 class LanguageTokenizer {
   /**
    * @param data {kind: "bpe" | "unigram" | "word", pieces: [by id], first: id of the first ordinary piece,
-   *   tags: [first id, end], squeezesSpaces, characterMap: bytes of a precompiled map of SentencePiece, or empty}
+   *   symbols: [first id, end] of the user-defined ones, squeezesSpaces, characterMap: bytes of a precompiled map of SentencePiece, or empty}
    * @param scores of all pieces, a Float32Array
    */
   constructor(data, scores) {
@@ -21,14 +21,14 @@ class LanguageTokenizer {
     this.map = data.characterMap.length ? new CharacterMap(data.characterMap) : null;
     const ordinary = data.pieces.slice(data.first);
     this.ids = new Map(ordinary.map((piece, index) => [piece, data.first + index]));
-    this.tagIds = new Map();
-    for (let id = data.tags[0]; id < data.tags[1]; id++) this.tagIds.set(data.pieces[id], id);
-    // A tag has a bonus, so that unigram segmentation always chooses it.
+    this.symbolIds = new Map();
+    for (let id = data.symbols[0]; id < data.symbols[1]; id++) this.symbolIds.set(data.pieces[id], id);
+    // A symbol has a bonus, so that unigram segmentation always chooses it.
     const best = scores.subarray(data.first).reduce((a, b) => Math.max(a, b), -Infinity);
     const worst = scores.subarray(data.first).reduce((a, b) => Math.min(a, b), Infinity);
     this.unknownScore = Math.fround(worst - UNKNOWN_PENALTY);
     this.segmentScores = new Map([...this.ids].map(([piece, id]) => [piece, { id, score: scores[id] }]));
-    for (const [piece, id] of this.tagIds) {
+    for (const [piece, id] of this.symbolIds) {
       this.segmentScores.set(piece, { id, score: encoder.encode(piece).length * best - .1 });
     }
     this.longest = Math.max(1, ...[...this.segmentScores.keys()].map(piece => piece.length));
@@ -39,7 +39,7 @@ class LanguageTokenizer {
     const text = this.normalize(line);
     if (this.kind === "word") return this.words(text).map(word => this.ids.get(word) ?? UNK);
     const pieces = this.kind === "bpe" ? this.mergePairs(text) : this.findBestPath(text);
-    return pieces.flatMap(piece => this.tagIds.get(piece) ?? this.ids.get(piece) ?? this.toBytes(piece));
+    return pieces.flatMap(piece => this.symbolIds.get(piece) ?? this.ids.get(piece) ?? this.toBytes(piece));
   }
 
   toBytes(piece) {
@@ -74,8 +74,10 @@ class LanguageTokenizer {
 
   /** Return the normalized form of the first character or characters from `start` on, and their length in bytes. */
   replacePrefix(bytes, start) {
-    for (const tag of this.tagBytes ??= [...this.tagIds.keys()].map(tag => encoder.encode(tag))) {
-      if (tag.every((byte, i) => bytes[start + i] === byte)) return { text: decoder.decode(tag), length: tag.length };
+    for (const symbol of this.symbolBytes ??= [...this.symbolIds.keys()].map(symbol => encoder.encode(symbol))) {
+      if (symbol.every((byte, i) => bytes[start + i] === byte)) {
+        return { text: decoder.decode(symbol), length: symbol.length };
+      }
     }
     const replaced = this.map?.replacePrefix(bytes, start);
     if (replaced) return replaced;
@@ -83,27 +85,27 @@ class LanguageTokenizer {
     return { text: decoder.decode(bytes.subarray(start, start + length)), length };
   }
 
-  /** Split a text into characters and tags. */
-  symbols(text) {
-    if (!this.tagIds.size) return Array.from(text);
-    const symbols = [];
+  /** Split a text into characters and user-defined symbols. */
+  split(text) {
+    if (!this.symbolIds.size) return Array.from(text);
+    const parts = [];
     for (let start = 0; start < text.length;) {
-      const tag = [...this.tagIds.keys()].filter(tag => text.startsWith(tag, start))
+      const symbol = [...this.symbolIds.keys()].filter(symbol => text.startsWith(symbol, start))
         .reduce((a, b) => b.length > a.length ? b : a, "");
-      symbols.push(tag || String.fromCodePoint(text.codePointAt(start)));
-      start += symbols.at(-1).length;
+      parts.push(symbol || String.fromCodePoint(text.codePointAt(start)));
+      start += parts.at(-1).length;
     }
-    return symbols;
+    return parts;
   }
 
   /** Segment by BPE: merge the pair of the best piece, the first of several, until no pair is a piece. */
   mergePairs(text) {
-    const symbols = this.symbols(text);
+    const symbols = this.split(text);
     const next = symbols.map((_, i) => i + 1), previous = symbols.map((_, i) => i - 1);
     const queue = new PriorityQueue((a, b) => a.score > b.score || a.score === b.score && a.left < b.left);
     const propose = (left, right) => {
       if (left < 0 || right >= symbols.length) return;
-      if (this.tagIds.has(symbols[left]) || this.tagIds.has(symbols[right])) return;
+      if (this.symbolIds.has(symbols[left]) || this.symbolIds.has(symbols[right])) return;
       const merged = symbols[left] + symbols[right], id = this.ids.get(merged);
       if (id !== undefined) queue.push({ score: this.scores[id], left, right, size: merged.length });
     };

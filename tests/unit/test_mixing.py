@@ -360,7 +360,7 @@ def test_trained_tokenizer_contains_tags(tmp_path: Path, caplog: pytest.LogCaptu
     plain = get_or_train_tokenizer(text, run)
     run.data.corpora = [CorpusConfig(str(folders[1]), 1.0, tag) for tag in ("b", "a", "b", None)]
     tagged = get_or_train_tokenizer(text, run)
-    assert not plain.source.tags and tagged.source.pieces(range(4, 6)) == ["\u2581<a>", "\u2581<b>"]
+    assert not plain.source.symbols and tagged.source.pieces(range(4, 6)) == ["\u2581<a>", "\u2581<b>"]
     run.data.corpora = run.data.corpora[:2]
     assert get_or_train_tokenizer(text, run) == tagged and "using the cached " in caplog.text
 
@@ -406,7 +406,7 @@ def test_train_resume_and_evaluate_on_several_corpora(corpora: Path, tmp_path: P
         event["loss"] for event in read_events(expected, "train")
     ]
 
-    assert load_tokenizer(expected).source.tags == {"\u2581<bt>": 4}
+    assert load_tokenizer(expected).source.symbols == {"\u2581<bt>": 4}
     (uninterrupted / "in.de").write_text("<bt> der Hund schläft .\nder Hund schläft .\n")
     short = ("search.beam=1", "search.max_length=20")
     run_ranks_ok(1, uninterrupted, "translate", "checkpoint=runs/x", "input=in.de", "output=out.de", *short)

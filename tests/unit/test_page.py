@@ -212,13 +212,14 @@ def make_odd_texts(number: int) -> list[str]:
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("type", TOKENIZER_TYPES)
 def test_tokenizer_matches_sentencepiece(evaluate: Evaluate, type: str, normalization: str) -> None:
+    symbols: dict[str, Any] = {} if type == "word" else {"symbols": ["<br>"], "literals": 2}
     tagged = train_tokenizer(
         [*make_sentences(200), *TEXTS],
         make_sentences(200),
-        TokenizerConfig(type=type, vocab_size=360, normalization=normalization),
+        TokenizerConfig(type=type, vocab_size=370, normalization=normalization, **symbols),
         tags=("<2de>", "<2"),
     )
-    texts = ["", *ODD_LINES, *TEXTS, *make_sentences(20), *make_odd_texts(300)]
+    texts = ["", "a<br>\U000f0001 <br>b", *ODD_LINES, *TEXTS, *make_sentences(20), *make_odd_texts(300)]
     for side in (make_tokenizer(type, normalization=normalization).source, tagged.source):
         load_tokenizer(evaluate, side)
         ids = [side.encode([text])[0] for text in texts]

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from builders import SUBWORDS, TOKENIZER_TYPES, WORDS, make_sentences, make_tokenizer
 from hypothesis import given
@@ -17,7 +21,8 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
-from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, load_tokenizer, train_tokenizer
+from nmt.data.batch_encode import encode_texts
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, group_by_spaces, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
 unusual_text = st.lists(
@@ -337,3 +342,68 @@ def test_language_tokenizers_are_equal_if_models_are() -> None:
     first, second = LanguageTokenizer(model), LanguageTokenizer(model)
     assert first == second and hash(first) == hash(second)
     assert make_tokenizer("bpe").source.is_bpe and not make_tokenizer("unigram").source.is_bpe
+
+
+# --- user-defined symbols
+SYMBOLS = ("<br>", "@@", "<br")
+LITERAL_PIECES = ("\U000f0000", "\U000f0001", "\U000f0002")
+PARTS = [*SYMBOLS, *LITERAL_PIECES, "der", "Hund", " ", "  ", "é", "@", "br>", "\U000f0003"]
+
+
+@lru_cache
+def make_tokenizer_with_symbols(type: str, joint: bool) -> Tokenizer:
+    config = TokenizerConfig(type=type, vocab_size=310, joint=joint, symbols=[*SYMBOLS], literals=len(LITERAL_PIECES))
+    return train_tokenizer(make_sentences(300), make_sentences(300), config)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("type", SUBWORDS)
+@given(
+    parts=st.lists(
+        st.sampled_from([*SYMBOLS, *LITERAL_PIECES, "der", "Hund", " ", "  ", "é", "@", "br>", "\U000f0003"])
+    ),
+    sampling=st.sampled_from([0.0, 0.3]),
+)
+def test_user_defined_symbols_are_single_pieces(type: str, joint: bool, parts: list[str], sampling: float) -> None:
+    tokenizer = make_tokenizer_with_symbols(type, joint)
+    text = "".join(parts)
+    for side in (tokenizer.source, tokenizer.target):
+        assert side.pieces(side.literal_ids) == list(LITERAL_PIECES)
+        [ids] = side.encode([text], sampling if type != "char" else 0.0)
+        assert side.decode(ids) == text
+        pieces = side.pieces(ids)
+        for symbol in ("@@", *LITERAL_PIECES):
+            assert pieces.count(symbol) == text.count(symbol)
+        assert pieces.count("<br>") == text.count("<br>")
+
+
+@pytest.mark.parametrize("type", ["bpe", "char"])
+def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Path, type: str) -> None:
+    tokenizer = make_tokenizer_with_symbols(type, True)
+    tokenizer.save(tmp_path)
+    assert load_tokenizer(tmp_path) == tokenizer
+    lines = ["der (\U000f0001) Hund<br>", "\U000f0000\U000f0002", "@@ @@der"]
+    ids, lengths = encode_texts(pa.array(lines), tokenizer.source, 100, {})
+    assert [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] == tokenizer.source.encode(lines)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"symbols": ["a b"]}, "tokenizer.symbols has 'a b'; a symbol is text without spaces"),
+        ({"symbols": [""]}, "tokenizer.symbols has ''"),
+        ({"symbols": ["▁a"]}, "without U\\+2581"),
+        ({"symbols": ["a", "a"]}, "tokenizer.symbols has 'a' more than once"),
+        ({"literals": -1}, "tokenizer.literals=-1 must be at least 0 and at most 256"),
+        ({"literals": 3, "type": "word"}, "tokenizer.literals=3 needs tokenizer.type=bpe, unigram or char, not word"),
+        ({"symbols": ["a"], "type": "word"}, "tokenizer.symbols=\\['a'\\] needs"),
+    ],
+)
+def test_unusable_symbols_raise(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TokenizerConfig(**settings)
+
+
+def test_vocabulary_has_room_for_symbols() -> None:
+    with pytest.raises(UserError, match="7 special pieces, 256 bytes .* use tokenizer.vocab_size=264 or more"):
+        train_tokenizer(["a"], ["b"], TokenizerConfig(vocab_size=260, literals=3))
