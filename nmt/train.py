@@ -45,6 +45,7 @@ from nmt.runtime.logging import log, log_to_file, log_to_stderr
 from nmt.runtime.memory import peak_device_memory, peak_memory
 from nmt.runtime.messages import pluralize
 from nmt.runtime.quoting import quote_setting
+from nmt.training.aligned_words import build_augmenter
 from nmt.training.loop import fit, load_next_window
 from nmt.training.optim import build_optimizer
 from nmt.training.run_dir import find_starting_point, open_run_folder
@@ -69,6 +70,7 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
         if run.data.format != "toy":
             warn_of_overlap(run.data, pairs, valid)
         encoded = encode_corpus(pairs, tokenizer or get_or_train_tokenizer(pairs, run), run, shares)
+        encoded = dataclasses.replace(encoded, augmenter=build_augmenter(run, pairs))
     check_tags(run.data, encoded.tokenizer)
     keys = encoded.key, content_key(valid, encoded.tokenizer), gold_key(encoded.pairs), gold_key(valid)
     return encoded, valid, " ".join(keys)

@@ -20,7 +20,18 @@ from nmt.config.commands import (
     flatten_keys,
     select_immutable_settings,
 )
-from nmt.config.data import BOS, EOS, PAD, SIDES, UNK, CorpusConfig, DataConfig, DataOverride, TokenizerConfig
+from nmt.config.data import (
+    BOS,
+    EOS,
+    PAD,
+    SIDES,
+    UNK,
+    AugmentConfig,
+    CorpusConfig,
+    DataConfig,
+    DataOverride,
+    TokenizerConfig,
+)
 from nmt.config.model import AttentionConfig, ModelConfig, SelfAttentionConfig
 from nmt.config.prepare import CleaningConfig, PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
@@ -43,6 +54,7 @@ __all__ = [
     "UNK",
     "AlignRun",
     "AttentionConfig",
+    "AugmentConfig",
     "CleaningConfig",
     "CorpusConfig",
     "DataConfig",

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nmt.config.data import DataConfig, DataOverride, TokenizerConfig
+from nmt.config.data import AugmentConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.fields import setting
 from nmt.config.model import ModelConfig
 from nmt.config.prepare import PrepareRun
@@ -31,6 +31,7 @@ PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
 IMMUTABLE_KEYS = {
     "data",
     "tokenizer",
+    "augment",
     "model",
     "init_from",
     "new_tokenizer",
@@ -123,6 +124,7 @@ class TrainRun:
     bleu_tokenizer: str = setting("auto", "BLEU tokenizer: auto (by writing system) | 13a | intl | zh | ja-mecab | ...")
     data: DataConfig = field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -157,6 +159,14 @@ class TrainRun:
         if self.data.streaming and (self.train.max_steps is None or self.train.validate_every is None):
             raise UserError(
                 "data.streaming=true has no epochs; set train.max_steps=N and train.validate_every=N as well"
+            )
+        if self.augment.is_on and (self.data.streaming or self.train.guided_alignment):
+            key = "data.streaming=true" if self.data.streaming else "train.guided_alignment"
+            raise UserError(f"augment.* cannot be used with {key}; remove one of them")
+        if self.augment.literals and not self.tokenizer.literals:
+            raise UserError(
+                f"augment.literals={self.augment.literals} needs pieces that stand for literals; set "
+                "tokenizer.literals=16 as well"
             )
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment needs attention, but model.attention.score=none")

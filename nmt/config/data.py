@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,31 @@ class TokenizerConfig:
     def size(self, side: str) -> int:
         """Return the vocabulary size of a side, `source` or `target`."""
         return int(getattr(self, self.size_key(side)))
+
+
+@dataclass(slots=True)
+class AugmentConfig:
+    """Random changes of training pairs, drawn anew in each epoch. Each value is the share of pairs to change."""
+
+    capitals: float = setting(0.0, "both sides in capitals")
+    title: float = setting(0.0, "a capital at the beginning of each word")
+    final_mark: float = setting(0.0, "without the marks at the end")
+    numbers: float = setting(0.0, "other numbers; or a number in place of a word and its translation")
+    names: float = setting(0.0, "other names: words that are the same on both sides")
+    literals: float = setting(0.0, "pieces for search.protect in place of words and their translations")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_fraction(f"augment.{item.name}", getattr(self, item.name))
+
+    @property
+    def is_on(self) -> bool:
+        return any(getattr(self, item.name) for item in fields(self))
+
+    @property
+    def needs_links(self) -> bool:
+        """Whether a change needs to know which words translate each other."""
+        return bool(self.numbers or self.names or self.literals)
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from xxhash import xxh3_128
 
 from nmt.config import SIDES, TrainRun
+from nmt.data.augmentation import Augmenter
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import describe_origins, take_rows
@@ -77,6 +78,7 @@ class EncodedPairs:
     sampling: float  # subword sampling, repeated for each epoch
     guided: bool  # whether batches include the gold attention, given by the gold links of the pairs
     mixture_weights: Sequence[tuple[int, float]] = ()  # for several corpora: the end row and the weight of each
+    augmenter: Augmenter | None = None  # random changes of the pairs, repeated for each epoch
 
     def __len__(self) -> int:
         return len(self.order)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from xxhash import xxh3_128
 
 from nmt.config import SIDES, DataConfig, TrainRun
-from nmt.data.batch_encode import encode_texts, to_list
+from nmt.data.batch_encode import concatenate_ids, encode_texts, to_list
 from nmt.data.corpus import DroppedLines, read_shards, stream_pairs, warn_of_dropped_lines
 from nmt.data.encoding import (
     ENCODING_CHUNK,
@@ -31,8 +31,8 @@ from nmt.data.encoding import (
 )
 from nmt.data.mixing import MixturePart, list_corpora, name_corpus_in_errors, prepend_tag
 from nmt.data.readers import TEXT_SCHEMA
+from nmt.data.resampling import concatenate_parts, local_range, sample_ids
 from nmt.data.splits import find_line_files, find_parquet_files
-from nmt.data.subword_sampling import concatenate_parts, local_range, sample_ids
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.runtime.distributed import all_gather, run_on_some_ranks
@@ -107,7 +107,9 @@ def read_windows(
                 if sampling:
                     best = np.split(ids, np.cumsum(lengths)[:-1])
                     seed = f"{run.seed} {start} {name}"
-                    ids, lengths = sample_ids(to_list(texts), best, side, sampling, limit, seed, begin)
+                    ids, lengths = concatenate_ids(
+                        sample_ids(to_list(texts), best, side, sampling, limit, seed, begin), side
+                    )
                 chunks.append((ids, lengths))
             share.append(concatenate_parts(chunks, side))
         yield start, table, share

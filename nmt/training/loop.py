@@ -17,7 +17,7 @@ from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, SearchConfig, TrainConfi
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import iter_column, take_rows
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.data.subword_sampling import resample_subwords
+from nmt.data.resampling import resample_pairs
 from nmt.decoding.translator import Translation, Translator, warn_if_out_of_reach
 from nmt.errors import UserError, with_filename
 from nmt.evaluation.metrics import bleu, format_perplexity, sentence_chrf
@@ -150,17 +150,17 @@ def prepare_epoch(state: TrainState) -> Batches:
     number = progress.window
     if state.stream is None:
         number = progress.epoch
-        state.train_pairs = sample_epoch_subwords(state, number)
+        state.train_pairs = get_epoch_pairs(state, number)
     batches = epoch_batches(state.train_pairs, state.run.train, state.run.seed, number)
     if state.device.type == "cuda" and not len(state.shapes_K3):
         state.shapes_K3 = choose_epoch_shapes(state, batches)
     return batches
 
 
-def sample_epoch_subwords(state: TrainState, epoch: int) -> EncodedPairs:
-    """Return the training pairs of an epoch, with `tokenizer.sampling` segmented again in each epoch."""
-    pairs = state.unsampled
-    return resample_subwords(pairs, state.run.seed, epoch) if pairs.sampling else pairs
+def get_epoch_pairs(state: TrainState, epoch: int) -> EncodedPairs:
+    """Return the training pairs of an epoch. With `tokenizer.sampling` or `augment.*` they differ in each."""
+    pairs = state.original_pairs
+    return resample_pairs(pairs, state.run.seed, epoch) if pairs.sampling or pairs.augmenter else pairs
 
 
 def start_next_epoch(state: TrainState) -> None:
@@ -188,7 +188,7 @@ def count_total_steps(state: TrainState, batches: Batches) -> int:
     config, epoch_limit = state.run.train, math.inf
     if config.max_epochs is not None and state.stream is None:
         if state.progress.epoch:
-            batches = epoch_batches(sample_epoch_subwords(state, 0), config, state.run.seed, 0)
+            batches = epoch_batches(get_epoch_pairs(state, 0), config, state.run.seed, 0)
         epoch_limit = config.max_epochs * len(batches)
     return int(min(config.max_steps or math.inf, epoch_limit))
 

@@ -85,11 +85,11 @@ class TrainState:
     graphed_backward: Any = None  # step.GraphedBackward, on a GPU from the first update on
     max_positions: float = math.inf  # source and target positions of the largest micro-batch known to fit in memory
     shapes_K3: Indices = field(default_factory=NO_SHAPES.copy)  # shapes that batches are padded to on a GPU
-    unsampled: EncodedPairs = field(init=False)  # `train_pairs` before subword sampling
+    original_pairs: EncodedPairs = field(init=False)  # `train_pairs` before augmentation and subword sampling
     loss_scale: LossScale = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unsampled = self.train_pairs
+        self.original_pairs = self.train_pairs
         self.restore_loss_scale()
 
     def restore_loss_scale(self) -> None:

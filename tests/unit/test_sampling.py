@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data import subword_sampling as sampling
+from nmt.data import resampling as sampling
 from nmt.data.batching import epoch_batches, padding_waste
 from nmt.data.corpus import take_rows
 from nmt.data.encoding import EncodedPairs, encode_corpus, sort_by_length
-from nmt.data.subword_sampling import resample_subwords
+from nmt.data.resampling import resample_pairs
 from nmt.data.tokenizer import train_tokenizer
 
 WORDS = ["ab", "cd", "ef", "gh", "abcd", "efgh"]
@@ -39,7 +39,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_each_epoch_has_same_text_in_different_pieces(encoded: EncodedPairs) -> None:
-    epoch_0, epoch_1, epoch_0_again = (resample_subwords(encoded, 1, epoch) for epoch in (0, 1, 0))
+    epoch_0, epoch_1, epoch_0_again = (resample_pairs(encoded, 1, epoch) for epoch in (0, 1, 0))
     assert sorted(epoch_0.order) == sorted(encoded.order) and len(epoch_0) == 57
     for name, tokenizer in (("source", encoded.tokenizer.source), ("target", encoded.tokenizer.target)):
         best, first, second, repeated = (getattr(pairs, name) for pairs in (encoded, epoch_0, epoch_1, epoch_0_again))
@@ -51,7 +51,7 @@ def test_each_epoch_has_same_text_in_different_pieces(encoded: EncodedPairs) -> 
 
 
 def test_sampled_lengths_determine_batches(encoded: EncodedPairs) -> None:
-    sampled = resample_subwords(encoded, 1, 0)
+    sampled = resample_pairs(encoded, 1, 0)
     rows = np.sort(sampled.order).astype(np.int64)
     order, runs = sort_by_length(sampled.lengths(rows))
     assert sampled.order.tolist() == rows[order].tolist() and sampled.runs.tolist() == runs.tolist()
@@ -64,7 +64,7 @@ def test_sampled_lengths_determine_batches(encoded: EncodedPairs) -> None:
 def test_sentence_that_would_be_too_long_keeps_best_segmentation(encoded: EncodedPairs) -> None:
     max_length = int(encoded.lengths(np.sort(encoded.order).astype(np.int64)).max()) - 1
     strong_sampling = 0.99 if encoded.tokenizer.source.is_bpe else 0.01
-    sampled = resample_subwords(replace(encoded, sampling=strong_sampling, max_length=max_length), 1, 0)
+    sampled = resample_pairs(replace(encoded, sampling=strong_sampling, max_length=max_length), 1, 0)
     rows = [row for row in encoded.order if len(encoded.source[row]) == max_length]
     assert sampled.lengths(np.sort(sampled.order).astype(np.int64)).max() == max_length + 1
     assert all(sampled.source[row].tolist() == encoded.source[row].tolist() for row in rows)
@@ -74,7 +74,7 @@ def test_sentence_that_would_be_too_long_keeps_best_segmentation(encoded: Encode
 def test_number_of_processes_does_not_change_samples(
     encoded: EncodedPairs, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    expected, shares = resample_subwords(encoded, 1, 0), []
+    expected, shares = resample_pairs(encoded, 1, 0), []
 
     def record_share(share: object) -> None:
         shares.append(share)
@@ -85,9 +85,9 @@ def test_number_of_processes_does_not_change_samples(
     for rank in range(count):
         monkeypatch.setattr(sampling, "rank", lambda rank=rank: rank)
         with pytest.raises(StopIteration):
-            resample_subwords(encoded, 1, 0)
+            resample_pairs(encoded, 1, 0)
     monkeypatch.setattr(sampling, "all_gather", lambda share: shares)
-    actual = resample_subwords(encoded, 1, 0)
+    actual = resample_pairs(encoded, 1, 0)
     for name in ("source", "target"):
         actual_side, expected_side = getattr(actual, name), getattr(expected, name)
         assert actual_side.ids.tolist() == expected_side.ids.tolist()

@@ -41,7 +41,7 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig
-from nmt.data import readers, stream, subword_sampling
+from nmt.data import readers, resampling, stream
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import map_table
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
@@ -225,15 +225,15 @@ def test_number_of_processes_does_not_change_windows(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, buffer: int, count: int, sampling: float
 ) -> None:
     """Include more processes than pairs."""
-    monkeypatch.setattr(subword_sampling, "TEXTS_PER_SEED", 7)
+    monkeypatch.setattr(resampling, "TEXTS_PER_SEED", 7)
     pairs = [*make_random_pairs(30), ("", "x"), ("y", " "), ("  ab", "cd  ef")]
     run = make_run(write_files(tmp_path / "data", pairs), buffer=buffer)
     run.tokenizer.sampling = sampling
     single_process = take_windows(run, tokenizer, 2)
-    monkeypatch.setattr(subword_sampling, "world_size", lambda: count)
+    monkeypatch.setattr(resampling, "world_size", lambda: count)
     shares_by_rank = []
     for rank in range(count):
-        monkeypatch.setattr(subword_sampling, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(resampling, "rank", lambda rank=rank: rank)
         shares_by_rank.append(list(itertools.islice(read_windows(run, tokenizer, []), 2)))
     for window, parts in zip(single_process, zip(*shares_by_rank, strict=True), strict=True):
         assert all(offsets == window.offsets for offsets, _, _ in parts)
@@ -372,7 +372,7 @@ def test_encoding_chunk_size_does_not_change_windows(
 ) -> None:
     run = make_run(write_files(tmp_path, make_random_pairs(50)), buffer=40)
     run.tokenizer.sampling = 0.3
-    monkeypatch.setattr("nmt.data.subword_sampling.TEXTS_PER_SEED", 10)
+    monkeypatch.setattr("nmt.data.resampling.TEXTS_PER_SEED", 10)
     results = []
     for chunk in (20, 100):
         monkeypatch.setattr("nmt.data.stream.ENCODING_CHUNK", chunk)

@@ -313,10 +313,10 @@ def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path
     results = []
     for epoch in (0, 2):
         state = make_state(corpus, tmp_path, max_epochs=3)
-        state.unsampled = replace(state.unsampled, sampling=0.5)
+        state.original_pairs = replace(state.original_pairs, sampling=0.5)
         state.progress.epoch = epoch
         batches = prepare_epoch(state)
-        assert len(batches) > len(epoch_batches(state.unsampled, state.run.train, state.run.seed, epoch))
+        assert len(batches) > len(epoch_batches(state.original_pairs, state.run.train, state.run.seed, epoch))
         results.append((count_total_steps(state, prepare_epoch(state)), state.train_pairs.source.ids.tolist()))
     (steps_0, ids_0), (steps_2, ids_2) = results
     assert steps_0 == steps_2 and ids_0 != ids_2

@@ -1,0 +1,121 @@
+"""Training pairs that differ from epoch to epoch: augmentation (`augment.*`), and subword regularization, which is a
+new random segmentation of the text (`tokenizer.sampling`)."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from nmt.config import SIDES
+from nmt.data.augmentation import augment_pair
+from nmt.data.batch_encode import concatenate_ids
+from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
+from nmt.data.tokenizer import LanguageTokenizer
+from nmt.runtime.distributed import all_gather, rank, world_size
+
+TEXTS_PER_SEED = 1_000  # pairs changed and segmented with one seed
+Ids = Sequence[int] | Array
+
+
+def local_range(count: int) -> tuple[int, int]:
+    """Return the range of `count` texts that this rank segments.
+
+    Ranges consist of whole chunks of `TEXTS_PER_SEED`, so that results do not depend on the world size.
+    """
+    chunks = -(-count // TEXTS_PER_SEED)
+    first, last = (min(count, chunks * i // world_size() * TEXTS_PER_SEED) for i in (rank(), rank() + 1))
+    return first, last
+
+
+def sample_ids(
+    texts: list[str], best: Sequence[Ids], side: LanguageTokenizer, sampling: float, limit: int, seed: str, first: int
+) -> list[Ids]:
+    """Sample a segmentation of each text, and return its ids.
+
+    An empty text stays empty. A text keeps its best segmentation, given by its ids in `best`, if that or the sampled
+    one exceeds `limit` pieces. `first` is the index of the first text in the corpus.
+    """
+    sequences: list[Ids] = []
+    for start in range(0, len(texts), TEXTS_PER_SEED):
+        chunk = list(zip(texts[start : start + TEXTS_PER_SEED], best[start : start + TEXTS_PER_SEED], strict=True))
+        to_encode = [text if 0 < len(ids) <= limit else "" for text, ids in chunk]
+        sampled = side.encode(to_encode, sampling, f"{seed} {first + start}")
+        sequences += [new if 0 < len(new) <= limit else old for new, (_, old) in zip(sampled, chunk, strict=True)]
+    return sequences
+
+
+def augment_texts(
+    encoded: EncodedPairs, rows: Indices, texts: list[list[str]], ids: list[list[Ids]], seed: str
+) -> None:
+    """Change some of the pairs in these rows, given their texts and ids by side; both are updated in place.
+
+    A pair stays as it is if a side would become empty or longer than the training pairs may be.
+    """
+    assert encoded.augmenter is not None
+    rng = random.Random(seed)
+    links = encoded.augmenter.links
+    changed: list[int] = []
+    new_texts: list[list[str]] = []
+    for i, (row, source, target) in enumerate(zip(rows.tolist(), *texts, strict=True)):
+        new = augment_pair(source, target, links.of_pair(row), encoded.augmenter, rng)
+        if new != [source, target]:
+            changed.append(i)
+            new_texts.append(new)
+    new_ids = [
+        side.encode([new[number] for new in new_texts], threads=1)
+        for number, side in enumerate((encoded.tokenizer.source, encoded.tokenizer.target))
+    ]
+    for i, new, *pair_ids in zip(changed, new_texts, *new_ids, strict=True):
+        if all(0 < len(side_ids) <= encoded.max_length for side_ids in pair_ids):
+            for number in range(len(SIDES)):
+                texts[number][i] = new[number]
+                ids[number][i] = pair_ids[number]
+
+
+def resample_pairs(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs:
+    """Change the training pairs, and segment them again, for an epoch; each rank does its share.
+
+    The result depends only on the arguments, not on the world size. It is held in memory, since augmentation and
+    subword sampling are used with small corpora.
+    """
+    rows = np.sort(encoded.order).astype(np.int64)
+    first, last = local_range(len(rows))
+    tokenizers = encoded.tokenizer.source, encoded.tokenizer.target
+    local_parts: list[list[tuple[Array, Indices]]] = [[], []]
+    with tqdm(total=last - first, desc="segmenting", unit=" pairs", leave=False, disable=rank() > 0 or None) as bar:
+        for start in range(first, last, TEXTS_PER_SEED):
+            chunk_rows = rows[start : min(start + TEXTS_PER_SEED, last)]
+            table = encoded.pairs.slice(chunk_rows[0], chunk_rows[-1] - chunk_rows[0] + 1)
+            columns = [table[name].to_pylist() for name in SIDES]
+            texts = [[column[row] for row in chunk_rows - chunk_rows[0]] for column in columns]
+            ids: list[list[Ids]] = [[side[row] for row in chunk_rows] for side in (encoded.source, encoded.target)]
+            if encoded.augmenter is not None:
+                augment_texts(encoded, chunk_rows, texts, ids, f"{seed} {epoch} {start}")
+            for number, name in enumerate(SIDES):
+                side, side_ids = tokenizers[number], ids[number]
+                if encoded.sampling:
+                    side_seed = f"{seed} {epoch} {name}"
+                    side_ids = sample_ids(
+                        texts[number], side_ids, side, encoded.sampling, encoded.max_length, side_seed, start
+                    )
+                local_parts[number].append(concatenate_ids(side_ids, side))
+            bar.update(len(chunk_rows))
+    local_sides = [concatenate_parts(parts, side) for parts, side in zip(local_parts, tokenizers, strict=True)]
+    ranks = all_gather(local_sides)
+    new_sides = []
+    lengths = np.zeros((2, len(encoded.pairs)), dtype=np.int64)
+    for number, side in enumerate(tokenizers):
+        all_ids, lengths[number, rows] = concatenate_parts([rank_sides[number] for rank_sides in ranks], side)
+        new_sides.append(EncodedSide(all_ids, np.append(0, np.cumsum(lengths[number]))))
+    order, runs = sort_by_length(lengths[:, rows] + 1)
+    order = rows[order].astype(encoded.order.dtype)
+    source, target = new_sides
+    return dataclasses.replace(encoded, source=source, target=target, order=order, runs=runs)
+
+
+def concatenate_parts(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Concatenate the ids and the lengths of parts of a text."""
+    all_ids, all_lengths = zip(concatenate_ids([], side), *parts, strict=True)  # with an empty part for the dtypes
+    return np.concatenate(all_ids), np.concatenate(all_lengths)
