@@ -1,5 +1,6 @@
 """Settings of decoding and of the extraction of links from attention weights."""
 
+import re
 from dataclasses import dataclass, fields, replace
 
 from nmt.config.data import DataConfig
@@ -24,6 +25,11 @@ class SearchConfig:
     no_repeat_ngram: int = setting(0, "n: no n-gram of pieces may occur twice in a translation; 0: off")
     replace_unknown: bool = setting(False, "tokenizer.type=word: replace <unk> by its source word")
     dictionary: str | None = setting(None, "replace_unknown: file of source word, tab, target word")
+    protect: bool = setting(False, "copy numbers of 3 or more digits, addresses, tags and the like from the source")
+    patterns: list[str] = setting(list, "protect: regular expressions of more text to copy")
+    terms: str | None = setting(
+        None, "file of source term, tab, the translation to use; of several for a term the last"
+    )
     groups: int = setting(1, "number of groups in diverse beam search; each avoids the pieces of earlier groups")
     diversity: float = setting(0.5, "groups: penalty per hypothesis of an earlier group that chose the same piece")
     sample: bool = setting(False, "sample n_best translations instead of beam search")
@@ -51,6 +57,15 @@ class SearchConfig:
                 raise UserError(f"search.{low_key}={low} must not exceed search.{high_key}={high}")
         if self.beam % self.groups:
             raise UserError(f"search.groups={self.groups} must evenly divide search.beam={self.beam}")
+        if self.patterns and not self.protect:
+            raise UserError("search.patterns needs search.protect=true")
+        for pattern in self.patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UserError(
+                    f"search.patterns has {pattern!r}, which is not a regular expression: {error}"
+                ) from None
         if self.dictionary and not self.replace_unknown:
             raise UserError(f"search.dictionary={self.dictionary} needs search.replace_unknown=true")
         sampling_keys = ("temperature", "top_k", "top_p", "seed")

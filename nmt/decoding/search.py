@@ -13,7 +13,7 @@ and T target positions, V vocabulary, P prefix positions.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -56,17 +56,33 @@ class SearchModel(Protocol):
     def logits(self, features: Tensor) -> Tensor: ...
 
 
+class Literals(NamedTuple):
+    """The literal pieces that translations must have, each exactly once, and no others."""
+
+    vocabulary: Sequence[int]  # all literal pieces
+    of_sentences: Sequence[Sequence[int]]
+
+
+class Constraints(NamedTuple):
+    """What the translations of all sentences of a search must contain."""
+
+    prefix_BP: Tensor  # tokens that they start with, and PAD from the end of the prefix on, at least in the last column
+    literal_M: Tensor  # the literal pieces of the vocabulary; none if there is nothing to copy
+    literals_BM: Tensor  # whether the translation must have the literal piece, exactly once; else it must not have it
+
+
 # ----------------------------------------------------------------------------------------------------------- one step
-def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, prefix_BP: Tensor) -> Tensor:
+def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, constraints: Constraints) -> Tensor:
     """Set the log-probabilities of tokens that are not allowed at this step to -inf.
 
-    If no token is allowed, the hypothesis may end. Within its prefix, a hypothesis may only follow the prefix. The last
-    column of `prefix_BP` must be PAD, which stands for the end of the prefix.
+    If no token is allowed, the hypothesis may end. Within its prefix, a hypothesis may only follow the prefix.
     """
+    prefix_BP = constraints.prefix_BP
     last = prefix_BP.shape[1] - 1
     # Reading `step_B` synchronizes with a GPU, so there the prefix is always applied.
     has_prefix = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.step_B < last).any()))
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix):
+    has_literals = len(constraints.literal_M) > 0
+    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix or has_literals):
         return logp_BKV
     filtered_BKV = logp_BKV.clone()
     too_short_B = beams.step_B + 1 < beams.min_length_B
@@ -76,11 +92,29 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, prefix_B
         filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
     stuck_BK = filtered_BKV.amax(2) == float("-inf")
     filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
+    if has_literals:
+        filtered_BKV = require_literals(filtered_BKV, logp_BKV, beams, constraints)
     if has_prefix:
         forced_B11 = prefix_BP[beams.sentence_B, beams.step_B.clamp(max=last)].view(-1, 1, 1)
         is_other_B1V = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != forced_B11
         forced_BKV = logp_BKV.masked_fill(is_other_B1V, float("-inf"))
         filtered_BKV = torch.where(forced_B11 == PAD, filtered_BKV, forced_BKV)
+    return filtered_BKV
+
+
+def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, constraints: Constraints) -> Tensor:
+    """Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them.
+
+    When no more steps are left than it takes to write them, nothing else is allowed.
+    """
+    literal_M = constraints.literal_M
+    written_BKM = (beams.tokens_BKT.unsqueeze(3) == literal_M).any(2)
+    missing_BKM = constraints.literals_BM[beams.sentence_B].unsqueeze(1) & ~written_BKM
+    missing_BK1 = missing_BKM.sum(2, keepdim=True)
+    steps_left_B = beams.max_length_B - beams.step_B
+    filtered_BKV.masked_fill_((missing_BK1 > 0) & (missing_BK1 + 1 >= steps_left_B.view(-1, 1, 1)), float("-inf"))
+    filtered_BKV[..., EOS].masked_fill_(missing_BK1.squeeze(2) > 0, float("-inf"))
+    filtered_BKV[..., literal_M] = torch.where(missing_BKM, logp_BKV[..., literal_M], float("-inf"))
     return filtered_BKV
 
 
@@ -301,6 +335,13 @@ def draw_uniform_numbers(source_BS: Tensor, length_B: Tensor, steps: int, config
     return torch.from_numpy(np.stack(numbers))
 
 
+def build_constraints(prefix_BP: Tensor, literals: Literals | None) -> Constraints:
+    literal_M = prefix_BP.new_tensor(literals.vocabulary if literals else [])
+    wanted = literals.of_sentences if literals else [[]] * len(prefix_BP)
+    rows = [torch.isin(literal_M, prefix_BP.new_tensor(ids)) for ids in wanted]
+    return Constraints(prefix_BP, literal_M, torch.stack(rows))
+
+
 @torch.inference_mode()
 def stream_search(
     model: SearchModel,
@@ -311,6 +352,7 @@ def stream_search(
     prefixes: Sequence[Sequence[int]] | None = None,
     max_active: int | None = None,
     on_step: Callable[[Beams], object] | None = None,
+    literals: Literals | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Translate sentences, and yield the index of each and its n best hypotheses, best first, as soon as it is done.
 
@@ -321,6 +363,7 @@ def stream_search(
         max_active: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
             so that source positions can be dropped as sentences get shorter.
         on_step: called after each step with the hypotheses of the batch.
+        literals: the literal pieces that the hypotheses of each sentence must have.
     """
     sentences, device = len(source_BS), source_BS.device
     positions = round_up_source_length(source_BS.shape[1], device)
@@ -329,6 +372,7 @@ def stream_search(
     prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * sentences]
     prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
     prefix_BP = F.pad(prefix_BP, (0, 1), value=PAD).to(device)
+    constraints = build_constraints(prefix_BP, literals)
     initial_beams = init_beams(length_B, positions, prefix_BP, config, model.dtype)
     smallest_limit = int(initial_beams.max_length_B.min())
     numbers_dtype = accumulation_dtype(model.dtype)
@@ -343,7 +387,7 @@ def stream_search(
         rows_B = torch.arange(first, min(first + max_active, sentences), device=device)
         memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
         batch = ActiveBatch(memory, state, initial_beams.select(rows_B).trim_source(positions))
-        batch, _, weights = advance(model, batch, config, prefix_BP, uniform_BTK)
+        batch, _, weights = advance(model, batch, config, constraints, uniform_BTK)
         if keep_weights and weights is not None:
             history.first_weights_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
         batch.beams.finished_BK |= is_done(batch.beams, config).unsqueeze(1)
@@ -355,7 +399,7 @@ def stream_search(
     steps = 1
     while len(active.beams.sentence_B):
         steps += 1
-        active, parent_BK, weights = advance(model, active, config, prefix_BP, uniform_BTK)
+        active, parent_BK, weights = advance(model, active, config, constraints, uniform_BTK)
         if keep_weights and weights is not None:
             history.add(active.beams.sentence_B, parent_BK, weights.dense(positions))
         if on_step is not None:
@@ -392,7 +436,7 @@ def stream_search(
 
 
 def advance(
-    model: SearchModel, active: ActiveBatch, config: SearchConfig, prefix_BP: Tensor, uniform_BTK: Tensor | None
+    model: SearchModel, active: ActiveBatch, config: SearchConfig, constraints: Constraints, uniform_BTK: Tensor | None
 ) -> tuple[ActiveBatch, Tensor | None, AttentionWeights | None]:
     """Decode one token of each hypothesis.
 
@@ -406,7 +450,7 @@ def advance(
     last_token_BK1 = beams.tokens_BKT[:, : 1 if is_first_token else slots, -1:]
     features_NTD, weights, state = model.decode(last_token_BK1.flatten(0, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = filter_logits(logp_BKV, beams, config, prefix_BP)
+    logp_BKV = filter_logits(logp_BKV, beams, config, constraints)
     if config.coverage_penalty:
         assert weights is not None
         beams = update_coverage(beams, weights)

@@ -21,6 +21,7 @@ from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
 from nmt.decoding.hypotheses import Beams, Hypothesis
+from nmt.decoding.protection import ProtectedLine, Protector, restore
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -49,6 +50,7 @@ class Translation:
     ended: bool = True  # whether it ends with `</s>`; for a line translated in parts, whether all of them do
     ranking_score: float | None = None  # score after length and coverage penalty, by which n-best lists are sorted; the
     # sum over the parts of a line; None for samples and given targets, which are not ranked
+    protected: ProtectedLine | None = None  # what literal pieces stand for in the pieces
 
     @property
     def record(self) -> Record:
@@ -56,8 +58,12 @@ class Translation:
 
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
-        source_words, source_index = group_by_words(self.source_pieces)
-        target_words, target_index = group_by_words(self.target_pieces)
+        source_pieces, target_pieces = self.source_pieces, self.target_pieces
+        if self.protected:
+            source_pieces = [restore(piece, self.protected.originals) for piece in source_pieces]
+            target_pieces = [restore(piece, self.protected.translations) for piece in target_pieces]
+        source_words, source_index = group_by_words(source_pieces)
+        target_words, target_index = group_by_words(target_pieces)
         return Record(
             source_pieces=self.source_pieces,
             target_pieces=self.target_pieces,
@@ -143,6 +149,7 @@ def join_translations(parts: list[Translation]) -> Translation:
         weights_TS=torch.block_diag(*blocks).numpy() if keep_weights else None,
         ended=all(part.ended for part in parts),
         ranking_score=sum(ranking_scores) if len(ranking_scores) == len(parts) else None,
+        protected=parts[0].protected if parts else None,
     )
 
 
@@ -155,10 +162,13 @@ class Translator:
     config: SearchConfig
     device: torch.device
     dictionary: dict[str, str] = field(init=False)  # target word by source word, to replace unknown words
+    protector: Protector | None = field(init=False)
     key: str = ""  # digest of the model's checkpoints, compared between the processes of a job
 
     def __post_init__(self) -> None:
-        self.dictionary = read_dictionary(self.config.dictionary)
+        self.dictionary = read_dictionary("search.dictionary", self.config.dictionary)
+        has_protection = self.config.protect or self.config.terms
+        self.protector = Protector(self.config, self.tokenizer) if has_protection else None
         if self.config.replace_unknown and (self.tokenizer.target.has_byte_fallback or not self.model.attends):
             raise UserError(
                 "search.replace_unknown=true needs a model with attention that can output <unk>, as with "
@@ -196,7 +206,8 @@ class Translator:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
         """
         results = [] if results is None else results
-        parts = self.split_lines(lines, prefixes, first_line)
+        protected_lines = self.protect_lines(lines, first_line)
+        parts = self.split_lines([line.text for line in protected_lines], prefixes, first_line)
         warn_if_out_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         config = self.config
         if config.n_best > 1 and not config.sample:
@@ -217,12 +228,15 @@ class Translator:
                 search_keeps_weights,
                 prefix_ids,
                 size,
-                partial(self.notify_watchers, watch, parts, rows, texts_so_far) if watch else None,
+                partial(self.notify_watchers, watch, parts, rows, texts_so_far, protected_lines) if watch else None,
+                self.protector.find_required([parts[row].ids for row in rows]) if self.protector else None,
             )
             for index, hypotheses in search_results:
                 part = parts[rows[index]]
                 options = [
-                    self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words)
+                    self.to_translation(
+                        part.ids, hypothesis, part.source_words, part.prefix_words, protected_lines[part.line]
+                    )
                     for hypothesis in hypotheses
                 ]
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
@@ -253,6 +267,7 @@ class Translator:
         parts: Sequence[LinePart],
         rows: Sequence[int],
         texts_so_far: dict[int, dict[int, str]],
+        protected_lines: Sequence[ProtectedLine],
         beams: Beams,
     ) -> None:
         """Call the functions in `watch` with the best translations so far.
@@ -267,11 +282,26 @@ class Translator:
             line = parts[rows[sentence]].line
             if line in watch:
                 ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
-                texts_so_far[line][rows[sentence]] = self.tokenizer.target.decode(ids)
+                text = restore(self.tokenizer.target.decode(ids), protected_lines[line].translations)
+                texts_so_far[line][rows[sentence]] = text
                 changed.add(line)
         for line in changed:
             texts = texts_so_far[line].values()
             watch[line](next(iter(texts)) if len(texts) == 1 else join_sentences(texts))
+
+    def protect_lines(self, lines: Sequence[str], first_line: int) -> list[ProtectedLine]:
+        """Return the lines with literal pieces in place of what `search.protect` and `search.terms` protect."""
+        if self.protector is None:
+            return [ProtectedLine(line, {}, {}, 0) for line in lines]
+        protected_lines = [self.protector.protect(line) for line in lines]
+        left_out = [number for number, line in enumerate(protected_lines, first_line) if line.left_out]
+        if left_out:
+            log.warning(
+                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.protector.pieces)} "
+                f"numbers, addresses, tags or terms; the last of them are translated like other text "
+                f"({format_first_lines(left_out)})"
+            )
+        return protected_lines
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long."""
@@ -486,22 +516,28 @@ class Translator:
         hypothesis: Hypothesis,
         source_words: Sequence[str] = (),
         prefix_words: Sequence[str] = (),
+        protected: ProtectedLine | None = None,
     ) -> Translation:
         """Return a hypothesis as text and pieces.
 
-        With source words, one for each source id, unknown words in the text are replaced (see `to_text`).
+        With source words, one for each source id, unknown words in the text are replaced (see `to_text`). What literal
+        pieces stand for comes back in the text.
         """
         weights_TS = hypothesis.weights_TS
         if weights_TS is not None:
             weights_TS = weights_TS[:, : len(source_ids) + 1].clone()  # a view would keep the whole batch in memory
+        text = self.to_text(hypothesis, source_words, prefix_words)
+        if protected is not None:
+            text = restore(text, protected.translations)
         return Translation(
-            text=self.to_text(hypothesis, source_words, prefix_words),
+            text=text,
             source_pieces=self.tokenizer.source.pieces([*source_ids, EOS]),
             target_pieces=self.tokenizer.target.pieces(hypothesis.tokens),
             score=hypothesis.score,
             weights_TS=None if weights_TS is None else weights_TS.numpy(),
             ended=hypothesis.tokens[-1:] == [EOS],
             ranking_score=hypothesis.ranking_score,
+            protected=protected if protected and protected.originals else None,
         )
 
     def to_text(self, hypothesis: Hypothesis, source_words: Sequence[str], prefix_words: Sequence[str]) -> str:

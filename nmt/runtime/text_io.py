@@ -111,13 +111,13 @@ def read_chunks(rows: Iterable[T], has_more: Callable[[float], bool]) -> Iterato
         yield chunk
 
 
-def read_dictionary(path: str | None) -> dict[str, str]:
-    """Read a dictionary of target words by source word from a file of tab-separated pairs.
+def read_dictionary(key: str, path: str | None) -> dict[str, str]:
+    """Read translations by source word, or term, from the file of tab-separated pairs that `key` names.
 
     Raises:
         UserError: the file does not exist, or a line is not a pair of words.
     """
-    check_readable({"search.dictionary": path})
+    check_readable({key: path})
     dictionary = {}
     for number, line in enumerate(TextInput(path) if path else (), 1):
         source, tab, target = line.partition("\t")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding.hypotheses import init_beams
-from nmt.decoding.search import beam_step, score_targets
+from nmt.decoding.search import Literals, beam_step, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
 from nmt.model.ensemble import Ensemble
@@ -117,6 +117,10 @@ def reference_ranking_score(score: float, weights_TS: Tensor, config: SearchConf
         {"min_length": 3},
         {"no_repeat_ngram": 1},
         {"no_repeat_ngram": 2, "min_length": 2},
+        {"literals": [5]},
+        {"literals": [5, 8], "length_penalty": 0.0},
+        {"literals": [], "min_length": 2},
+        {"literals": [8], "no_repeat_ngram": 1, "min_length": 3},
     ],
     ids=str,
 )
@@ -130,8 +134,11 @@ def test_large_beam_matches_exhaustive_search(settings: dict[str, Any]) -> None:
     candidates = [[*prefix, EOS] for prefix in prefixes]
     candidates += [list(tokens) for tokens in itertools.product(vocabulary, repeat=max_length)]
     beam = len(vocabulary) ** max_length + 100
+    wanted = settings.get("literals")
+    literals = None if wanted is None else Literals([5, 6, 8], [wanted] * len(source_BS))
+    settings = {key: value for key, value in settings.items() if key != "literals"}
     config = SearchConfig(**{"beam": beam, "n_best": 5, "max_length": max_length, "length_penalty": 1.0} | settings)
-    for row, hypotheses in enumerate(search(model, source_BS, length_B, config)):
+    for row, hypotheses in enumerate(search(model, source_BS, length_B, config, literals=literals)):
         target_BT = torch.full((len(candidates), max_length + 1), PAD)
         for number, tokens in enumerate(candidates):
             target_BT[number, : len(tokens) + 1] = torch.tensor([BOS, *tokens])
@@ -143,6 +150,8 @@ def test_large_beam_matches_exhaustive_search(settings: dict[str, Any]) -> None:
             if candidate.weights_TS is not None
             and len(candidate.tokens) >= config.min_length
             and not (config.no_repeat_ngram and has_repeated_ngram(candidate.tokens, config.no_repeat_ngram))
+            and (wanted is None or sorted(token for token in candidate.tokens if token in (5, 6, 8)) == wanted)
+            and not (wanted and candidate.tokens[-1] in wanted)  # room is left for `</s>`
         ]
         assert [h.tokens for h in hypotheses] == [tokens for _, tokens in sorted(scored, reverse=True)[:5]]
 
@@ -184,10 +193,12 @@ def test_search_options_apply_per_sentence_independent_of_batch(options: str) ->
     source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 7} | SEARCH_OPTIONS[options])
     prefixes = [[], [5], [7, 7], [4, 5, 6], [], [9]]
-    together = search(model, source_BS, length_B, config, prefixes=prefixes)
+    wanted = [[], [10], [11, 12], [12], [], [10, 11, 12]]
+    together = search(model, source_BS, length_B, config, prefixes=prefixes, literals=Literals([10, 11, 12], wanted))
     for row, hypotheses in enumerate(together):
         source, length = single_sentence(row, source_BS, length_B)
-        [alone] = search(model, source, length, config, prefixes=prefixes[row : row + 1])
+        given = {"prefixes": prefixes[row : row + 1], "literals": Literals([10, 11, 12], wanted[row : row + 1])}
+        [alone] = search(model, source, length, config, **given)
         assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
         max_length = min(config.max_length, int(config.max_ratio * length + 20) + len(prefixes[row]))
         min_length = min(max(config.min_length, math.ceil(config.min_ratio * length)), max_length)
@@ -197,6 +208,7 @@ def test_search_options_apply_per_sentence_independent_of_batch(options: str) ->
             assert actual.score == pytest.approx(expected.score, abs=1e-9)
             assert actual.score == pytest.approx(forced.score, abs=1e-9)
             assert tokens[: len(prefixes[row])] == prefixes[row]
+            assert sorted(token for token in tokens if token in (10, 11, 12)) == wanted[row]
             assert min_length <= len(tokens) <= max_length and (tokens[-1] == EOS or len(tokens) == max_length)
             if config.no_repeat_ngram:
                 assert not has_repeated_ngram(tokens[max(0, len(prefixes[row]) - 1) :], config.no_repeat_ngram)
@@ -235,9 +247,10 @@ def test_refilling_finished_rows_does_not_change_results(
     descending, mixed = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)
     for lengths, max_active in ((descending, 5), (mixed, 3), ((5, 2, 7), 1)):
         source_BS, length_B, _ = make_ragged_batch(lengths)
-        given = {"keep_weights": True, "prefixes": prefixes[: len(lengths)]}
+        literals = Literals([10, 11], [[[], [10], [11, 10]][row % 3] for row in range(len(lengths))])
+        given = {"keep_weights": True, "prefixes": prefixes[: len(lengths)], "literals": literals}
         unlimited = search(model, source_BS, length_B, config, **given)
-        assert max_active == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 2
+        assert max_active == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 1
         limited = search(model, source_BS, length_B, config, **given, max_active=max_active)
         for actual, expected, length in zip(limited, unlimited, lengths, strict=True):
             assert [h.tokens for h in actual] == [h.tokens for h in expected]
