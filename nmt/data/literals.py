@@ -8,14 +8,16 @@ import regex
 # Separators within numbers are ignored: 1,000 = 1.000 = 1 000.
 NUMBER = regex.compile(r"\d{1,3}(?: \d{3})+(?!\d)|\d+(?:[.,'’\u00a0\u202f\u066b\u066c]\d+)*")
 NON_DIGIT = regex.compile(r"\D+")
+NO_LETTER_BEFORE = r"(?<![A-Za-z0-9])"  # but perhaps one of a script without spaces
+FULL_WIDTH_MARKS = "，。、；：！？（）「」『』《》"  # not part of a URL
 FINAL_MARKS = ".,;:!?'\"»”’)]}"  # at the end of a URL they belong to the sentence
 
 # Where patterns overlap, the first in this order that matches at the leftmost place counts. Repetitions before a fixed
 # character are bounded, so that the time is proportional to the length of the sentence.
 PATTERNS = {
     "tags": r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>",
-    "urls": r"\b(?:[a-z][a-z0-9+.-]{1,20}://|www\.)[^\s<>\"]+",
-    "emails": r"\b[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]+)+",
+    "urls": rf"{NO_LETTER_BEFORE}(?:[a-z][a-z0-9+.-]{{1,20}}://|www\.)[^\s<>\"{FULL_WIDTH_MARKS}]+",
+    "emails": rf"{NO_LETTER_BEFORE}[A-Za-z0-9_.+-]{{1,64}}@[A-Za-z0-9-]{{1,64}}(?:\.[A-Za-z0-9-]+)+",
     "placeholders": (
         r"\$?\{\{?[\w.:]*\}?\}"  # {name}, {0}, ${name}, {{name}}
         r"|(?<![\d%])%(?:\([\w.]+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh|ll|[hlLqjzt])?[diouxXeEfgGcsp](?![A-Za-z])"  # %s

@@ -61,7 +61,8 @@ class Protector:
     def protect(self, line: str) -> ProtectedLine:
         """Replace what is to be protected in a line by literal pieces, one for each place."""
         found = select_replacements(self.find_replacements(line))
-        kept = dict(zip(self.pieces, found, strict=False))
+        unused = (piece for piece in self.pieces if piece not in line)
+        kept = dict(zip(unused, found, strict=False))
         parts, end = [], 0
         for piece, replacement in kept.items():
             parts += [line[end : replacement.start], piece]
@@ -78,8 +79,6 @@ class Protector:
         for pattern in self.patterns:
             for match in pattern.finditer(line):
                 yield Replacement(match.start(), match.end(), self.terms.get(match[0], match[0]))
-        for match in LITERAL_PIECE.finditer(line):  # the text has such a character already
-            yield Replacement(match.start(), match.end(), match[0])
         for literal in find_literals(line) if self.protects_literals else ():
             text = line[literal.start : literal.end]
             if literal.kind != "numbers" or len(NON_DIGIT.sub("", text)) >= MIN_DIGITS:

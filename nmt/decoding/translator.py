@@ -162,13 +162,13 @@ class Translator:
     config: SearchConfig
     device: torch.device
     dictionary: dict[str, str] = field(init=False)  # target word by source word, to replace unknown words
-    protector: Protector | None = field(init=False)
+    protector: Protector | None = field(init=False)  # None: the vocabulary has no literal pieces
     key: str = ""  # digest of the model's checkpoints, compared between the processes of a job
 
     def __post_init__(self) -> None:
         self.dictionary = read_dictionary("search.dictionary", self.config.dictionary)
-        has_protection = self.config.protect or self.config.terms
-        self.protector = Protector(self.config, self.tokenizer) if has_protection else None
+        needs_protector = self.config.protect or self.config.terms or self.tokenizer.source.literal_ids
+        self.protector = Protector(self.config, self.tokenizer) if needs_protector else None
         if self.config.replace_unknown and (self.tokenizer.target.has_byte_fallback or not self.model.attends):
             raise UserError(
                 "search.replace_unknown=true needs a model with attention that can output <unk>, as with "

@@ -30,7 +30,7 @@ function logProbabilities(logits) {
 }
 
 /** Exclude tokens that are not allowed at this step. If no token is allowed, the hypothesis may end. */
-function filterTokens(logp, hypothesis, minLength, config) {
+function filterTokens(logp, hypothesis, minLength, maxLength, config) {
   const { tokens } = hypothesis, n = config.no_repeat_ngram, end = logp[EOS];
   if (tokens.length + 1 < minLength) logp[EOS] = -Infinity;
   if (n && tokens.length + 1 >= n) {  // `<s>` is part of the first n-gram
@@ -40,6 +40,16 @@ function filterTokens(logp, hypothesis, minLength, config) {
     }
   }
   if (logp.every(value => value === -Infinity)) logp[EOS] = end;
+  requireLiterals(logp, tokens, maxLength, config.literals);
+}
+
+/** Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them. */
+function requireLiterals(logp, tokens, maxLength, { vocabulary, wanted }) {
+  const missing = wanted.filter(id => !tokens.includes(id)), values = missing.map(id => logp[id]);
+  if (missing.length) logp[EOS] = -Infinity;
+  if (missing.length && missing.length + 1 >= maxLength - tokens.length) logp.fill(-Infinity);
+  for (const id of vocabulary) logp[id] = -Infinity;
+  missing.forEach((id, i) => { logp[id] = values[i]; });
 }
 
 /** Return the indices of the k largest values, largest first; of equal values the first. */
@@ -71,7 +81,8 @@ function append(hypothesis, token, score, weights) {
  * Return the hypotheses of a sentence, best first.
  *
  * @param ids of the source, with `</s>`
- * @param config `search.*`; the search goes on until all hypotheses are finished, or as long as they may be
+ * @param config `search.*`, and literals: the literal pieces of the vocabulary, and those that the translation must have,
+ *   each exactly once, {vocabulary: ids, wanted: ids}; the search goes on until all hypotheses are finished, or as long as they may be
  * @param onStep is called with the best hypothesis after each token, and awaited; it stops the search by throwing
  */
 async function search(model, ids, config, onStep) {
@@ -88,7 +99,7 @@ async function search(model, ids, config, onStep) {
     const candidates = beam.flatMap(hypothesis => {
       if (hypothesis.finished) return [{ hypothesis }];
       const row = active.indexOf(hypothesis), logp = logProbabilities(read.logits[row]);
-      filterTokens(logp, hypothesis, minLength, config);
+      filterTokens(logp, hypothesis, minLength, maxLength, config);
       return largestIndices(logp, config.beam).filter(token => logp[token] > -Infinity).map(token =>
         ({ row, hypothesis: append(hypothesis, token, hypothesis.score + logp[token], read.weights?.[row]) }));
     });

@@ -5,6 +5,7 @@ const BYTE_COUNT = 256;
 const UNKNOWN_PENALTY = 10;  // log-probability of an unknown character below the worst piece
 const SILENT_PIECES = ["<pad>", "<s>", "</s>"];  // without text of their own
 const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u;
+const LITERAL_PIECE = /^[\u{f0000}-\u{f00ff}]$/u;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
@@ -23,6 +24,7 @@ class LanguageTokenizer {
     this.ids = new Map(ordinary.map((piece, index) => [piece, data.first + index]));
     this.symbolIds = new Map();
     for (let id = data.symbols[0]; id < data.symbols[1]; id++) this.symbolIds.set(data.pieces[id], id);
+    this.literalIds = [...this.symbolIds].filter(([piece]) => LITERAL_PIECE.test(piece)).map(([, id]) => id);
     // A symbol has a bonus, so that unigram segmentation always chooses it.
     const best = scores.subarray(data.first).reduce((a, b) => Math.max(a, b), -Infinity);
     const worst = scores.subarray(data.first).reduce((a, b) => Math.min(a, b), Infinity);

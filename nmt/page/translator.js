@@ -97,7 +97,9 @@ class Translator {
     const parts = ids.length > limit ? splitLongLine(ids, ids.map(id => this.source.pieces[id]), limit) : [ids];
     const results = [], texts = [];  // of each part: hypotheses with different texts, and the best text
     for (const part of parts) {
-      const hypotheses = await search(this.model, [...part, EOS], config,
+      const places = part.map(id => this.source.literalIds.indexOf(id)).filter(place => place >= 0);
+      const literals = { vocabulary: this.target.literalIds, wanted: places.map(place => this.target.literalIds[place]) };
+      const hypotheses = await search(this.model, [...part, EOS], { ...config, literals },
         best => onStep?.(joinTexts([...texts, this.target.decode(best.tokens)])));
       results.push(this.addTexts(hypotheses));
       texts.push(results.at(-1)[0].text);

@@ -34,6 +34,7 @@ from nmt.config import BOS, EOS, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
+from nmt.decoding.search import Literals
 from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -166,18 +167,25 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
+WANTED = ([], [10], [12, 11])
+
+
 @pytest.mark.parametrize("style", ["bahdanau", "input feeding", "transformer"])
 def test_search_matches_python(evaluate: Evaluate, style: str) -> None:
     config = make_attention_config(style, score="scaled_dot" if style == "transformer" else "additive")
     model = sharpen(build_random_model(config), 1.5)
     load_model(evaluate, model, config)
     options = [options for name, options in SEARCH_OPTIONS.items() if name not in ("groups", "sample")]
-    for settings, beam in itertools.product(options, (1, 4)):
+    for settings, beam, wanted in zip(options * 2, [1] * len(options) + [4] * len(options), itertools.cycle(WANTED)):
         search_config = SearchConfig(beam=beam, n_best=beam, **{"max_ratio": 1.5} | settings)
         source = make_ids(7, beam)
-        [expected] = search(model, torch.tensor([source]), torch.tensor([7]), search_config, keep_weights=True)
+        literals = Literals([10, 11, 12], [wanted])
+        [expected] = search(
+            model, torch.tensor([source]), torch.tensor([7]), search_config, keep_weights=True, literals=literals
+        )
+        given = asdict(search_config) | {"literals": {"vocabulary": literals.vocabulary, "wanted": wanted}}
         found = evaluate(
-            f"search(model, {source}, {json.dumps(asdict(search_config))}).then(beam => beam.map(({{ tokens, score, "
+            f"search(model, {source}, {json.dumps(given)}).then(beam => beam.map(({{ tokens, score, "
             "ranking, weights }) => ({ tokens, score, ranking, weights: weights.map(row => [...row]) })))"
         )
         assert [hypothesis["tokens"] for hypothesis in found] == [hypothesis.tokens for hypothesis in expected]

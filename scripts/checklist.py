@@ -1,0 +1,181 @@
+"""What does a translator make of numbers, addresses, tags, capitals, typos and names that it never saw?
+
+python scripts/checklist.py checkpoint=runs/mine split=test cases=300 protect=false
+
+For each kind of change, up to `cases` sentence pairs of a split are changed on both sides (a typo on the source side
+only), and original and changed sentences are translated. `BLEU` and its difference compare each with its own
+references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
+once. Words to replace are found by the aligner, trained on the split itself.
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from settings import parse_settings
+
+import nmt
+from nmt.data.augmentation import (
+    Edit,
+    Link,
+    apply_edits,
+    capitalize,
+    draw_digits,
+    find_shared_literals,
+    is_shared_name,
+    remove_final_marks,
+    replace_digits,
+)
+from nmt.data.corpus import iter_column, load_pairs
+from nmt.data.literals import find_numbers
+from nmt.evaluation.metrics import build_bleu_metric, score_corpus
+from nmt.training.aligned_words import align_pairs
+from nmt.training.checkpoint import find_checkpoint, load_config
+
+SYLLABLES = ("Bo", "ka", "ri", "mel", "tu", "san", "dor", "vi", "lun", "pe", "gar", "zo")
+
+
+class Case(NamedTuple):
+    """A changed sentence pair, and what its translation must contain exactly once."""
+
+    source: str
+    target: str
+    inserted: Sequence[str] = ()
+
+
+Change = Callable[[str, str, Sequence[Link], random.Random], Case | None]
+
+
+def edit_pair(source: str, target: str, edits: Sequence[Edit], inserted: Sequence[str]) -> Case:
+    new_source, new_target = apply_edits(source, target, edits)
+    return Case(new_source, new_target, inserted)
+
+
+def replace_word(source: str, target: str, links: Sequence[Link], rng: random.Random, text: str) -> Case | None:
+    """Replace a word and its translation."""
+    if not links or text in source:
+        return None
+    return edit_pair(source, target, [Edit(rng.choice(links), text, text)], [text])
+
+
+def change_numbers(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    """Give numbers other digits; those with a separator keep their length."""
+    edits, inserted = [], []
+    for link in find_shared_literals(source, target, ["numbers"]):
+        old = source[link[0] : link[1]], target[link[2] : link[3]]
+        is_plain = all(text.isdecimal() for text in old)
+        digits = draw_digits(rng.randint(2, 8) if is_plain else sum(map(str.isdecimal, old[0])), rng)
+        inserted.append(digits)
+        edits.append(Edit(link, *([digits] * 2 if is_plain else [replace_digits(text, digits) for text in old])))
+    return edit_pair(source, target, edits, inserted) if edits else None
+
+
+def insert_number(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    return replace_word(source, target, links, rng, draw_digits(rng.randint(2, 8), rng))
+
+
+def insert_address(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    name = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 9)))
+    address = rng.choice([f"{name}@example.org", f"https://example.org/{name}?id={rng.randint(1, 999)}"])
+    return replace_word(source, target, links, rng, address)
+
+
+def insert_tags(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    """Put a pair of tags around a word and its translation."""
+    if not links:
+        return None
+    link, name = rng.choice(links), rng.choice(["b", "i", "ent1", "span"])
+    sides = source[link[0] : link[1]], target[link[2] : link[3]]
+    edit = Edit(link, *(f"<{name}>{text}</{name}>" for text in sides))
+    return edit_pair(source, target, [edit], [f"<{name}>", f"</{name}>"])
+
+
+def write_capitals(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    return Case(capitalize(source, ""), capitalize(target, ""))
+
+
+def drop_final_mark(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    new_source, new_target = remove_final_marks([source, target])
+    return Case(new_source, new_target) if new_source != source else None
+
+
+def make_typo(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    """Exchange two neighboring letters within a word of the source."""
+    words = [match.span() for match in re.finditer(r"[^\W\d_]{4,}", source)]
+    if not words:
+        return None
+    start, end = rng.choice(words)
+    i = rng.randrange(start + 1, end - 2)
+    return Case(source[:i] + source[i + 1] + source[i] + source[i + 2 :], target)
+
+
+def change_name(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
+    """Replace a name by one that does not exist."""
+    names = [link for link in links if is_shared_name(source, target, link)]
+    return replace_word(source, target, names, rng, "".join(rng.sample(SYLLABLES, 3)).capitalize())
+
+
+CHANGES: dict[str, Change] = {
+    "other numbers": change_numbers,
+    "a number for a word": insert_number,
+    "an address for a word": insert_address,
+    "tags around a word": insert_tags,
+    "capitals": write_capitals,
+    "no final mark": drop_final_mark,
+    "a typo": make_typo,
+    "another name": change_name,
+}
+
+
+def count_exactly_once(translation: str, inserted: Sequence[str]) -> int:
+    """Return how many of the inserted texts stand in a translation once; numbers without regard to separators."""
+    numbers = find_numbers(translation)
+    return sum((numbers.count(text) if text.isdecimal() else translation.count(text)) == 1 for text in inserted)
+
+
+def main() -> None:
+    settings = parse_settings(checkpoint="", split="test", cases="300", protect="false", path="", beam="5")
+    model = nmt.load(settings["checkpoint"], protect=settings["protect"] == "true", beam=int(settings["beam"]))
+    run = load_config(find_checkpoint(settings["checkpoint"])[0])
+    data = dataclasses.replace(run.data, path=settings["path"] or run.data.path)
+    pairs = load_pairs(data, settings["split"])
+    sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    links = align_pairs(sources, targets)
+    metric = build_bleu_metric("auto" if run.bleu_tokenizer == "auto" else run.bleu_tokenizer, targets)
+
+    def translate(lines: Sequence[str]) -> list[str]:
+        return [translation.text for translation in model.translate(list(lines))]
+
+    def score(translations: Sequence[str], references: Sequence[str]) -> float:
+        lowered = ([text.lower() for text in texts] for texts in (translations, references))
+        return score_corpus(metric, *lowered) or 0.0
+
+    originals: dict[int, str] = {}
+    for name, change in CHANGES.items():
+        rng = random.Random(1)
+        rows = rng.sample(range(len(sources)), len(sources))
+        cases: dict[int, Case] = {}
+        for row in rows:
+            case = change(sources[row], targets[row], links.of_pair(row), rng)
+            if case is not None and len(cases) < int(settings["cases"]):
+                cases[row] = case
+        if not cases:
+            print(f"{name}: no sentence to change")
+            continue
+        new = [row for row in cases if row not in originals]
+        originals |= zip(new, translate([sources[row] for row in new]), strict=True)
+        before = score([originals[row] for row in cases], [targets[row] for row in cases])
+        translations = translate([case.source for case in cases.values()])
+        after = score(translations, [case.target for case in cases.values()])
+        inserted = sum(len(case.inserted) for case in cases.values())
+        kept = sum(
+            count_exactly_once(text, case.inserted) for text, case in zip(translations, cases.values(), strict=True)
+        )
+        share = f", {kept:,} of {inserted:,} kept ({kept / inserted:.1%})" if inserted else ""
+        print(f"{name}: {len(cases):,} sentences, BLEU {before:.2f} to {after:.2f} ({after - before:+.2f}){share}")
+
+
+if __name__ == "__main__":
+    main()
