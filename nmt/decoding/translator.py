@@ -53,6 +53,11 @@ class Translation:
     protected: ProtectedLine | None = None  # what literal pieces stand for in the pieces
 
     @property
+    def confidence(self) -> float:
+        """The geometric mean of the probabilities of its pieces; 1 for an empty line."""
+        return math.exp(self.score / max(1, len(self.target_pieces)))
+
+    @property
     def record(self) -> Record:
         """The pieces with their attention weights, and the words they form.
 
@@ -85,6 +90,7 @@ class LinePart:
     prefix_ids: list[int]  # target ids that the translation starts with
     prefix_words: list[str]  # the word of each prefix id; only used to replace unknown words
     source_words: list[str]  # the word of each source id; only used to replace unknown words
+    protected: ProtectedLine  # the line
 
 
 def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
@@ -206,8 +212,7 @@ class Translator:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
         """
         results = [] if results is None else results
-        protected_lines = self.protect_lines(lines, first_line)
-        parts = self.split_lines([line.text for line in protected_lines], prefixes, first_line)
+        parts = self.split_lines(lines, prefixes, first_line)
         warn_if_out_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         config = self.config
         if config.n_best > 1 and not config.sample:
@@ -228,15 +233,13 @@ class Translator:
                 search_keeps_weights,
                 prefix_ids,
                 size,
-                partial(self.notify_watchers, watch, parts, rows, texts_so_far, protected_lines) if watch else None,
+                partial(self.notify_watchers, watch, parts, rows, texts_so_far) if watch else None,
                 self.protector.find_required([parts[row].ids for row in rows]) if self.protector else None,
             )
             for index, hypotheses in search_results:
                 part = parts[rows[index]]
                 options = [
-                    self.to_translation(
-                        part.ids, hypothesis, part.source_words, part.prefix_words, protected_lines[part.line]
-                    )
+                    self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.protected)
                     for hypothesis in hypotheses
                 ]
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
@@ -267,7 +270,6 @@ class Translator:
         parts: Sequence[LinePart],
         rows: Sequence[int],
         texts_so_far: dict[int, dict[int, str]],
-        protected_lines: Sequence[ProtectedLine],
         beams: Beams,
     ) -> None:
         """Call the functions in `watch` with the best translations so far.
@@ -279,10 +281,11 @@ class Translator:
         """
         changed = set()  # lines
         for sentence, tokens in zip(beams.sentence_B.tolist(), beams.tokens_BKT[:, 0].tolist(), strict=True):
-            line = parts[rows[sentence]].line
+            part = parts[rows[sentence]]
+            line = part.line
             if line in watch:
                 ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
-                text = restore(self.tokenizer.target.decode(ids), protected_lines[line].translations)
+                text = restore(self.tokenizer.target.decode(ids), part.protected.translations)
                 texts_so_far[line][rows[sentence]] = text
                 changed.add(line)
         for line in changed:
@@ -306,7 +309,8 @@ class Translator:
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long."""
         ids_of_prefixes = [[] for _ in lines] if prefixes is None else self.tokenizer.target.encode(list(prefixes))
-        ids_of_lines = self.tokenizer.source.encode(list(lines))
+        protected_lines = self.protect_lines(lines, first_line)
+        ids_of_lines = self.tokenizer.source.encode([line.text for line in protected_lines])
         limit = self.config.max_source
         parts = []
         split_line_numbers = []
@@ -335,7 +339,8 @@ class Translator:
             start = 0
             for part_ids in ids_of_parts:
                 end = start + len(part_ids)
-                parts.append(LinePart(index, part_ids, prefix_ids, prefix_words, source_words[start:end]))
+                words = source_words[start:end]
+                parts.append(LinePart(index, part_ids, prefix_ids, prefix_words, words, protected_lines[index]))
                 prefix_ids, prefix_words = [], []
                 start = end
         if split_line_numbers:
@@ -587,7 +592,13 @@ def describe_translations(line: str, options: list[Translation], links: LinksCon
         translations.append(
             {
                 "text": option.text,
-                **replace_nonfinite({"score": option.score, "ranking_score": option.ranking_score}),
+                **replace_nonfinite(
+                    {
+                        "score": option.score,
+                        "ranking_score": option.ranking_score,
+                        "confidence": option.confidence,
+                    }
+                ),
                 "source_words": restore_unknown_words(line, record.source_words),
                 "target_words": restore_unknown_words(option.text, record.target_words),
                 "source_pieces": option.source_pieces,

@@ -23,6 +23,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.data.words import join_sentences
 from nmt.decoding import translator
+from nmt.decoding.protection import ProtectedLine
 from nmt.model.seq2seq import build_model
 from nmt.training.checkpoint import load_config
 
@@ -89,6 +90,8 @@ def test_ranking_score(home: Path) -> None:
     scores = [translation.ranking_score or 0.0 for translation in splitting.translate(texts)]
     assert len(parts) > 1 and joined.ranking_score == pytest.approx(sum(scores), rel=1e-5)
     assert [splitting.translate([empty])[0].ranking_score for empty in ("", " ")] == [0, 0]
+    assert [splitting.translate([empty])[0].confidence for empty in ("", " ")] == [1, 1]
+    assert joined.confidence == pytest.approx(np.exp(joined.score / len(joined.target_pieces)))
     # Forced decoding and sampling rank nothing.
     assert splitting.translator.score(LINES[:1], ["A dog ."])[0].ranking_score is None
     samples = load(sample=True, n_best=2).translate_n_best(["", *LINES, line])
@@ -140,7 +143,7 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
             return super().__getitem__(row)
 
     lines = [row // 2 for row in range(600)]  # two parts each
-    parts = CountedParts([translator.LinePart(line, [], [], [], []) for line in lines])
+    parts = CountedParts([translator.LinePart(line, [], [], [], [], ProtectedLine("", {}, {}, 0)) for line in lines])
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}
     tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))

@@ -63,8 +63,9 @@ def test_answers_equal_nmt_translate(served: Running, home: Path) -> None:
     for [got], expected in zip(answer["details"], records, strict=True):
         assert got["source"] == expected["source"]
         for ours, theirs in zip(got["translations"], expected["translations"], strict=True):
-            scores = [pytest.approx(theirs.pop(name), abs=1e-4) for name in ("score", "ranking_score")]
-            assert [ours.pop(name) for name in ("score", "ranking_score")] == scores
+            names = ("score", "ranking_score", "confidence")
+            scores = [pytest.approx(theirs.pop(name), abs=1e-4) for name in names]
+            assert [ours.pop(name) for name in names] == scores
             assert ours == theirs
     assert ask(served.url, LINES) == {"translatedText": answer["translatedText"]}
     # One text keeps its line breaks.
