@@ -117,7 +117,7 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
     prepare_model(model, choose_precision(command.precision, device), device)
-    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key), run
+    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key=key), run
 
 
 def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:

@@ -213,7 +213,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
     metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.with_source_limit_of(run.data)
-    translator = Translator(with_cuda_graphs(model, device), tokenizer, search, device)
+    translator = Translator(with_cuda_graphs(model, device), tokenizer, search, device, run.data.languages)
     start_time = time.perf_counter()
     translations = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
     check_scores(translations, 1)

@@ -11,7 +11,6 @@ import os
 
 from nmt.api import open_translator
 from nmt.config import ServeRun
-from nmt.config.data import last_component
 from nmt.errors import UserError, extra_command
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_device
@@ -33,7 +32,7 @@ def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
     directions: list[tuple[str, str]] = []
     for paths in models:
         data = load_config(find_checkpoint(paths[0])[0]).data
-        direction = last_component(data.source), last_component(data.target)
+        direction = data.languages
         if direction in directions:
             first = models[directions.index(direction)][0]
             raise UserError(

@@ -21,7 +21,6 @@ from nmt.data.augmentation import (
     Edit,
     Link,
     apply_edits,
-    capitalize,
     draw_digits,
     find_shared_literals,
     is_shared_name,
@@ -93,7 +92,7 @@ def insert_tags(source: str, target: str, links: Sequence[Link], rng: random.Ran
 
 
 def write_capitals(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:
-    return Case(capitalize(source, ""), capitalize(target, ""))
+    return Case(source.upper(), target.upper())
 
 
 def drop_final_mark(source: str, target: str, links: Sequence[Link], rng: random.Random) -> Case | None:

@@ -94,6 +94,11 @@ class DataConfig:
                 "for your own text use data=text data.path=FOLDER"
             )
 
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of source and target, such as `de`, as far as the names of the sides tell them."""
+        return last_component(self.source), last_component(self.target)
+
 
 @dataclass(slots=True)
 class TokenizerConfig:
@@ -148,8 +153,8 @@ class TokenizerConfig:
 class AugmentConfig:
     """Random changes of training pairs, drawn anew in each epoch. Each value is the share of pairs to change."""
 
-    capitals: float = setting(0.0, "both sides in capitals")
-    title: float = setting(0.0, "a capital at the beginning of each word")
+    lower_case: float = setting(0.0, "the source in small letters; see search.capitals")
+    title: float = setting(0.0, "the source with a capital at the beginning of each word")
     final_mark: float = setting(0.0, "without the marks at the end")
     numbers: float = setting(0.0, "other numbers; or a number in place of a word and its translation")
     names: float = setting(0.0, "other names: words that are the same on both sides")

@@ -1,7 +1,7 @@
 """Settings of decoding and of the extraction of links from attention weights."""
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 from nmt.config.data import DataConfig
 from nmt.config.fields import setting
@@ -25,6 +25,7 @@ class SearchConfig:
     no_repeat_ngram: int = setting(0, "n: no n-gram of pieces may occur twice in a translation; 0: off")
     replace_unknown: bool = setting(False, "tokenizer.type=word: replace <unk> by its source word")
     dictionary: str | None = setting(None, "replace_unknown: file of source word, tab, target word")
+    capitals: bool = setting(True, "translate a line in capitals as one in small letters, and return it in capitals")
     protect: bool = setting(False, "copy numbers of 3 or more digits, addresses, tags and the like from the source")
     patterns: list[str] = setting(list, "protect: regular expressions of more text to copy")
     terms: str | None = setting(
@@ -79,7 +80,10 @@ class SearchConfig:
 
     def format_changed(self, *keys: str) -> str:
         """Return `search.key=value` for those of these keys whose value is not the default, separated by spaces."""
-        default = {item.name: item.default for item in fields(self)}
+        default = {
+            item.name: item.default if item.default_factory is MISSING else item.default_factory()
+            for item in fields(self)
+        }
         return " ".join(f"search.{key}={getattr(self, key)}" for key in keys if getattr(self, key) != default[key])
 
     def with_source_limit_of(self, *corpora: DataConfig) -> "SearchConfig":

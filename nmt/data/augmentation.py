@@ -1,6 +1,7 @@
 """Random changes of training pairs, which make a model translate what its training text has too little of.
 
-Each function changes both sides of a pair alike. Links are positions of words that translate each other, with no other
+Both sides of a pair are changed alike, but letter case on the source side only: whoever writes in small letters wants a
+translation as good as any. Links are positions of words that translate each other, with no other
 word between them: (source start, source end, target start, target end), in characters.
 """
 
@@ -14,15 +15,14 @@ import numpy.typing as npt
 import regex
 
 from nmt.config import AugmentConfig
+from nmt.data.letter_case import to_lower, to_title
 from nmt.data.literals import find_literals
 from nmt.data.tokenizer import FIRST_LITERAL_PIECE
 
 MAX_REPLACED = 3  # words of a pair that literal pieces replace
 MAX_DIGITS = 8  # of a number in place of a word
 FINAL_MARKS = ".!?。．！？؟۔।॥…"
-WORD = regex.compile(r"\S+")
 DIGIT = regex.compile(r"\d")
-DOTTED_LANGUAGES = ("tr", "az")  # the capital letter of i is İ, that of ı is I
 Link = tuple[int, int, int, int]
 
 
@@ -54,7 +54,7 @@ class Augmenter(NamedTuple):
 
     config: AugmentConfig
     literal_pieces: int  # of the tokenizer
-    languages: tuple[str, str]  # names of source and target
+    language: str  # code of the source
     links: PairLinks
     names: Sequence[str]  # of the corpus; see `find_names`
 
@@ -85,10 +85,10 @@ def augment_pair(
     sides = apply_edits(source, target, edits)
     if rng.random() < config.final_mark:
         sides = remove_final_marks(sides)
-    if rng.random() < config.capitals:
-        sides = [capitalize(text, name) for text, name in zip(sides, augmenter.languages, strict=True)]
+    if rng.random() < config.lower_case:
+        sides[0] = to_lower(sides[0], augmenter.language)
     elif rng.random() < config.title:
-        sides = [capitalize_words(text, name) for text, name in zip(sides, augmenter.languages, strict=True)]
+        sides[0] = to_title(sides[0], augmenter.language)
     return sides
 
 
@@ -164,14 +164,20 @@ def replace_digits(text: str, digits: str) -> str:
 def replace_names(
     source: str, target: str, links: Sequence[Link], names: Sequence[str], rng: random.Random
 ) -> list[Edit]:
-    """Replace each linked word that is the same on both sides by another such word of the corpus."""
+    """Replace each name by another one of the corpus, or an invented one."""
     replacements: dict[str, str] = {}
     edits = []
     for link in links:
         if is_shared_name(source, target, link):
-            new = replacements.setdefault(source[link[0] : link[1]], rng.choice(names))
+            new = replacements.setdefault(source[link[0] : link[1]], draw_name(names, rng))
             edits.append(Edit(link, new, new))
     return edits
+
+
+def draw_name(names: Sequence[str], rng: random.Random) -> str:
+    """Return a name, or one invented from the beginning of a name and the end of another."""
+    first, second = rng.choice(names), rng.choice(names)
+    return first[: rng.randint(min(2, len(first)), len(first))] + second[rng.randint(1, len(second)) :]
 
 
 def is_shared_name(source: str, target: str, link: Link) -> bool:
@@ -185,15 +191,3 @@ def remove_final_marks(sides: list[str]) -> list[str]:
     if all(text[-1:] in FINAL_MARKS and text[-2:-1] not in FINAL_MARKS for text in sides if text):
         return [text[:-1].rstrip() for text in sides]
     return sides
-
-
-def capitalize(text: str, language: str) -> str:
-    """Return a text in capitals."""
-    if language in DOTTED_LANGUAGES:
-        text = text.replace("i", "İ")
-    return text.upper()
-
-
-def capitalize_words(text: str, language: str) -> str:
-    """Return a text in which each word begins with a capital, as in a heading."""
-    return WORD.sub(lambda match: capitalize(match[0][0], language) + match[0][1:], text)

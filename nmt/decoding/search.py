@@ -336,6 +336,7 @@ def draw_uniform_numbers(source_BS: Tensor, length_B: Tensor, steps: int, config
 
 
 def build_constraints(prefix_BP: Tensor, literals: Literals | None) -> Constraints:
+    """Return the constraints of a search as tensors."""
     literal_M = prefix_BP.new_tensor(literals.vocabulary if literals else [])
     wanted = literals.of_sentences if literals else [[]] * len(prefix_BP)
     rows = [torch.isin(literal_M, prefix_BP.new_tensor(ids)) for ids in wanted]

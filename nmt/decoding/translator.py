@@ -21,7 +21,7 @@ from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
 from nmt.decoding.hypotheses import Beams, Hypothesis
-from nmt.decoding.protection import ProtectedLine, Protector, restore
+from nmt.decoding.preparation import PreparedLine, Preparer, restore_literals
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -50,7 +50,7 @@ class Translation:
     ended: bool = True  # whether it ends with `</s>`; for a line translated in parts, whether all of them do
     ranking_score: float | None = None  # score after length and coverage penalty, by which n-best lists are sorted; the
     # sum over the parts of a line; None for samples and given targets, which are not ranked
-    protected: ProtectedLine | None = None  # what literal pieces stand for in the pieces
+    prepared: PreparedLine | None = None  # the line as it was translated
 
     @property
     def confidence(self) -> float:
@@ -64,9 +64,9 @@ class Translation:
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
         source_pieces, target_pieces = self.source_pieces, self.target_pieces
-        if self.protected:
-            source_pieces = [restore(piece, self.protected.originals) for piece in source_pieces]
-            target_pieces = [restore(piece, self.protected.translations) for piece in target_pieces]
+        if self.prepared and self.prepared.originals:
+            source_pieces = [restore_literals(piece, self.prepared.originals) for piece in source_pieces]
+            target_pieces = [restore_literals(piece, self.prepared.translations) for piece in target_pieces]
         source_words, source_index = group_by_words(source_pieces)
         target_words, target_index = group_by_words(target_pieces)
         return Record(
@@ -90,7 +90,7 @@ class LinePart:
     prefix_ids: list[int]  # target ids that the translation starts with
     prefix_words: list[str]  # the word of each prefix id; only used to replace unknown words
     source_words: list[str]  # the word of each source id; only used to replace unknown words
-    protected: ProtectedLine  # the line
+    prepared: PreparedLine  # the line as it is translated
 
 
 def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
@@ -155,7 +155,7 @@ def join_translations(parts: list[Translation]) -> Translation:
         weights_TS=torch.block_diag(*blocks).numpy() if keep_weights else None,
         ended=all(part.ended for part in parts),
         ranking_score=sum(ranking_scores) if len(ranking_scores) == len(parts) else None,
-        protected=parts[0].protected if parts else None,
+        prepared=parts[0].prepared if parts else None,
     )
 
 
@@ -168,13 +168,13 @@ class Translator:
     config: SearchConfig
     device: torch.device
     dictionary: dict[str, str] = field(init=False)  # target word by source word, to replace unknown words
-    protector: Protector | None = field(init=False)  # None: the vocabulary has no literal pieces
+    preparer: Preparer = field(init=False)
+    languages: tuple[str, str] = ("", "")  # codes of source and target
     key: str = ""  # digest of the model's checkpoints, compared between the processes of a job
 
     def __post_init__(self) -> None:
         self.dictionary = read_dictionary("search.dictionary", self.config.dictionary)
-        needs_protector = self.config.protect or self.config.terms or self.tokenizer.source.literal_ids
-        self.protector = Protector(self.config, self.tokenizer) if needs_protector else None
+        self.preparer = Preparer(self.config, self.tokenizer, self.languages)
         if self.config.replace_unknown and (self.tokenizer.target.has_byte_fallback or not self.model.attends):
             raise UserError(
                 "search.replace_unknown=true needs a model with attention that can output <unk>, as with "
@@ -234,12 +234,12 @@ class Translator:
                 prefix_ids,
                 size,
                 partial(self.notify_watchers, watch, parts, rows, texts_so_far) if watch else None,
-                self.protector.find_required([parts[row].ids for row in rows]) if self.protector else None,
+                self.preparer.find_required([parts[row].ids for row in rows]),
             )
             for index, hypotheses in search_results:
                 part = parts[rows[index]]
                 options = [
-                    self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.protected)
+                    self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.prepared)
                     for hypothesis in hypotheses
                 ]
                 yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
@@ -285,32 +285,30 @@ class Translator:
             line = part.line
             if line in watch:
                 ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
-                text = restore(self.tokenizer.target.decode(ids), part.protected.translations)
-                texts_so_far[line][rows[sentence]] = text
+                text = self.tokenizer.target.decode(ids)
+                texts_so_far[line][rows[sentence]] = self.preparer.finish(text, part.prepared)
                 changed.add(line)
         for line in changed:
             texts = texts_so_far[line].values()
             watch[line](next(iter(texts)) if len(texts) == 1 else join_sentences(texts))
 
-    def protect_lines(self, lines: Sequence[str], first_line: int) -> list[ProtectedLine]:
-        """Return the lines with literal pieces in place of what `search.protect` and `search.terms` protect."""
-        if self.protector is None:
-            return [ProtectedLine(line, {}, {}, 0) for line in lines]
-        protected_lines = [self.protector.protect(line) for line in lines]
-        left_out = [number for number, line in enumerate(protected_lines, first_line) if line.left_out]
+    def prepare_lines(self, lines: Sequence[str], first_line: int) -> list[PreparedLine]:
+        """Return the lines as they are to be translated."""
+        prepared_lines = [self.preparer.prepare(line) for line in lines]
+        left_out = [number for number, line in enumerate(prepared_lines, first_line) if line.left_out]
         if left_out:
             log.warning(
-                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.protector.pieces)} "
+                f"{pluralize(len(left_out), 'line')} with more than tokenizer.literals={len(self.preparer.pieces)} "
                 f"numbers, addresses, tags or terms; the last of them are translated like other text "
                 f"({format_first_lines(left_out)})"
             )
-        return protected_lines
+        return prepared_lines
 
     def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
         """Return the parts to translate: none for an empty line, several for a line that is too long."""
         ids_of_prefixes = [[] for _ in lines] if prefixes is None else self.tokenizer.target.encode(list(prefixes))
-        protected_lines = self.protect_lines(lines, first_line)
-        ids_of_lines = self.tokenizer.source.encode([line.text for line in protected_lines])
+        prepared_lines = self.prepare_lines(lines, first_line)
+        ids_of_lines = self.tokenizer.source.encode([line.text for line in prepared_lines])
         limit = self.config.max_source
         parts = []
         split_line_numbers = []
@@ -340,7 +338,7 @@ class Translator:
             for part_ids in ids_of_parts:
                 end = start + len(part_ids)
                 words = source_words[start:end]
-                parts.append(LinePart(index, part_ids, prefix_ids, prefix_words, words, protected_lines[index]))
+                parts.append(LinePart(index, part_ids, prefix_ids, prefix_words, words, prepared_lines[index]))
                 prefix_ids, prefix_words = [], []
                 start = end
         if split_line_numbers:
@@ -521,19 +519,19 @@ class Translator:
         hypothesis: Hypothesis,
         source_words: Sequence[str] = (),
         prefix_words: Sequence[str] = (),
-        protected: ProtectedLine | None = None,
+        prepared: PreparedLine | None = None,
     ) -> Translation:
         """Return a hypothesis as text and pieces.
 
-        With source words, one for each source id, unknown words in the text are replaced (see `to_text`). What literal
-        pieces stand for comes back in the text.
+        With source words, one for each source id, unknown words in the text are replaced (see `to_text`). The
+        preparation of the line is undone in the text.
         """
         weights_TS = hypothesis.weights_TS
         if weights_TS is not None:
             weights_TS = weights_TS[:, : len(source_ids) + 1].clone()  # a view would keep the whole batch in memory
         text = self.to_text(hypothesis, source_words, prefix_words)
-        if protected is not None:
-            text = restore(text, protected.translations)
+        if prepared is not None:
+            text = self.preparer.finish(text, prepared)
         return Translation(
             text=text,
             source_pieces=self.tokenizer.source.pieces([*source_ids, EOS]),
@@ -542,7 +540,7 @@ class Translator:
             weights_TS=None if weights_TS is None else weights_TS.numpy(),
             ended=hypothesis.tokens[-1:] == [EOS],
             ranking_score=hypothesis.ranking_score,
-            protected=protected if protected and protected.originals else None,
+            prepared=prepared,
         )
 
     def to_text(self, hypothesis: Hypothesis, source_words: Sequence[str], prefix_words: Sequence[str]) -> str:

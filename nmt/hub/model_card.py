@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nmt.config import TrainRun
-from nmt.config.data import last_component
 from nmt.errors import escape_controls
 from nmt.runtime.files import open_regular, read_small
 from nmt.runtime.hub_client import PREFIX
@@ -48,7 +47,7 @@ def build_metadata(config: TrainRun, scores: list[Scores], repository: str, lice
     from huggingface_hub import EvalResult, ModelCardData  # optional, and slow to import
 
     data = config.data
-    languages = [last_component(name) for name in (data.source, data.target)]
+    languages = list(data.languages)
     pair = "-".join(languages)
     results = [
         EvalResult(
@@ -80,7 +79,7 @@ def build_metadata(config: TrainRun, scores: list[Scores], repository: str, lice
 def build_text(loaded: LoadedModel, scores: list[Scores], repository: str, license: str) -> str:
     """Return the Markdown of the card, without metadata."""
     data, model, tokenizer = loaded.config.data, loaded.config.model, loaded.config.tokenizer
-    source, target = escape(last_component(data.source)), escape(last_component(data.target))
+    source, target = map(escape, data.languages)
     address = PREFIX + repository
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     rows = {

@@ -37,6 +37,7 @@ SEARCH_KEYS = (
     "max_ratio",
     "max_source",
     "no_repeat_ngram",
+    "capitals",
 )
 
 

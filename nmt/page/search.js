@@ -81,8 +81,9 @@ function append(hypothesis, token, score, weights) {
  * Return the hypotheses of a sentence, best first.
  *
  * @param ids of the source, with `</s>`
- * @param config `search.*`, and literals: the literal pieces of the vocabulary, and those that the translation must have,
- *   each exactly once, {vocabulary: ids, wanted: ids}; the search goes on until all hypotheses are finished, or as long as they may be
+ * @param config `search.*`, and `literals`: {vocabulary: ids of all literal pieces, wanted: ids of those that the
+ *   translation must have, each exactly once}. The search goes on until all hypotheses are finished, or as long as they
+ *   may be
  * @param onStep is called with the best hypothesis after each token, and awaited; it stops the search by throwing
  */
 async function search(model, ids, config, onStep) {

@@ -13,7 +13,8 @@ const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 class LanguageTokenizer {
   /**
    * @param data {kind: "bpe" | "unigram" | "word", pieces: [by id], first: id of the first ordinary piece,
-   *   symbols: [first id, end] of the user-defined ones, squeezesSpaces, characterMap: bytes of a precompiled map of SentencePiece, or empty}
+   *   symbols: [first id, end] of the user-defined ones, squeezesSpaces, characterMap: bytes of a precompiled map of
+   *   SentencePiece, or empty}
    * @param scores of all pieces, a Float32Array
    */
   constructor(data, scores) {

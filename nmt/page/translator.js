@@ -67,6 +67,7 @@ class Translator {
     this.model = new Seq2Seq(weights, data.model);
     this.reach = data.reach;
     this.config = data.search;
+    this.languages = [data.languages.source, data.languages.target].map(languageOfCase);
     this.cache = new Map();  // results by beam and line
   }
 
@@ -90,18 +91,22 @@ class Translator {
   }
 
   async searchLine(line, config, onStep) {
-    const ids = this.source.encode(line), limit = config.max_source - 1;
+    const inCapitals = config.capitals && isInCapitals(line), [sourceLanguage, targetLanguage] = this.languages;
+    const ids = this.source.encode(inCapitals ? line.toLocaleLowerCase(sourceLanguage) : line);
+    const limit = config.max_source - 1;
     if (!ids.length || BLANK.test(line)) {
       return { source: { words: [], glued: [] }, options: [], parts: 0, isBeyondReach: false, isCut: false };
     }
     const parts = ids.length > limit ? splitLongLine(ids, ids.map(id => this.source.pieces[id]), limit) : [ids];
+    const finish = text => inCapitals ? text.toLocaleUpperCase(targetLanguage) : text;
     const results = [], texts = [];  // of each part: hypotheses with different texts, and the best text
     for (const part of parts) {
       const places = part.map(id => this.source.literalIds.indexOf(id)).filter(place => place >= 0);
-      const literals = { vocabulary: this.target.literalIds, wanted: places.map(place => this.target.literalIds[place]) };
+      const vocabulary = this.target.literalIds;
+      const literals = { vocabulary, wanted: places.map(place => vocabulary[place]) };
       const hypotheses = await search(this.model, [...part, EOS], { ...config, literals },
-        best => onStep?.(joinTexts([...texts, this.target.decode(best.tokens)])));
-      results.push(this.addTexts(hypotheses));
+        best => onStep?.(joinTexts([...texts, finish(this.target.decode(best.tokens))])));
+      results.push(this.addTexts(hypotheses, finish));
       texts.push(results.at(-1)[0].text);
     }
     const source = this.source.groupByWords(parts.flatMap(part => [...part, EOS]));
@@ -117,10 +122,10 @@ class Translator {
   }
 
   /** Return hypotheses with their texts, the first of each text. */
-  addTexts(hypotheses) {
+  addTexts(hypotheses, finish) {
     const byText = new Map();
     for (const hypothesis of hypotheses) {
-      const text = this.target.decode(hypothesis.tokens);
+      const text = finish(this.target.decode(hypothesis.tokens));
       if (!byText.has(text)) byText.set(text, { ...hypothesis, text });
     }
     return [...byText.values()];
@@ -145,6 +150,18 @@ class Translator {
       weights: rows.length ? poolWeights(rows, source, target) : null,
     };
   }
+}
+
+/** Return the language by whose rules letters get their case: only Turkish and Azerbaijani differ (letter_case.py). */
+function languageOfCase(name) {
+  const code = name.split(".").at(-1);
+  return ["tr", "az"].includes(code) ? code : "en";
+}
+
+/** Return whether a line has several words, and at least six letters with case, all of them capitals. */
+function isInCapitals(line) {
+  const letters = line.match(/\p{Lu}|\p{Ll}/gu) ?? [];
+  return letters.length >= 6 && line.trim().includes(" ") && line === line.toUpperCase();
 }
 
 function fromBase64(text) {

@@ -10,7 +10,6 @@ from tqdm import tqdm
 from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
 from nmt.aligner.lexicon import Vocabulary, normalize_word
 from nmt.config import TrainRun
-from nmt.config.data import last_component
 from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import iter_column
@@ -31,8 +30,7 @@ def build_augmenter(run: TrainRun, pairs: pa.Table) -> Augmenter | None:
         return None
     links = get_or_align(run, pairs) if run.augment.needs_links else PairLinks.build([[]] * len(pairs))
     names = find_names(iter_column(pairs, "source"), iter_column(pairs, "target"), links) if run.augment.names else []
-    languages = last_component(run.data.source), last_component(run.data.target)
-    return Augmenter(run.augment, run.tokenizer.literals, languages, links, names)
+    return Augmenter(run.augment, run.tokenizer.literals, run.data.languages[0], links, names)
 
 
 def get_or_align(run: TrainRun, pairs: pa.Table) -> PairLinks:

@@ -228,9 +228,9 @@ def validate(state: TrainState) -> dict[str, Any]:
     started = time.perf_counter()
     scores = evaluate_loss(state.model, state.tokenizer, state.valid, state.device)
     model = run_unless_out_of_memory(partial(copy_for_inference, state)) or state.model
-    translator = Translator(
-        model, state.tokenizer, SearchConfig(beam=1).with_source_limit_of(state.run.data), state.device
-    )
+    data = state.run.data
+    search = SearchConfig(beam=1).with_source_limit_of(data)
+    translator = Translator(model, state.tokenizer, search, state.device, data.languages)
     sources, references = (list(iter_column(state.valid, side)) for side in ("source", "target"))
     samples = translator.translate(sources[:SAMPLES], keep_weights=True)
     translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)

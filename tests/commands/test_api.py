@@ -23,7 +23,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.data.words import join_sentences
 from nmt.decoding import translator
-from nmt.decoding.protection import ProtectedLine
+from nmt.decoding.preparation import PreparedLine
 from nmt.model.seq2seq import build_model
 from nmt.training.checkpoint import load_config
 
@@ -143,7 +143,8 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
             return super().__getitem__(row)
 
     lines = [row // 2 for row in range(600)]  # two parts each
-    parts = CountedParts([translator.LinePart(line, [], [], [], [], ProtectedLine("", {}, {}, 0)) for line in lines])
+    prepared = PreparedLine("", {}, {}, 0, False)
+    parts = CountedParts([translator.LinePart(line, [], [], [], [], prepared) for line in lines])
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}
     tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))

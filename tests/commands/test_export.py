@@ -137,10 +137,17 @@ def test_page_opens_without_messages_or_requests(page: TranslatingPage) -> None:
 def test_translations_and_attention_match_python(page: TranslatingPage, home: Path) -> None:
     model, tokenizer, config, *_ = load_model(str(home / "runs" / "mine"))
     round_weights(model)
-    lines = [*LINES, *make_sentences(12), *(line[:200] for line in ODD_LINES if "\r" not in line)]
+    lines = [
+        *LINES,
+        "DIE FRAU LIEST GROSSE BÜCHER .",
+        *make_sentences(12),
+        *(line[:200] for line in ODD_LINES if "\r" not in line),
+    ]
     for beam in (1, 3):
         search = SearchConfig(beam=beam, n_best=beam, max_length=20).with_source_limit_of(config.data)
-        expected = Translator(model, tokenizer, search, torch.device("cpu")).translate(lines, keep_weights=True)
+        expected = Translator(model, tokenizer, search, torch.device("cpu"), ("de", "en")).translate(
+            lines, keep_weights=True
+        )
         text = json.dumps("\n".join(lines))
         actual = page.evaluate(f"(beam.value = {beam}, translator.translate({text}, () => {{}}))")
         for line, options, result in zip(lines, expected, actual, strict=True):

@@ -1,8 +1,9 @@
-"""Text that is copied instead of translated (`search.protect`), and terms with a given translation (`search.terms`).
+"""What is done to a line before the search, and undone in its translation.
 
-Before the search, each protected piece of text is replaced by a literal piece of the vocabulary, which the model has
-learned to copy to where it belongs (`augment.literals`). The search writes each of them exactly once. Then the text
-comes back in their place; a term comes back as its translation.
+Text to copy instead of translating it (`search.protect`), and terms with a given translation (`search.terms`), are
+replaced by literal pieces of the vocabulary, which the model has learned to copy to where they belong
+(`augment.literals`). The search writes each of them exactly once. Then the text comes back in their place; a term comes
+back as its translation. A line in capitals is translated as one in small letters (`search.capitals`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import regex
 
 from nmt.config import SearchConfig
+from nmt.data.letter_case import is_in_capitals, to_lower, to_upper
 from nmt.data.literals import NON_DIGIT, find_literals
 from nmt.data.tokenizer import LITERAL_PIECE, Tokenizer
 from nmt.data.words import UNSPACED_PATTERN
@@ -18,16 +20,17 @@ from nmt.decoding.search import Literals
 from nmt.errors import UserError
 from nmt.runtime.text_io import read_dictionary
 
-MIN_DIGITS = 3  # of numbers that are protected; a model needs to know small ones, as for the plural of what they count
+MIN_DIGITS = 2  # of numbers that are protected; a model needs to know 1, as for the plural of what is counted
 
 
-class ProtectedLine(NamedTuple):
-    """A line with literal pieces in place of what is protected."""
+class PreparedLine(NamedTuple):
+    """A line as it is translated."""
 
     text: str
     originals: dict[str, str]  # by literal piece: the text that comes in its place in the source
     translations: dict[str, str]  # and in the translation
     left_out: int  # how much could not be protected, for lack of literal pieces
+    in_capitals: bool  # whether the line was in capitals, and is in small letters now
 
 
 class Replacement(NamedTuple):
@@ -38,12 +41,17 @@ class Replacement(NamedTuple):
     translation: str
 
 
-class Protector:
-    """Finds what to protect, and replaces it by literal pieces of the vocabulary."""
+class Preparer:
+    """Prepares lines for the search."""
 
-    def __init__(self, config: SearchConfig, tokenizer: Tokenizer) -> None:
-        """Raises `UserError` if the vocabulary has no literal pieces, or the file of terms cannot be used."""
-        self.protects_literals = config.protect
+    def __init__(self, config: SearchConfig, tokenizer: Tokenizer, languages: tuple[str, str]) -> None:
+        """Raises `UserError` if the vocabulary lacks literal pieces, or the file of terms cannot be used.
+
+        Args:
+            languages: codes of source and target, such as `de`.
+        """
+        self.config = config
+        self.languages = languages
         self.patterns = [regex.compile(pattern) for pattern in config.patterns]
         self.terms = read_dictionary("search.terms", config.terms)
         if self.terms:
@@ -51,15 +59,15 @@ class Protector:
         self.source_ids = tokenizer.source.literal_ids
         self.target_ids = tokenizer.target.literal_ids
         self.pieces = tokenizer.source.pieces(self.source_ids)
-        if not self.pieces:
+        if (config.protect or config.terms) and not self.pieces:
             key = f"search.terms={config.terms}" if config.terms else "search.protect=true"
             raise UserError(
                 f"{key} needs a model with pieces that stand for literals; train one with tokenizer.literals=16 "
                 f"augment.literals=0.1, or remove {key.partition('=')[0]}"
             )
 
-    def protect(self, line: str) -> ProtectedLine:
-        """Replace what is to be protected in a line by literal pieces, one for each place."""
+    def prepare(self, line: str) -> PreparedLine:
+        """Replace what is to be protected in a line by literal pieces, one for each place, and capitals."""
         found = select_replacements(self.find_replacements(line))
         unused = (piece for piece in self.pieces if piece not in line)
         kept = dict(zip(unused, found, strict=False))
@@ -67,19 +75,28 @@ class Protector:
         for piece, replacement in kept.items():
             parts += [line[end : replacement.start], piece]
             end = replacement.end
-        return ProtectedLine(
-            text="".join([*parts, line[end:]]),
+        text = "".join([*parts, line[end:]])
+        in_capitals = self.config.capitals and is_in_capitals(text)
+        return PreparedLine(
+            text=to_lower(text, self.languages[0]) if in_capitals else text,
             originals={piece: line[r.start : r.end] for piece, r in kept.items()},
             translations={piece: r.translation for piece, r in kept.items()},
             left_out=len(found) - len(kept),
+            in_capitals=in_capitals,
         )
+
+    def finish(self, translation: str, line: PreparedLine) -> str:
+        """Undo the preparation of a line in its translation."""
+        if line.in_capitals:
+            translation = to_upper(translation, self.languages[1])
+        return restore_literals(translation, line.translations)
 
     def find_replacements(self, line: str) -> Iterator[Replacement]:
         """Yield all that is to be protected in a line. Where two overlap, the first one counts."""
         for pattern in self.patterns:
             for match in pattern.finditer(line):
                 yield Replacement(match.start(), match.end(), self.terms.get(match[0], match[0]))
-        for literal in find_literals(line) if self.protects_literals else ():
+        for literal in find_literals(line) if self.config.protect else ():
             text = line[literal.start : literal.end]
             if literal.kind != "numbers" or len(NON_DIGIT.sub("", text)) >= MIN_DIGITS:
                 yield Replacement(literal.start, literal.end, text)
@@ -120,6 +137,6 @@ def is_word_character(character: str) -> bool:
     return bool(regex.match(r"\w", character)) and not UNSPACED_PATTERN.match(character)
 
 
-def restore(text: str, by_piece: Mapping[str, str]) -> str:
+def restore_literals(text: str, by_piece: Mapping[str, str]) -> str:
     """Put the text that literal pieces stand for back in their place."""
     return LITERAL_PIECE.sub(lambda match: by_piece.get(match[0], match[0]), text) if by_piece else text

@@ -1,0 +1,144 @@
+"""Text that is copied instead of translated, and terms with a given translation."""
+
+from pathlib import Path
+
+import pytest
+from builders import make_sentences
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nmt.config import SearchConfig, TokenizerConfig
+from nmt.data.tokenizer import LITERAL_PIECE, train_tokenizer
+from nmt.decoding.preparation import (
+    Preparer,
+    Replacement,
+    compile_terms,
+    restore_literals,
+    select_replacements,
+)
+from nmt.errors import UserError
+
+TOKENIZER = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=310, literals=4))
+A, B, C, D = (chr(0xF0000 + i) for i in range(4))
+
+
+def make_preparer(folder: Path | None = None, terms: str = "", **settings: object) -> Preparer:
+    if folder is not None:
+        (folder / "terms.tsv").write_text(terms, encoding="utf-8")
+        settings["terms"] = str(folder / "terms.tsv")
+    return Preparer(SearchConfig(**settings), TOKENIZER, ("de", "en"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("Zimmer 4711 hat 1 Bett.", f"Zimmer {A} hat 1 Bett."),
+        ("Es kostet 1.234,50 Euro.", f"Es kostet {A} Euro."),
+        ("Schreib an a@b.org, <b>sofort</b>!", f"Schreib an {A}, {B}sofort{C}!"),
+        ("%s Dateien in {folder}", f"{A} Dateien in {B}"),
+        ("在https://example.org/a，有4711个，写给a@b.org吧", f"在{A}，有{B}个，写给{C}吧"),
+        ("رقم ٤٧١١ هنا", f"رقم {A} هنا"),
+        ("Nichts.", "Nichts."),
+        ("", ""),
+        (f"so {B} hier: 4711 4712", f"so {B} hier: {A} {C}"),
+    ],
+)
+def test_literals_are_replaced_and_come_back(line: str, expected: str) -> None:
+    prepared = make_preparer(protect=True).prepare(line)
+    assert prepared.text == expected and prepared.left_out == 0
+    assert (
+        restore_literals(prepared.text, prepared.originals)
+        == restore_literals(prepared.text, prepared.translations)
+        == line
+    )
+
+
+@given(st.lists(st.sampled_from(["4711", "<b>", "der", " ", "12", "a@b.org", "{x}", A, "犬", "1 000"]), max_size=12))
+def test_any_line_comes_back(parts: list[str]) -> None:
+    line = "".join(parts)
+    prepared = make_preparer(protect=True).prepare(line)
+    assert restore_literals(prepared.text, prepared.originals) == line
+    assert all(prepared.text.count(piece) == 1 for piece in prepared.originals)
+    assert not prepared.originals.keys() & set(LITERAL_PIECE.findall(line))
+
+
+def test_more_literals_than_pieces_are_left_out_and_counted() -> None:
+    prepared = make_preparer(protect=True).prepare("<a> <b> <c> 300 a@b.org 4711")
+    assert prepared.text == f"{A} {B} {C} {D} a@b.org 4711" and prepared.left_out == 2
+
+
+def test_patterns_come_before_literals() -> None:
+    preparer = make_preparer(protect=True, patterns=[r"[A-Z]+-\d+", r"x*"])
+    prepared = preparer.prepare("Teil AB-12345 und xx")
+    assert prepared.text == f"Teil {A} und {B}" and prepared.originals == {A: "AB-12345", B: "xx"}
+
+
+def test_terms_come_back_as_their_translations(tmp_path: Path) -> None:
+    terms = "Hund\tdoggy\nkleiner Hund\tlittle doggy\n犬\tdog\nC++\tC plus plus\n"
+    preparer = make_preparer(tmp_path, terms)
+    prepared = preparer.prepare("Ein kleiner Hund, ein Hund, Hundehütte, 小犬が C++ 4711.")
+    assert prepared.text == f"Ein {A}, ein {B}, Hundehütte, 小{C}が {D} 4711."
+    assert restore_literals(prepared.text, prepared.translations) == (
+        "Ein little doggy, ein doggy, Hundehütte, 小dogが C plus plus 4711."
+    )
+
+
+def test_longest_term_is_found_first() -> None:
+    pattern = compile_terms(["a", "a b", "b c", "a b c d"])
+    assert [match[0] for match in pattern.finditer("a b c a b cd x a")] == ["a b", "a b", "a"]
+
+
+def test_first_of_overlapping_replacements_counts() -> None:
+    found = [Replacement(5, 9, "x"), Replacement(0, 6, "y"), Replacement(2, 2, "z"), Replacement(0, 5, "v")]
+    assert select_replacements(found) == [Replacement(0, 5, "v"), Replacement(5, 9, "x")]
+
+
+def test_required_pieces_of_sentences() -> None:
+    preparer = make_preparer(protect=True)
+    ids = TOKENIZER.source.encode([f"der {B} {A}", "der"])
+    found = preparer.find_required(ids)
+    assert [sorted(wanted) for wanted in found.of_sentences] == [TOKENIZER.target.literal_ids[:2], []]
+    assert found.vocabulary == TOKENIZER.target.literal_ids
+
+
+def test_model_without_literal_pieces_raises() -> None:
+    plain = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=300))
+    with pytest.raises(UserError, match="search.protect=true needs a model with pieces that stand for literals"):
+        Preparer(SearchConfig(protect=True), plain, ("", ""))
+
+
+def test_broken_pattern_raises() -> None:
+    with pytest.raises(UserError, match="search.patterns has '\\(', which is not a regular expression"):
+        SearchConfig(protect=True, patterns=["("])
+    with pytest.raises(UserError, match="search.patterns needs search.protect=true"):
+        SearchConfig(patterns=["a"])
+
+
+@pytest.mark.parametrize(
+    "line, languages, expected, finished",
+    [
+        ("DER HUND SCHLÄFT.", ("de", "en"), "der hund schläft.", "THE BEACH 1."),
+        ("IRMAK İYİ MI", ("tr", "en"), "ırmak iyi mı", "THE BEACH 1."),
+        ("THE DOG SLEEPS", ("en", "tr"), "the dog sleeps", "THE BEACH 1."),
+        ("ZIMMER 4711", ("de", "en"), f"zimmer {A}", "THE BEACH 1."),
+        ("NASA", ("de", "en"), "NASA", "The beach 1."),
+        ("OK! 犬", ("ja", "en"), "OK! 犬", "The beach 1."),
+        ("Der HUND SCHLÄFT.", ("de", "en"), "Der HUND SCHLÄFT.", "The beach 1."),
+        ("他今天很好", ("zh", "en"), "他今天很好", "The beach 1."),
+    ],
+)
+def test_line_in_capitals_is_translated_in_small_letters(
+    line: str, languages: tuple[str, str], expected: str, finished: str
+) -> None:
+    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, languages)
+    prepared = preparer.prepare(line)
+    assert prepared.text == expected
+    assert preparer.finish("The beach 1.", prepared) == finished
+    assert Preparer(SearchConfig(capitals=False), TOKENIZER, languages).prepare(line).text == line
+
+
+def test_capitals_of_translation_follow_its_language() -> None:
+    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, ("en", "tr"))
+    prepared = preparer.prepare("ROOM 4711 IS a.b@example.org")
+    assert prepared.text == f"room {A} is {B}"
+    assert preparer.finish(f"iyi {B} {A}", prepared) == "İYİ a.b@example.org 4711"
