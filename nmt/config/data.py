@@ -112,6 +112,7 @@ class TokenizerConfig:
     sampling: float = setting(0.0, "in training: BPE dropout rate, or 1 / temperature for unigram; 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
     split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that all numbers are split alike")
+    path: str | None = setting(None, "use this SentencePiece model (BPE or unigram), or that of a run; null: train one")
     symbols: list[str] = setting(list, "text that is always a piece of its own: ['<br>','@@']")
     literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
 
@@ -129,6 +130,8 @@ class TokenizerConfig:
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
         if self.split_digits and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}")
+        if self.path and self.type not in ("bpe", "unigram"):
+            raise UserError(f"tokenizer.path={self.path} needs tokenizer.type=bpe or unigram, not {self.type}")
         for key in ("symbols", "literals"):
             if (value := getattr(self, key)) and self.type == "word":
                 raise UserError(f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word")

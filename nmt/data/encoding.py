@@ -28,7 +28,8 @@ from nmt.data.augmentation import Augmenter
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import describe_origins, take_rows
-from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, load_tokenizer, train_tokenizer
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, list_symbols, load_tokenizer, train_tokenizer
+from nmt.data.tokenizer_import import import_tokenizer
 from nmt.data.word_links import get_gold_links
 from nmt.errors import UserError
 from nmt.runtime.memory import release_memory
@@ -305,8 +306,13 @@ def get_or_train_tokenizer(pairs: pa.Table, run: TrainRun) -> Tokenizer:
     """
     config = run.tokenizer
     limit = run.data.max_length
-    settings = dataclasses.replace(config, sampling=0.0)  # does not affect tokenizer training
     tags = sorted({f"<{corpus.tag}>" for corpus in run.data.corpora if corpus.tag})
+    if config.path:
+        tokenizer = import_tokenizer(config.path, list_symbols(config, tags))
+        numbers = sorted({side.vocab_size for side in (tokenizer.source, tokenizer.target)})
+        log.info(f"using the tokenizer of {config.path}, of {' and '.join(f'{n:,}' for n in numbers)} pieces")
+        return tokenizer
+    settings = dataclasses.replace(config, sampling=0.0)  # does not affect tokenizer training
     key_parts = (text_key(pairs), settings, limit, tags, TOKENIZER_SAMPLE, sentencepiece.__version__)
     key = xxh3_128(repr(key_parts).encode()).hexdigest()
     sizes = dict.fromkeys((config.size("source"), config.size("target")))

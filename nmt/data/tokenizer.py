@@ -25,6 +25,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
+from nmt.data.protobuf import read_fields
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
 from nmt.runtime.files import open_regular, write_atomically
@@ -42,6 +43,7 @@ MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentenceP
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
 DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
 NORMALIZER_SPEC, DENORMALIZER_SPEC = 3, 5  # numbers of these fields in a model file
+CHARACTER_MAP = 2  # and of this field in these two
 MAX_MODEL_BYTES = 2**28  # bytes read of a model file; far more than any real model
 MAX_REPLACEMENT_BYTES = 256  # normalized form of a character; Unicode's longest in NFKC, U+FDFA, has 33
 UNKNOWN_PENALTY = 10.0  # log-probability of an unknown character below the worst piece, as in SentencePiece
@@ -438,8 +440,7 @@ def train_language_tokenizer(
     """Train the model of side `source` or `target`, or a joint model."""
     byte_fallback = config.type != "word"
     size = config.size(side)
-    literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
-    symbols = [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
+    symbols = list_symbols(config, tags)
     min_size = len(SPECIALS) + len(symbols) + BYTE_PIECES + 1
     if byte_fallback and size < min_size:
         raise UserError(
@@ -472,6 +473,12 @@ def train_language_tokenizer(
     except RuntimeError as error:
         raise UserError(explain_training_error(str(error), config, side)) from error
     return LanguageTokenizer(model.getvalue())
+
+
+def list_symbols(config: TokenizerConfig, tags: Sequence[str]) -> list[str]:
+    """Return the user-defined symbols of a tokenizer, in the order of their ids."""
+    literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
+    return [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
 
 
 def prepare_training_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -534,6 +541,12 @@ def load_language_tokenizer(path: Path) -> LanguageTokenizer:
         raise UserError(
             f"no tokenizer in {path.parent}: neither tokenizer.model nor {path.name} can be read ({error.strerror})"
         ) from error
+    check_language_tokenizer(side, str(path))
+    return side
+
+
+def check_language_tokenizer(side: LanguageTokenizer, path: str) -> None:
+    """Raise a `UserError` if the model from a file is not usable: it may be damaged, or made to do harm."""
     try:
         if (longest := longest_replacement(side.model)) > MAX_REPLACEMENT_BYTES:
             raise UserError(
@@ -545,7 +558,7 @@ def load_language_tokenizer(path: Path) -> LanguageTokenizer:
             if broken := [i for i, score in enumerate(scores) if not isfinite(score)]:
                 piece = side.processor.id_to_piece(broken[0])
                 raise UserError(f"{path} is not a tokenizer of this program: the score of {piece!r} is not finite")
-            return side
+            return
     except (RuntimeError, IndexError, ValueError):
         pass
     raise UserError(f"{path} is not a tokenizer of this program: it is not a SentencePiece model, or its ids differ")
@@ -564,47 +577,9 @@ def longest_replacement(model: bytes) -> int:
 
 def read_character_maps(model: bytes, *spec_numbers: int) -> list[bytes]:
     """Return the maps of characters of a SentencePiece model in these fields."""
-    specs = [content for number, content in read_protobuf_fields(model) if number in spec_numbers]
-    return [content for spec in specs for number, content in read_protobuf_fields(spec) if number == 2]
-
-
-def read_protobuf_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of the length-delimited fields of a protocol buffer (strings, bytes and messages).
-
-    Raises:
-        ValueError: the data is not a protocol buffer.
-    """
-    position = 0
-
-    def read_varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while shift < 70 and position < len(data):
-            byte = data[position]
-            position += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        raise ValueError("invalid varint")
-
-    while position < len(data):
-        key = read_varint()
-        number = key >> 3
-        wire_type = key & 7
-        if wire_type == 2:
-            size = read_varint()
-            if size > len(data) - position:
-                raise ValueError("a field is longer than the data")
-            yield number, data[position : position + size]
-        elif wire_type == 0:
-            size = 0
-            read_varint()
-        elif wire_type in (1, 5):
-            size = 8 if wire_type == 1 else 4
-        else:
-            raise ValueError(f"unknown wire type {wire_type}")
-        position += size
+    specs = [field.value for field in read_fields(model) if field.number in spec_numbers]
+    fields = [field for spec in specs if isinstance(spec, bytes) for field in read_fields(spec)]
+    return [field.value for field in fields if field.number == CHARACTER_MAP and isinstance(field.value, bytes)]
 
 
 def has_expected_ids(side: LanguageTokenizer) -> bool:
