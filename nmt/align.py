@@ -26,14 +26,13 @@ from nmt.aligner.lexicon import normalize_word
 from nmt.aligner.storage import ALIGNER_FILE, check_save_folder, is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
-from nmt.data.corpus import iter_column, load_pairs
+from nmt.data.corpus import get_gold_links, iter_column, load_pairs
 from nmt.data.word_links import (
     SYMMETRIZATIONS,
     GoldLinks,
     Link,
     Sentences,
     alignment_targets,
-    get_gold_links,
     read_gold_links,
     transpose_links,
 )

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 
 from nmt.config import EvaluateRun
-from nmt.data.corpus import iter_column, load_pairs
+from nmt.data.corpus import get_gold_links, iter_column, load_pairs
 from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
-from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from nmt.config import PAD
 from nmt.config.model import ModelConfig
-from nmt.data.batching import Batch
+from nmt.data.batch import Batch
 
 
 class PlainModel(nn.Module):

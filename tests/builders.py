@@ -42,12 +42,8 @@ from nmt.config import (
     TrainConfig,
     TrainRun,
 )
-from nmt.data.batching import (
-    NO_SHAPES,
-    Batch,
-    collate,
-    pick_shape,
-)
+from nmt.data.batch import Batch
+from nmt.data.batching import NO_SHAPES, collate, pick_shape
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import (
     EncodedPairs,

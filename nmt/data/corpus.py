@@ -42,7 +42,7 @@ from nmt.data.splits import (
     require_folder,
 )
 from nmt.data.toy import corpus as toy
-from nmt.data.word_links import read_gold_links
+from nmt.data.word_links import GoldLinks, read_gold_links
 from nmt.errors import UserError, extra_command, suggest
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, NOT_UTF8, describe_decode_error, split_on_spaces
 from nmt.runtime.messages import MAX_LISTED_LINES, clip_repr, first_line, format_first_lines, list_names, pluralize
@@ -90,6 +90,14 @@ def iter_column(pairs: pa.Table, name: str) -> Iterator[str]:
     """Yield the texts of a column, converting few at a time."""
     for batch in pairs.select([name]).to_batches(READ_BATCH_SIZE):
         yield from batch.column(name).to_pylist()
+
+
+def get_gold_links(pairs: pa.Table) -> list[GoldLinks] | None:
+    """Return the gold links of each pair of a corpus, or None if it has none."""
+    if "sure" not in pairs.column_names:
+        return None
+    links = zip(pairs["sure"].to_pylist(), pairs["possible"].to_pylist(), strict=True)
+    return [GoldLinks.from_pairs(sure, possible) for sure, possible in links]
 
 
 def take_rows(pairs: pa.Table, rows: Iterable[int]) -> pa.Table:

@@ -27,10 +27,9 @@ from nmt.config import SIDES, TrainRun
 from nmt.data.augmentation import Augmenter
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import describe_origins, take_rows
+from nmt.data.corpus import describe_origins, get_gold_links, take_rows
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, list_symbols, load_tokenizer, train_tokenizer
 from nmt.data.tokenizer_import import import_tokenizer
-from nmt.data.word_links import get_gold_links
 from nmt.errors import UserError
 from nmt.runtime.memory import release_memory
 from nmt.runtime.messages import MAX_LISTED_LINES, format_first_lines, pluralize

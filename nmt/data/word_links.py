@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from nmt.config import SIDES
 from nmt.data.words import detect_script
@@ -78,14 +77,6 @@ def parse_gold_links(line: str, base: int, source_words: int, target_words: int)
                 raise ValueError(problem)
         links[match[2]].append(link)
     return GoldLinks.from_pairs(links["-"], links["p"] + links["?"])
-
-
-def get_gold_links(pairs: pa.Table) -> list[GoldLinks] | None:
-    """Return the gold links of each pair of a corpus, or None if it has none."""
-    if "sure" not in pairs.column_names:
-        return None
-    links = zip(pairs["sure"].to_pylist(), pairs["possible"].to_pylist(), strict=True)
-    return [GoldLinks.from_pairs(sure, possible) for sure, possible in links]
 
 
 def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentences) -> list[GoldLinks]:

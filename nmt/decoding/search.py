@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import EOS, PAD, SearchConfig
-from nmt.data.batching import SHAPE_MULTIPLE
+from nmt.data.batch import SHAPE_MULTIPLE
 from nmt.decoding.hypotheses import (
     ActiveBatch,
     Beams,

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from nmt.config import BOS, EOS, PAD, UNK, LinksConfig, SearchConfig
-from nmt.data.batching import SHAPE_MULTIPLE, make_batch
+from nmt.data.batch import SHAPE_MULTIPLE, make_batch
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_by_words
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-import pyarrow as pa
-
 from nmt.errors import UserError
 from nmt.runtime.messages import format_first_lines
 from nmt.runtime.standard_streams import find_own_descriptor, open_descriptor
@@ -72,6 +70,8 @@ def open_binary(path: Path) -> Iterator[io.BufferedReader]:
             if compression is None:
                 yield io.BufferedReader(cast(io.RawIOBase, stored))
             else:
+                import pyarrow as pa  # takes 0.1 s, and most files are not compressed
+
                 with pa.input_stream(stored, compression) as stream:
                     yield io.BufferedReader(stream)
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-import pyarrow as pa
-
 from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
@@ -189,6 +187,8 @@ def open_output(path: str) -> Iterator[BinaryIO]:
         with named_write_errors(path):
             stream = stack.enter_context(open_sink(path))
             if compression:
+                import pyarrow as pa  # takes 0.1 s, and most files are not compressed
+
                 stream = stack.enter_context(pa.CompressedOutputStream(stream, compression))
         output = NamedOutput(stream, path)
         try:

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 
 from nmt.config import PAD, TrainConfig, TrainRun
+from nmt.data.batch import Batch, to_device
 from nmt.data.batching import (
     NO_SHAPES,
-    Batch,
     Batches,
     choose_shapes,
     collate,
     count_positions,
     pick_shape,
     split_into_micro_batches,
-    to_device,
 )
 from nmt.data.encoding import Indices
 from nmt.errors import UserError

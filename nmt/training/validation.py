@@ -13,10 +13,9 @@ import pyarrow as pa
 import torch
 
 from nmt.config import EOS, PAD, SearchConfig
-from nmt.data.batching import Batch, make_batch
-from nmt.data.corpus import iter_column
+from nmt.data.batch import Batch, make_batch
+from nmt.data.corpus import get_gold_links, iter_column
 from nmt.data.tokenizer import Tokenizer
-from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import extract_links
 from nmt.decoding.translator import choose_batch_size, default_batch_tokens, sort_longest_first
 from nmt.errors import UserError

@@ -10,12 +10,12 @@ import torch
 from builders import TINY_SETTINGS, run_ok, write_corpus
 
 from nmt.config import EOS, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import batch_alignment_targets, collate, make_batch
-from nmt.data.corpus import load_pairs
+from nmt.data.batch import make_batch
+from nmt.data.batching import batch_alignment_targets, collate
+from nmt.data.corpus import get_gold_links, load_pairs
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
-from nmt.data.subword_sampling import resample_subwords
+from nmt.data.resampling import resample_pairs
 from nmt.data.tokenizer import group_by_spaces, train_tokenizer
-from nmt.data.word_links import get_gold_links
 from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
@@ -51,7 +51,7 @@ def test_batches_contain_alignment_targets(corpus: Path, tmp_path: Path, samplin
     assert gold is not None
     tokenizer = get_or_train_tokenizer(pairs, run)
     encoded = dataclasses.replace(encode_corpus(pairs, tokenizer, run), sampling=sampling)
-    encoded = resample_subwords(encoded, 1, 3) if sampling else encoded
+    encoded = resample_pairs(encoded, 1, 3) if sampling else encoded
     indices = np.array([5, 1, 17, 30])
     batch = collate(encoded, indices)
     assert batch.alignment_BTS.shape == (4, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1])

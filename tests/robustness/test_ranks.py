@@ -30,7 +30,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.batching import Batch, Indices, collate, epoch_batches
+from nmt.data.batch import Batch
+from nmt.data.batching import Indices, collate, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runtime.device import prepare_model
 from nmt.runtime.distributed import all_gather, all_reduce_sum, process_group, rank, world_size

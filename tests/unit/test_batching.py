@@ -27,13 +27,13 @@ from hypothesis import strategies as st
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data import batch_encode as pieces
 from nmt.data import batching, encoding
+from nmt.data.batch import make_batch
 from nmt.data.batching import (
     NO_SHAPES,
     choose_shapes,
     collate,
     count_positions,
     epoch_batches,
-    make_batch,
     padding_waste,
     pick_shape,
     split_into_micro_batches,

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nmt.data.corpus import get_gold_links
 from nmt.data.word_links import (
     SYMMETRIZATIONS,
     GoldLinks,
     format_pharaoh,
-    get_gold_links,
     grow_diag_final_and,
     parse_gold_links,
     transpose_links,

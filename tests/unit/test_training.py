@@ -22,7 +22,8 @@ from nmt.config import (
     TrainConfig,
     TrainRun,
 )
-from nmt.data.batching import Batch, collate, epoch_batches, make_batch
+from nmt.data.batch import Batch, make_batch
+from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import iter_column
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
