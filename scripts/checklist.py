@@ -6,20 +6,29 @@ For each kind of change, up to `cases` sentence pairs of a split are changed on 
 only), and original and changed sentences are translated. `BLEU` and its difference compare each with its own
 references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
 once. Words to replace are found by the aligner, trained on the split itself.
+
+The last lines are about terms (`search.terms`), if the model can use them: source words that occur once in the split,
+with the word of the reference that each is linked to.
 """
 
 import dataclasses
 import random
 import re
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from peer import write_lines
 from settings import parse_settings
 
 import nmt
 from nmt.data.augmentation import (
     Edit,
     Link,
+    PairLinks,
     apply_edits,
     draw_digits,
     find_shared_literals,
@@ -29,6 +38,7 @@ from nmt.data.augmentation import (
 )
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
+from nmt.data.words import split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.training.aligned_words import align_pairs
 from nmt.training.checkpoint import find_checkpoint, load_config
@@ -134,6 +144,18 @@ def count_exactly_once(translation: str, inserted: Sequence[str]) -> int:
     return sum((numbers.count(text) if text.isdecimal() else translation.count(text)) == 1 for text in inserted)
 
 
+def find_terms(sources: Sequence[str], targets: Sequence[str], links: PairLinks) -> dict[int, tuple[str, str]]:
+    """Return source words that occur once, and their translations, by row; one for each sentence."""
+    counts = Counter(word for source in sources for word in split_tokens(source))
+    terms = {}
+    for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        pairs = [(source[link[0] : link[1]], target[link[2] : link[3]]) for link in links.of_pair(row)]
+        single = [(s, t) for s, t in pairs if counts[s] == 1 and "\t" not in s + t]
+        if single:
+            terms[row] = single[0]
+    return terms
+
+
 def main() -> None:
     settings = parse_settings(checkpoint="", split="test", cases="300", protect="false", path="", beam="5")
     model = nmt.load(settings["checkpoint"], protect=settings["protect"] == "true", beam=int(settings["beam"]))
@@ -174,6 +196,22 @@ def main() -> None:
         )
         share = f", {kept:,} of {inserted:,} kept ({kept / inserted:.1%})" if inserted else ""
         print(f"{name}: {len(cases):,} sentences, BLEU {before:.2f} to {after:.2f} ({after - before:+.2f}){share}")
+    if model.translator.tokenizer.source.literal_ids:
+        terms = dict(list(find_terms(sources, targets, links).items())[: int(settings["cases"])])
+        lines, references = [sources[row] for row in terms], [targets[row] for row in terms]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "terms.tsv"
+            write_lines(path, ["\t".join(term) for term in terms.values()])
+            constrained = nmt.load(settings["checkpoint"], terms=str(path), beam=int(settings["beam"]))
+            for name, translator in (("without terms", model), ("with terms", constrained)):
+                start = time.process_time()
+                texts = [translation.text for translation in translator.translate(lines)]
+                seconds = time.process_time() - start
+                obeyed = sum(term in text for (_, term), text in zip(terms.values(), texts, strict=True))
+                print(
+                    f"{name}: {len(terms):,} sentences, BLEU {score(texts, references):.2f}, {obeyed:,} terms obeyed "
+                    f"({obeyed / len(terms):.1%}), {seconds:.1f} s"
+                )
 
 
 if __name__ == "__main__":
