@@ -14,7 +14,7 @@ ATTENTION_SCORES = ("additive", "concat", "dot", "scaled_dot", "general", "locat
 ATTENTION_WINDOWS = ("global", "local_m", "local_p")
 ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
 READOUT_TYPES = ("tanh", "maxout")
-BRIDGE_TYPES = ("bridge", "last", "mean", "zero")
+BRIDGE_TYPES = ("learned", "last", "mean", "zero")
 TIE_MODES = ("none", "two", "three")
 KERNEL_VERSIONS = ("fast", "reference")
 MAX_LAYERS = 100  # of the encoder or the decoder
@@ -141,7 +141,7 @@ class ModelConfig:
     decoder_layers: int = setting(1, "number of decoder layers; gnmt needs at least 2")
     dropout: float = setting(0.3, "dropout rate on embeddings, between layers and before the output layer")
     input_feeding: bool = setting(True, "style=luong: feed the attentional vector to the next step")
-    bridge: str = setting("bridge", "initial decoder state: bridge (learned) | last | mean | zero")
+    bridge: str = setting("learned", "initial decoder state: learned | last | mean | zero")
     readout: str = setting("tanh", "style=bahdanau: features before the output layer: tanh | maxout (half of hidden)")
     residual: bool = setting(False, "residual connections around upper layers (gnmt decoder: from the third layer on)")
     shortcut: bool = setting(
@@ -173,7 +173,7 @@ class ModelConfig:
         if self.style != "transformer" and self.bridge in ("last", "mean") and self.memory != self.hidden:
             raise UserError(
                 f"model.bridge={self.bridge} copies the encoder's state ({self.memory}) to the decoder's "
-                f"(model.hidden={self.hidden}); make them equal or use model.bridge=bridge"
+                f"(model.hidden={self.hidden}); make them equal or use model.bridge=learned"
             )
         if self.readout == "maxout" and self.style != "bahdanau":
             raise UserError(f"model.readout=maxout needs model.style=bahdanau, not {self.style}")
@@ -200,7 +200,7 @@ class ModelConfig:
         if score == "none" and self.bridge == "zero":
             raise UserError(
                 "with model.attention.score=none model.bridge=zero the decoder would not see the source; "
-                "use model.bridge=bridge"
+                "use model.bridge=learned"
             )
         self.attention.check_sizes(self.hidden, self.memory)
         if score in ("dot", "scaled_dot") and not self.attention.has_projections and self.memory != self.hidden:
@@ -233,7 +233,7 @@ class ModelConfig:
         if not has_rnn_encoder:
             unused += ["model.bidirectional=false"] * (not self.bidirectional)
             unused += [f"model.cell={self.cell}"] * (is_transformer and self.cell != "lstm")
-        if is_transformer and self.bridge != "bridge":
+        if is_transformer and self.bridge != "learned":
             unused.append(f"model.bridge={self.bridge}")
         plain_decoder_layers = 2 if self.style == "gnmt" else 1  # layers that never get a residual connection
         has_upper_layers = has_rnn_encoder and self.encoder_layers > 1

@@ -63,9 +63,9 @@ class RecurrentState(NamedTuple):
 class Bridge(nn.Module):
     """Computes the initial decoder state from the final encoder states, h_BM of each encoder layer.
 
-    `bridge`: tanh(W h + b) of the top layer for each tensor of each decoder layer (Bahdanau et al. 2014, appendix
+    `learned`: tanh(W h + b) of the top layer for each tensor of each decoder layer (Bahdanau et al. 2014, appendix
     A.2.2, who use only the backward half of h). `last`: h of the corresponding encoder layer, counted from the top.
-    `mean`: the mean of the encoder outputs. `zero`: zeros. Except for `bridge`, an LSTM's c starts at 0.
+    `mean`: the mean of the encoder outputs. `zero`: zeros. Except for `learned`, an LSTM's c starts at 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -74,12 +74,12 @@ class Bridge(nn.Module):
         self.layers = config.decoder_layers
         self.hidden = config.hidden
         self.num_states = 2 if config.cell == "lstm" else 1
-        if self.kind == "bridge":
+        if self.kind == "learned":
             self.map = KERNELS[config.kernels].Linear(config.memory, self.layers * self.num_states * self.hidden)
 
     def forward(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[RNNState, ...]:
         """Return the initial state of each decoder layer. `lasts` holds last_BM of each encoder layer."""
-        if self.kind == "bridge":
+        if self.kind == "learned":
             parts = tanh(self.map(lasts[-1])).split(self.hidden, 1)
             return tuple(parts[i : i + self.num_states] for i in range(0, len(parts), self.num_states))
         zeros_BD = outputs_BSM.new_zeros(outputs_BSM.shape[0], self.hidden)

@@ -456,7 +456,7 @@ class RecurrentDecoder {
     const { bridge, decoder_layers: layers, hidden, cell } = this.config, { states } = CELLS[cell];
     const zeros = () => new Float32Array(hidden);
     let cells;
-    if (bridge === "bridge") {
+    if (bridge === "learned") {
       const parts = split(this.bridge(lasts.at(-1)).map(Math.tanh), hidden);
       cells = Array.from({ length: layers }, (_, layer) => parts.slice(layer * states, (layer + 1) * states));
     } else {

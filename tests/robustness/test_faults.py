@@ -792,7 +792,7 @@ CRAFTED: dict[str, tuple[Change, str]] = {
         "has NaN or infinity in output.bias",
     ),
     "changed setting": (
-        replace_in_config("bridge: bridge", "bridge: zero"),
+        replace_in_config("bridge: learned", "bridge: zero"),
         r"config.yaml \(model.bridge\) differs from what",
     ),
     "_target_": (append_to_config("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),

@@ -29,7 +29,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("cell", CELL_SPECS)
-@pytest.mark.parametrize("bridge", ["bridge", "last", "mean", "zero"])
+@pytest.mark.parametrize("bridge", ["learned", "last", "mean", "zero"])
 def test_padding_and_other_sentences_do_not_affect_decoding(style: str, cell: str, bridge: str) -> None:
     model = make_model(style, cell, bridge=bridge).eval()
     source_BS, length_B, target_BT = make_ragged_batch()
@@ -47,7 +47,7 @@ def test_padding_and_other_sentences_do_not_affect_decoding(style: str, cell: st
 @pytest.mark.parametrize("cell", CELL_SPECS)
 @pytest.mark.parametrize("tie", ["none", "two", "three"])
 def test_gradients_match_finite_differences(style: str, cell: str, tie: str) -> None:
-    model = make_model(style, cell, tie=tie, bridge="mean" if tie == "none" else "bridge")
+    model = make_model(style, cell, tie=tie, bridge="mean" if tie == "none" else "learned")
     source_BS, length_B, target_BT = make_ragged_batch()
 
     def loss() -> Tensor:
@@ -153,7 +153,7 @@ def test_bridges_match_reference_equations(
         actual = model.start(source_BS, length_B)[1].cells
         outputs_BSM, last_hidden = model.encoder(model.source_embedding(source_BS), length_B)
     num_states = 2 if cell == "lstm" else 1
-    if bridge == "bridge":
+    if bridge == "learned":
         affine = model.decoder.bridge.map
         expected = torch.tanh(last_hidden[-1] @ affine.weight.T + affine.bias).chunk(decoder_layers * num_states, 1)
     else:

@@ -144,7 +144,7 @@ def test_model_matches_python_for_each_score_and_window(evaluate: Evaluate, styl
         {"tie": "two", "bidirectional": False, "bridge": "mean", "encoder_layers": 3, "residual": True},
         {"bridge": "zero", "embed": 5, "hidden": 6, "encoder_hidden": 5},
         {"style": "transformer", "decoder_layers": 2, "shortcut": True, "encoder_layers": 2, "tie": "two"},
-        {"encoder": "transformer", "style": "luong", "encoder_hidden": 4, "bridge": "bridge", "feed_forward": 7},
+        {"encoder": "transformer", "style": "luong", "encoder_hidden": 4, "bridge": "learned", "feed_forward": 7},
     ],
 )
 def test_model_matches_python_for_other_settings(evaluate: Evaluate, changes: dict[str, Any]) -> None:
