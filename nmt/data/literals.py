@@ -16,7 +16,7 @@ FINAL_MARKS = ".,;:!?'\"»”’)]}"  # at the end of a URL they belong to the s
 # character are bounded, so that the time is proportional to the length of the sentence.
 PATTERNS = {
     "tags": r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>",
-    "urls": rf"{NO_LETTER_BEFORE}(?:[a-z][a-z0-9+.-]{{1,20}}://|www\.)[^\s<>\"{FULL_WIDTH_MARKS}]+",
+    "urls": rf"{NO_LETTER_BEFORE}(?:[a-z][a-z0-9+.-]{{1,20}}://|www\.)[^\s<>\x22{FULL_WIDTH_MARKS}]+",
     "emails": rf"{NO_LETTER_BEFORE}[A-Za-z0-9_.+-]{{1,64}}@[A-Za-z0-9-]{{1,64}}(?:\.[A-Za-z0-9-]+)+",
     "placeholders": (
         r"\$?\{\{?[\w.:]*\}?\}"  # {name}, {0}, ${name}, {{name}}

@@ -30,7 +30,25 @@ class PreparedLine(NamedTuple):
     originals: dict[str, str]  # by literal piece: the text that comes in its place in the source
     translations: dict[str, str]  # and in the translation
     left_out: int  # how much could not be protected, for lack of literal pieces
+    languages: tuple[str, str]  # codes of source and target
     in_capitals: bool  # whether the line was in capitals, and is in small letters now
+
+    def finish(self, translation: str) -> str:
+        """Undo the preparation in the translation."""
+        if self.in_capitals:
+            translation = to_upper(translation, self.languages[1])
+        return restore_literals(translation, self.translations)
+
+    def restore_pieces(self, source: Sequence[str], target: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Undo the preparation in the pieces of the line and of its translation."""
+        source_pieces, target_pieces = (
+            [to_upper(piece, language) if self.in_capitals and piece[:1] != "<" else piece for piece in pieces]
+            for pieces, language in zip((source, target), self.languages, strict=True)  # "<" begins bytes and `</s>`
+        )
+        return (
+            [restore_literals(piece, self.originals) for piece in source_pieces],
+            [restore_literals(piece, self.translations) for piece in target_pieces],
+        )
 
 
 class Replacement(NamedTuple):
@@ -82,14 +100,9 @@ class Preparer:
             originals={piece: line[r.start : r.end] for piece, r in kept.items()},
             translations={piece: r.translation for piece, r in kept.items()},
             left_out=len(found) - len(kept),
+            languages=self.languages,
             in_capitals=in_capitals,
         )
-
-    def finish(self, translation: str, line: PreparedLine) -> str:
-        """Undo the preparation of a line in its translation."""
-        if line.in_capitals:
-            translation = to_upper(translation, self.languages[1])
-        return restore_literals(translation, line.translations)
 
     def find_replacements(self, line: str) -> Iterator[Replacement]:
         """Yield all that is to be protected in a line. Where two overlap, the first one counts."""

@@ -21,7 +21,7 @@ from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
 from nmt.decoding.hypotheses import Beams, Hypothesis
-from nmt.decoding.preparation import PreparedLine, Preparer, restore_literals
+from nmt.decoding.preparation import PreparedLine, Preparer
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -64,9 +64,8 @@ class Translation:
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
         source_pieces, target_pieces = self.source_pieces, self.target_pieces
-        if self.prepared and self.prepared.originals:
-            source_pieces = [restore_literals(piece, self.prepared.originals) for piece in source_pieces]
-            target_pieces = [restore_literals(piece, self.prepared.translations) for piece in target_pieces]
+        if self.prepared:
+            source_pieces, target_pieces = self.prepared.restore_pieces(source_pieces, target_pieces)
         source_words, source_index = group_by_words(source_pieces)
         target_words, target_index = group_by_words(target_pieces)
         return Record(
@@ -286,7 +285,7 @@ class Translator:
             if line in watch:
                 ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
                 text = self.tokenizer.target.decode(ids)
-                texts_so_far[line][rows[sentence]] = self.preparer.finish(text, part.prepared)
+                texts_so_far[line][rows[sentence]] = part.prepared.finish(text)
                 changed.add(line)
         for line in changed:
             texts = texts_so_far[line].values()
@@ -531,7 +530,7 @@ class Translator:
             weights_TS = weights_TS[:, : len(source_ids) + 1].clone()  # a view would keep the whole batch in memory
         text = self.to_text(hypothesis, source_words, prefix_words)
         if prepared is not None:
-            text = self.preparer.finish(text, prepared)
+            text = prepared.finish(text)
         return Translation(
             text=text,
             source_pieces=self.tokenizer.source.pieces([*source_ids, EOS]),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import SearchConfig, TrainRun
+from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import BYTE_PIECES, SPECIALS, LanguageTokenizer, Tokenizer
 from nmt.errors import UserError
 from nmt.model.kernels.inference_weights import quantize_rows
@@ -24,7 +25,7 @@ from nmt.runtime.html import dump_script_json, fill_template
 
 FOLDER = Path(__file__).parent
 StoredTensor = tuple[Tensor, Tensor | None]  # int8 values of a matrix and scales of its rows, or float values and None
-WORKER_FILES = ("engine.js", "tokenizer.js", "search.js", "translator.js", "worker.js")
+WORKER_FILES = ("engine.js", "tokenizer.js", "preparation.js", "search.js", "translator.js", "worker.js")
 # Settings of search that the page follows. The number of alternatives that it shows is the beam.
 SEARCH_KEYS = (
     "beam",
@@ -38,6 +39,7 @@ SEARCH_KEYS = (
     "max_source",
     "no_repeat_ngram",
     "capitals",
+    "protect",
 )
 
 
@@ -54,7 +56,7 @@ def build_page(
     Raises:
         UserError: a setting of search does not work in the page.
     """
-    check_search(search)
+    check_search(search, tokenizer)
     search = search.with_source_limit_of(run.data)
     index, weights = pack_tensors(quantize_tensors(model) | get_scores(tokenizer))
     title = title or f"{run.data.source} \N{RIGHTWARDS ARROW} {run.data.target}"
@@ -68,8 +70,13 @@ def build_page(
     return fill_template(FOLDER / "translator.html", parts)
 
 
-def check_search(search: SearchConfig) -> None:
-    """Raise a `UserError` if a setting is changed that the page does not follow."""
+def check_search(search: SearchConfig, tokenizer: Tokenizer) -> None:
+    """Raise a `UserError` if a setting is changed that the page does not follow, or the model cannot."""
+    if search.protect and not tokenizer.source.literal_ids:
+        raise UserError(
+            "search.protect=true needs a model with pieces that stand for literals; train one with "
+            "tokenizer.literals=16 augment.literals=0.1, or remove search.protect"
+        )
     unknown = [key for key in asdict(search) if key not in SEARCH_KEYS]
     if unused := search.format_changed(*unknown):
         raise UserError(f"{unused} does not work in a page; remove {unused}")
@@ -84,9 +91,18 @@ def describe_model(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: 
         "model": asdict(run.model) | {"memory": run.model.memory},
         "reach": model.reach,
         "attends": model.attends,
+        "literals": {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS},
         "search": {key: getattr(search, key) for key in SEARCH_KEYS},
         "tokenizers": {"source": describe_tokenizer(tokenizer.source), "target": target},
     }
+
+
+def translate_pattern(pattern: str) -> str:
+    """Return a regular expression of Python in the syntax of JavaScript with the flag u.
+
+    Letters and digits are those of Unicode in Python. `\\w` must be in brackets.
+    """
+    return pattern.replace("(?P<", "(?<").replace(r"\w", r"\p{L}\p{M}\p{N}_").replace(r"\d", r"\p{Nd}")
 
 
 def describe_tokenizer(side: LanguageTokenizer) -> dict[str, Any]:

@@ -25,7 +25,8 @@ class LanguageTokenizer {
     this.ids = new Map(ordinary.map((piece, index) => [piece, data.first + index]));
     this.symbolIds = new Map();
     for (let id = data.symbols[0]; id < data.symbols[1]; id++) this.symbolIds.set(data.pieces[id], id);
-    this.literalIds = [...this.symbolIds].filter(([piece]) => LITERAL_PIECE.test(piece)).map(([, id]) => id);
+    this.literalPieces = [...this.symbolIds.keys()].filter(piece => LITERAL_PIECE.test(piece));
+    this.literalIds = this.literalPieces.map(piece => this.symbolIds.get(piece));
     // A symbol has a bonus, so that unigram segmentation always chooses it.
     const best = scores.subarray(data.first).reduce((a, b) => Math.max(a, b), -Infinity);
     const worst = scores.subarray(data.first).reduce((a, b) => Math.min(a, b), Infinity);

@@ -67,6 +67,7 @@ class Translator {
     this.model = new Seq2Seq(weights, data.model);
     this.reach = data.reach;
     this.config = data.search;
+    this.literals = data.literals;
     this.languages = [data.languages.source, data.languages.target].map(languageOfCase);
     this.cache = new Map();  // results by beam and line
   }
@@ -91,14 +92,14 @@ class Translator {
   }
 
   async searchLine(line, config, onStep) {
-    const inCapitals = config.capitals && isInCapitals(line), [sourceLanguage, targetLanguage] = this.languages;
-    const ids = this.source.encode(inCapitals ? line.toLocaleLowerCase(sourceLanguage) : line);
+    const prepared = prepareLine(line, this.source.literalPieces, this.languages, config, this.literals);
+    const ids = this.source.encode(prepared.text);
     const limit = config.max_source - 1;
     if (!ids.length || BLANK.test(line)) {
       return { source: { words: [], glued: [] }, options: [], parts: 0, isBeyondReach: false, isCut: false };
     }
     const parts = ids.length > limit ? splitLongLine(ids, ids.map(id => this.source.pieces[id]), limit) : [ids];
-    const finish = text => inCapitals ? text.toLocaleUpperCase(targetLanguage) : text;
+    const finish = translation => prepared.restore(translation, 1);
     const results = [], texts = [];  // of each part: hypotheses with different texts, and the best text
     for (const part of parts) {
       const places = part.map(id => this.source.literalIds.indexOf(id)).filter(place => place >= 0);
@@ -113,8 +114,10 @@ class Translator {
     // A line in several parts has one translation, joined from the best of each.
     const options = parts.length > 1 ? [results.map(([best]) => best)] : results[0].map(option => [option]);
     return {
-      source: { words: restoreUnknownWords(line, source.words), glued: source.glued },
-      options: options.map(hypotheses => this.join(hypotheses, source)),
+      source: {
+        words: restoreUnknownWords(line, source.words.map(word => prepared.restore(word, 0))), glued: source.glued,
+      },
+      options: options.map(hypotheses => this.join(hypotheses, source, finish)),
       parts: parts.length,
       isBeyondReach: this.reach !== null && parts.some(part => part.length + 1 > this.reach),
       isCut: results.some(([best]) => !best.finished),
@@ -132,7 +135,7 @@ class Translator {
   }
 
   /** Join hypotheses of the parts of a line. Attention weights become blocks on a diagonal. */
-  join(hypotheses, source) {
+  join(hypotheses, source, finish) {
     const target = this.target.groupByWords(hypotheses.flatMap(({ tokens }) => tokens));
     const total = name => hypotheses.reduce((sum, hypothesis) => sum + hypothesis[name], 0);
     let first = 0;
@@ -143,25 +146,13 @@ class Translator {
     });
     return {
       text: joinTexts(hypotheses.map(({ text }) => text)),
-      words: target.words,
+      words: target.words.map(finish),
       glued: target.glued,
       score: total("score"),
       ranking: total("ranking"),
       weights: rows.length ? poolWeights(rows, source, target) : null,
     };
   }
-}
-
-/** Return the language by whose rules letters get their case: only Turkish and Azerbaijani differ (letter_case.py). */
-function languageOfCase(name) {
-  const code = name.split(".").at(-1);
-  return ["tr", "az"].includes(code) ? code : "en";
-}
-
-/** Return whether a line has several words, and at least six letters with case, all of them capitals. */
-function isInCapitals(line) {
-  const letters = line.match(/\p{Lu}|\p{Ll}/gu) ?? [];
-  return letters.length >= 6 && line.trim().includes(" ") && line === line.toUpperCase();
 }
 
 function fromBase64(text) {

@@ -143,7 +143,7 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
             return super().__getitem__(row)
 
     lines = [row // 2 for row in range(600)]  # two parts each
-    prepared = PreparedLine("", {}, {}, 0, False)
+    prepared = PreparedLine("", {}, {}, 0, ("", ""), False)
     parts = CountedParts([translator.LinePart(line, [], [], [], [], prepared) for line in lines])
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}

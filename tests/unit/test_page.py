@@ -30,10 +30,12 @@ from builders import (
     sharpen,
 )
 
-from nmt.config import BOS, EOS, ModelConfig, SearchConfig, TokenizerConfig
+from nmt.config import BOS, EOS, DataConfig, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
+from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
+from nmt.decoding.preparation import Preparer
 from nmt.decoding.search import Literals
 from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
@@ -45,6 +47,7 @@ from nmt.page.export import (
     get_scores,
     pack_tensors,
     quantize_tensors,
+    translate_pattern,
 )
 
 Evaluate = Callable[[str], Any]
@@ -242,6 +245,52 @@ def test_tokenizer_matches_sentencepiece(evaluate: Evaluate, type: str, normaliz
         grouped = [group_by_spaces(side.pieces(i)) for i in ids]
         found = evaluate(f"{json.dumps(ids)}.map(ids => tokenizer.groupByWords(ids))")
         assert [(each["words"], each["owners"]) for each in found] == grouped
+
+
+PREPARED = [
+    "Zimmer 4711, 12 oder 1?",
+    "A 1.234,50 <b class='x'>x</b> https://example.org/a?b=1. www.a.org! a.b@c.org %s %(n)d {x} ${y} 100%",
+    "ZIMMER 4711 ÖFFNEN <B>",
+    "STRASSE NACH İZMİR",
+    "DIŞARI ÇIK IRMAK",
+    "在https://example.org/a，有4711个，写给a@b.org吧",
+    "رقم ٤٧١١ و١٢٣ هنا",
+    "1 2 3 44 55 66 77 88 99",
+    "\U000f0001 und 4711",
+    "",
+    "OK",
+    "NASA IST DA",
+]
+
+
+@pytest.mark.parametrize("languages", [("de", "en"), ("tr", "az"), ("translation.de", "1")])
+@pytest.mark.parametrize("protect", [False, True])
+def test_lines_are_prepared_as_in_python(evaluate: Evaluate, protect: bool, languages: tuple[str, str]) -> None:
+    config = TokenizerConfig(vocab_size=320, literals=4)
+    tokenizer = train_tokenizer(make_sentences(200), make_sentences(200), config)
+    search_config = SearchConfig(protect=protect)
+    preparer = Preparer(
+        search_config,
+        tokenizer,
+        DataConfig(format="text", path="x", source=languages[0], target=languages[1]).languages,
+    )
+    arguments = json.dumps(
+        [
+            tokenizer.source.pieces(tokenizer.source.literal_ids),
+            [],
+            {"protect": protect, "capitals": True},
+            {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS},
+        ]
+    )
+    translation = "Der \U000f0000 \U000f0002 isı ß."
+    found = evaluate(
+        f"(([pieces, _, config, literals]) => {json.dumps(PREPARED)}.map(line => {{ const prepared = prepareLine("
+        f"line, pieces, {json.dumps(languages)}.map(languageOfCase), config, literals); "
+        f"return [prepared.text, prepared.restore({json.dumps(translation)}, 1)]; }}))({arguments})"
+    )
+    prepared = [preparer.prepare(line) for line in PREPARED]
+    assert found == [[line.text, line.finish(translation)] for line in prepared]
+    assert any(line.in_capitals for line in prepared) and any(line.originals for line in prepared) == protect
 
 
 def test_words_of_scripts_without_spaces_are_separated(evaluate: Evaluate) -> None:

@@ -7,8 +7,8 @@ from builders import make_sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import SearchConfig, TokenizerConfig
-from nmt.data.tokenizer import LITERAL_PIECE, train_tokenizer
+from nmt.config import EOS, SearchConfig, TokenizerConfig
+from nmt.data.tokenizer import LITERAL_PIECE, group_by_words, train_tokenizer
 from nmt.decoding.preparation import (
     Preparer,
     Replacement,
@@ -133,7 +133,7 @@ def test_line_in_capitals_is_translated_in_small_letters(
     preparer = Preparer(SearchConfig(protect=True), TOKENIZER, languages)
     prepared = preparer.prepare(line)
     assert prepared.text == expected
-    assert preparer.finish("The beach 1.", prepared) == finished
+    assert prepared.finish("The beach 1.") == finished
     assert Preparer(SearchConfig(capitals=False), TOKENIZER, languages).prepare(line).text == line
 
 
@@ -141,4 +141,14 @@ def test_capitals_of_translation_follow_its_language() -> None:
     preparer = Preparer(SearchConfig(protect=True), TOKENIZER, ("en", "tr"))
     prepared = preparer.prepare("ROOM 4711 IS a.b@example.org")
     assert prepared.text == f"room {A} is {B}"
-    assert preparer.finish(f"iyi {B} {A}", prepared) == "İYİ a.b@example.org 4711"
+    assert prepared.finish(f"iyi {B} {A}") == "İYİ a.b@example.org 4711"
+
+
+def test_words_are_those_of_the_line_and_its_translation() -> None:
+    preparer = Preparer(SearchConfig(protect=True), TOKENIZER, ("de", "en"))
+    prepared = preparer.prepare('STRASSE <a href="x"> 犬 LIEGT')
+    ids = TOKENIZER.source.encode([prepared.text, f"street {A} é"])
+    pieces = (TOKENIZER.source.pieces([*i, EOS]) for i in ids)
+    restored = prepared.restore_pieces(*pieces)
+    words = [group_by_words(side)[0] for side in restored]
+    assert words == [["STRASSE", "<a", 'href="x">', "犬", "LIEGT"], ["STREET", "<a", 'href="x">', "é"]]
