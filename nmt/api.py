@@ -12,6 +12,7 @@ import torch
 from nmt.config import SIDES, SearchConfig, TranslateRun
 from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
+from nmt.decoding.html_translation import translate_html
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
 from nmt.hub.push import push_model
@@ -65,6 +66,14 @@ class Model:
         check_scores(best, 1)
         warn_if_truncated(best, self.translator.config, 1)
         return results
+
+    def translate_html(self, document: str) -> str:
+        """Return an HTML document, or a part of one, with its text translated and its tags around the same words.
+
+        The model must have attention, which says where tags belong.
+        """
+        check_lines([document])
+        return translate_html(self.translator, document)
 
     def score(self, sources: Iterable[str], targets: Iterable[str]) -> list[float]:
         """Return the log-probability of each target given its source, `</s>` included."""

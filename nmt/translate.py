@@ -1,7 +1,8 @@
-"""Translate lines of text, or score given translations.
+"""Translate lines of text or an HTML document, or score given translations.
 
 echo "Ein Hund schläft ." | python -m nmt.translate checkpoint=runs/NAME
 python -m nmt.translate checkpoint=runs/NAME input=in.txt output=out.txt search.beam=5
+python -m nmt.translate checkpoint=runs/NAME input=page.html output=out.html format=html
 python -m nmt.translate --help
 """
 
@@ -9,6 +10,7 @@ import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that im
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 from nmt.api import open_translator
 from nmt.config import TranslateRun
 from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
+from nmt.decoding.html_translation import translate_html
 from nmt.decoding.translator import (
     Translation,
     Translator,
@@ -39,7 +42,7 @@ from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.messages import pluralize
 from nmt.runtime.signals import held_signals
 from nmt.runtime.standard_streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
-from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, write_utf8
+from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, read_document, write_utf8
 
 
 def format_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -66,6 +69,7 @@ def format_links(line: str, options: list[Translation], command: TranslateRun) -
 
 
 OUTPUT_FORMATS = {"text": format_text, "jsonl": format_jsonl, "links": format_links}
+HTML_NAME = re.compile(r"\.(x?html?|xht)(\.gz|\.zst)?$", re.IGNORECASE)
 
 
 def zip_with_file(lines: Iterable[str], command: TranslateRun, key: str) -> Iterator[tuple[str, str]]:
@@ -140,6 +144,13 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
                     source.done += len(results)
 
 
+def translate_document(command: TranslateRun, translator: Translator) -> None:
+    """Write the translation of a whole HTML document."""
+    with open_output(rank0_path(command.output)) as file:
+        document = read_document(command.input)
+        write_utf8(file, translate_html(translator, document, progress=not is_stdout(command.output)))
+
+
 def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the log-probability of each sentence pair, a line for each."""
     with open_output(rank0_path(command.output)) as file, log_progress_on_stop(source, command.output):
@@ -170,13 +181,17 @@ def translate(command: TranslateRun) -> None:
         if world_size() > 1:
             digests = local_rank0_first(lambda: [hash_file(Path(path)) for path in inputs.values() if path is not None])
             check_same_on_all_ranks(lambda: tuple(digests), TEXT_MISMATCH)
-        if (command.alignments or command.format == "links") and not translator.model.attends:
+        if (command.alignments or command.format in ("links", "html")) and not translator.model.attends:
             key = "alignments" if command.alignments else "format"
             raise UserError(f"{key}={getattr(command, key)} needs a model with attention; remove {key}")
         is_interactive = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
         source = TextInput(command.input, "> " if is_interactive else None)
+        if command.format == "text" and HTML_NAME.search(command.input):
+            log.warning(f"the tags of {command.input} are translated like its text; use format=html for a document")
         if command.mode == "score":
             score_pairs(command, translator, source)
+        elif command.format == "html":
+            translate_document(command, translator)
         else:
             translate_lines(command, translator, source)
 

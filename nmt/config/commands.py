@@ -232,7 +232,9 @@ class TranslateRun:
     target: str | None = setting(None, "mode=score: file of translations to score; -: standard input")
     prefix: str | None = setting(None, "file with the first words of each translation; -: standard input")
     mode: str = setting("translate", "translate | score")
-    format: str = setting("text", "text | jsonl | links (text, and below it the source word of each target word)")
+    format: str = setting(
+        "text", "text | jsonl | links (text, and below it the source word of each target word) | html (a document)"
+    )
     alignments: str | None = setting(
         None, "file; .jsonl, .npz: all attention weights; any other name: links; -: standard output"
     )
@@ -247,7 +249,7 @@ class TranslateRun:
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
         check_at_least(1, "", self, "average")
         check_choice("mode", self.mode, ("translate", "score"))
-        check_choice("format", self.format, ("text", "jsonl", "links"))
+        check_choice("format", self.format, ("text", "jsonl", "links", "html"))
         if self.mode == "score" and not self.target:
             raise UserError(
                 "mode=score needs two files with the same number of lines; use input=SOURCES target=TRANSLATIONS"
@@ -257,7 +259,15 @@ class TranslateRun:
         search_keys = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
         if self.mode == "score" and (unused := self.search.format_changed(*search_keys)):
             raise UserError(f"{unused} has no effect with mode=score, which does not search; remove {unused}")
-        if self.links != LinksConfig() and self.format == "text" and not self.alignments:
+        if self.format == "html" and (self.alignments or self.prefix):
+            key = "alignments" if self.alignments else "prefix"
+            raise UserError(f"{key}={getattr(self, key)} is for lines of text, but format=html; remove {key}")
+        if self.format == "html" and self.search.n_best > 1:
+            raise UserError(
+                f"search.n_best={self.search.n_best} is for lines of text: format=html writes one document; remove "
+                "search.n_best"
+            )
+        if self.links != LinksConfig() and self.format in ("text", "html") and not self.alignments:
             raise UserError("links.* applies to links only; set alignments=FILE, format=links or format=jsonl as well")
         if self.format == "links" and self.links.unit == "pieces":
             raise UserError("format=links shows links between words; remove links.unit=pieces")

@@ -12,7 +12,13 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from nmt.errors import UserError, escape_controls
 from nmt.runtime.files import replacing_file
-from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, LineReader, open_decompressed, read_lines
+from nmt.runtime.lines import (
+    COMPRESSION_BY_SUFFIX,
+    LineReader,
+    describe_decode_error,
+    open_decompressed,
+    read_lines,
+)
 from nmt.runtime.standard_streams import (
     STANDARD_DESCRIPTORS,
     STDOUT_PATH,
@@ -71,6 +77,20 @@ class TextInput(Iterable[str]):
     def has_more(self, since: float) -> bool:
         """Return `LineReader.has_more`; False for a terminal, where lines are typed one at a time."""
         return self.lines is not None and self.lines.has_more(since)
+
+
+def read_document(path: str) -> str:
+    """Return the whole text of a plain or compressed file or of a pipe, byte for byte.
+
+    Raises:
+        UserError: the file is damaged, or not UTF-8.
+    """
+    with open_decompressed(Path(path)) as file:
+        content = file.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: {describe_decode_error(error)}; convert it: iconv -f ENCODING -t UTF-8") from None
 
 
 def read_terminal(prompt: str) -> Iterator[str]:

@@ -1,0 +1,154 @@
+"""HTML documents, translated by the command and from Python."""
+
+import gzip
+import html
+import logging
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import TINY_SETTINGS, run_error, run_nmt, run_ok
+
+import nmt
+from nmt.data.html_document import Kind, parse_document, tokenize
+from nmt.decoding.html_translation import align_text
+
+SETTINGS = ("checkpoint=runs/mine", "precision=fp32", "search.beam=2")
+PAGE = """\ufeff<!DOCTYPE html>\r
+<html lang="de">
+  <head><title>Der Hund &amp; die Katze</title><meta charset="utf-8">
+  <script>if (a < b) document.write("<p>Der Hund</p>");</script></head>
+  <body class='x "y"'><!-- Der Hund -->
+    <h1>Die <em>Frau</em> liest ein <a href="buch.html?a=1&b=2" title="Das Buch">Buch</a> .</h1>
+    <p>Der <b>Hund <i>schläft</i></b> .<br>Die Katze <code>x &lt; y</code> schläft .
+    <p translate="no">Der Hund</p>\t
+    <ul><li>\u00a0Der Mann <img src="a.png" alt="Der Hund"> sieht <b>die</b> <i>Katze</i> .<li> 1,5 &nbsp; </ul>
+    <pre>  Der Hund
+    schläft</pre>
+    <p>日<b>本</b>語 مرحبا <i>بالعالم</i> \0 <span class="notranslate">x</span> &</p>
+  </body>
+</html>
+"""
+
+
+def list_tags(document: str) -> Counter[str]:
+    return Counter(token.raw for token in tokenize(document) if token.kind != Kind.TEXT)
+
+
+def read_blocks(document: str) -> list[str]:
+    """The text of each block."""
+    return parse_document(document).texts
+
+
+def test_command_keeps_everything_but_the_text(home: Path) -> None:
+    (home / "page.html").write_bytes(PAGE.encode())
+    run_ok("translate", *SETTINGS, "input=page.html", "output=out.html", "format=html", folder=home)
+    out = (home / "out.html").read_bytes().decode()
+    assert list_tags(out) == list_tags(PAGE) and out != PAGE
+    for kept in (
+        '\ufeff<!DOCTYPE html>\r\n<html lang="de">\n  <head><title>',
+        '<script>if (a < b) document.write("<p>Der Hund</p>");</script></head>\n',
+        "  <body class='x \"y\"'><!-- Der Hund -->\n",
+        '<p translate="no">Der Hund</p>\t\n    <ul><li>\u00a0',
+        "<li> 1,5 &nbsp; </ul>\n    <pre>  Der Hund\n    schläft</pre>\n    <p>",
+        "<code>x &lt; y</code>",
+        "</p>\n  </body>\n</html>\n",
+    ):
+        assert kept in out
+    (home / "page.html.gz").write_bytes(gzip.compress(PAGE.encode()))
+    run_ok("translate", *SETTINGS, "input=page.html.gz", "output=out.html.gz", "format=html", folder=home)
+    assert gzip.decompress((home / "out.html.gz").read_bytes()) == out.encode()
+    assert run_ok("translate", *SETTINGS, "format=html", folder=home, text=PAGE.encode()) == out
+    assert nmt.load(home / "runs" / "mine", precision="fp32", beam=2).translate_html(PAGE) == out
+
+
+def test_text_of_a_block_is_that_of_its_translation_as_a_line(home: Path) -> None:
+    """So a block does not depend on the others, and tags neither add nor remove words."""
+    model = nmt.load(home / "runs" / "mine", precision="fp32", beam=2)
+    blocks = [block for block in read_blocks(PAGE) if " x" not in block]  # those without words that are kept
+    page = "".join(f"<p>{html.escape(block)}</p>" for block in blocks)
+    expected = [" ".join(line.text.split()) for line in model.translate(blocks)]
+    translated = re.findall("<p>(.*?)</p>", model.translate_html(page))
+    assert [" ".join(html.unescape(line).split()) for line in translated] == expected
+    tagged = "".join(f"<p><b>{re.sub(' ', '</b> <b>', html.escape(block))}</b></p>" for block in blocks)
+    translated = re.findall("<p>(.*?)</p>", re.sub("</?b>", "", model.translate_html(tagged)))
+    assert [" ".join(html.unescape(line).split()) for line in translated] == expected
+
+
+def test_links_are_those_of_the_model_between_words(home: Path) -> None:
+    """Where each word stands between spaces, weights are those of the words of a record."""
+    model = nmt.load(home / "runs" / "mine", precision="fp32", beam=2)
+    lines = ["Die Frau liest ein Buch .", "Der Hund schläft ."]
+    for line, translation in zip(lines, model.translate(lines, weights=True), strict=True):
+        alignment = align_text(line, translation, model.translator.tokenizer)
+        weights_TS = translation.record.word_weights()
+        assert weights_TS is not None
+        source, target = (
+            [text[start:end] for start, end in words]
+            for text, words in ((line, alignment.source_words), (translation.text, alignment.target_words))
+        )
+        if target != translation.text.split():
+            continue
+        shares_TS = weights_TS / weights_TS.sum(axis=0)
+        shares_TS[[[(a == ".") != (b == ".") for a in source] for b in target]] = 0
+        assert {(int(s), t) for t, s in enumerate(np.argmax(shares_TS, axis=1))} <= set(alignment.links)
+        strengths = [shares_TS[t, s] for s, t in alignment.links]
+        assert strengths == pytest.approx(sorted(strengths, reverse=True))
+
+
+@pytest.mark.parametrize("settings", [("tokenizer.type=word",), ("tokenizer.normalization=nmt_nfkc",)])
+def test_other_tokenizers(home: Path, corpus: Path, settings: tuple[str, ...]) -> None:
+    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=20", "overwrite=true")
+    run_ok("train", "name=other", *common, *settings, folder=home)
+    replace = settings == ("tokenizer.type=word",)
+    out = nmt.load(home / "runs" / "other", precision="fp32", replace_unknown=replace).translate_html(PAGE)
+    assert list_tags(out) == list_tags(PAGE)
+
+
+def test_long_blocks_and_samples_keep_their_tags(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    page = "<p>" + "Die <b>Frau</b> liest ein Buch . " * 400 + "</p><p>" + "😀<i>😀</i>" * 1500 + "</p>"
+    model = nmt.load(home / "runs" / "mine", precision="fp32", sample=True, max_length=20)
+    with caplog.at_level(logging.WARNING, logger="nmt"):
+        assert list_tags(model.translate_html(page)) == list_tags(page)
+    assert "translated in parts" in caplog.text
+
+
+INVALID = [
+    (("search.n_best=2",), b"", "search.n_best=2 is for lines of text: format=html writes one document; remove"),
+    (("alignments=x",), b"", "alignments=x is for lines of text, but format=html; remove alignments"),
+    (("prefix=x",), b"", "prefix=x is for lines of text, but format=html; remove prefix"),
+    (("links.threshold=0.2",), b"", "links.* applies to links only"),
+    (("mode=score", "target=x"), b"", "mode=score writes one number per line"),
+    ((), "<p>Größe".encode("latin-1"), "not UTF-8 (byte 0xF6 at position 6); convert it: iconv -f ENCODING -t UTF-8"),
+    (("checkpoint=runs/blind",), b"", "format=html needs a model with attention"),
+]
+
+
+@pytest.fixture(scope="module")
+def blind(home: Path, corpus: Path) -> Path:
+    """`home`, with a model without attention."""
+    settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "model.attention.score=none")
+    run_ok("train", "name=blind", *settings, "overwrite=true", folder=home)
+    return home
+
+
+@pytest.mark.parametrize(("settings", "text", "message"), INVALID)
+def test_invalid_input_is_an_error(blind: Path, settings: tuple[str, ...], text: bytes, message: str) -> None:
+    arguments = settings if "checkpoint=runs/blind" in settings else (*SETTINGS, *settings)
+    assert message in run_error("translate", *arguments, "format=html", folder=blind, text=text)
+
+
+def test_python_rejects_what_is_not_text_and_models_without_attention(blind: Path) -> None:
+    for document, message in ((b"<p>", "is not a string"), ("\ud800", "is not valid text")):
+        with pytest.raises(nmt.UserError, match=message):
+            nmt.load(blind / "runs" / "mine").translate_html(document)  # type: ignore[arg-type]
+    with pytest.raises(nmt.UserError, match="a model without attention cannot translate HTML"):
+        nmt.load(blind / "runs" / "blind").translate_html("<p>x</p>")
+
+
+def test_name_of_a_file_does_not_choose_the_format_but_gives_a_hint(home: Path) -> None:
+    (home / "small.htm").write_text("<p>Der Hund</p>\n")
+    process = run_nmt("translate", *SETTINGS, "input=small.htm", folder=home)
+    assert process.returncode == 0 and b"the tags of small.htm are translated like its text" in process.stderr
