@@ -25,6 +25,7 @@ from starlette.routing import Route
 from nmt.config import ServeRun
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import EOS_PIECE
+from nmt.decoding.html_translation import restore_document
 from nmt.decoding.translator import Translation, describe_translations
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
@@ -196,7 +197,10 @@ class Service:
         fields = await read_fields(request, self.command.max_characters)
         self.check_key(fields)
         wanted = parse_translation_request(fields, self.command.max_characters, self.command.search.beam - 1)
-        group = Group(self.find_model(wanted), 1 + wanted.alternatives, wanted.details)
+        model = self.find_model(wanted)
+        if wanted.documents and not self.batcher.translators[model].model.attends:
+            raise HTTPException(400, "format=html needs a model with attention; send plain text with format=text")
+        group = Group(model, 1 + wanted.alternatives, wanted.details or bool(wanted.documents))
         if wanted.stream:
             events = self.stream_events(wanted, group)
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -229,11 +233,16 @@ class Service:
                                 yield format_event("partial", {**chunk[row].names(), "translatedText": text})
                         options = future.result()
                         LINES.inc()
-                        results.append([Translation(option.text, ended=option.ended) for option in options])
-                        yield await asyncio.to_thread(self.build_line_event, wanted, place, options)
+                        event = await asyncio.to_thread(self.build_line_event, wanted, place, options)
+                        if not wanted.documents:  # which need the attention weights in the end
+                            options = [Translation(option.text, ended=option.ended) for option in options]
+                        results.append(options)
+                        yield event
                 finally:
                     cancel(futures)
-            yield format_event("done", self.build_answer(replace(wanted, details=False), results))
+            yield format_event(
+                "done", await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results)
+            )
         except Exception as error:
             if not isinstance(error, (HTTPException, UserError)):
                 log.exception("a request failed")
@@ -262,7 +271,7 @@ class Service:
 
     def build_line_event(self, wanted: TranslationRequest, place: Place, options: list[Translation]) -> str:
         """Return the event with the translations of a line."""
-        answer = self.build_answer(replace(wanted, texts=[place.line], is_list=False), [options])
+        answer = self.build_answer(replace(wanted, texts=[place.line], documents=[], is_list=False), [options])
         return format_event("line", {**place.names(), **answer})
 
     async def translate_lines(self, group: Group, lines: Sequence[str], request: Request) -> list[list[Translation]]:
@@ -318,12 +327,16 @@ class Service:
         rows = iter(results)
         room = MAX_WORD_WEIGHTS
         texts, alternatives, details, warnings = [], [], [], []
-        for text, lines in zip(wanted.texts, wanted.lines(), strict=True):
+        tokenizer = self.batcher.translators[self.find_model(wanted)].tokenizer if wanted.documents else None
+        for index, (text, lines) in enumerate(zip(wanted.texts, wanted.lines(), strict=True)):
             options = [next(rows) for _ in lines]
-            versions = [
-                restore_line_breaks(text, [(line[number] if number < len(line) else line[0]).text for line in options])
-                for number in range(max(map(len, options)))
-            ]
+            versions = []
+            for number in range(max(map(len, options), default=1)):
+                chosen = [line[number] if number < len(line) else line[0] for line in options]
+                if tokenizer is None:
+                    versions.append(restore_line_breaks(text, [translation.text for translation in chosen]))
+                else:
+                    versions.append(restore_document(wanted.documents[index], chosen, tokenizer))
             texts.append(versions[0])
             alternatives.append(versions[1:])
             if wanted.details:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from nmt.data.html_document import HtmlDocument, parse_document
 from nmt.runtime.quoting import is_encodable
 
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
@@ -34,9 +35,12 @@ class TranslationRequest:
     attention: bool  # whether the details have attention weights between words, and what else it takes to show them
     stream: bool  # whether the answer is sent line by line
     partial: bool  # whether translations are also sent while they are searched for
+    documents: list[HtmlDocument]  # each text, if these are HTML; else empty
 
     def lines(self) -> list[list[str]]:
-        """Return the lines of each text, without line breaks."""
+        """Return the lines of each text, without line breaks; of HTML the text of each block."""
+        if self.documents:
+            return [document.texts for document in self.documents]
         return [LINE_BREAK.split(text)[::2] for text in self.texts]
 
 
@@ -116,8 +120,8 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
     for name in ("source", "target"):
         if not isinstance(fields.get(name), str):
             raise HTTPException(400, f"{name}, the code of a language, is missing; /languages lists the codes")
-    if fields.get("format") not in (None, "", "text"):
-        raise HTTPException(400, f"format={quote(fields['format'])} is not supported; send plain text with format=text")
+    if fields.get("format") not in (None, "", "text", "html"):
+        raise HTTPException(400, f"format={quote(fields['format'])} is not one of text, html")
     attention, stream, partial = (parse_flag(fields, name) for name in ("attention", "stream", "partial"))
     if partial and not stream:
         raise HTTPException(400, "partial=true has no effect without stream=true")
@@ -131,6 +135,7 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
         attention=attention,
         stream=stream,
         partial=partial,
+        documents=[*map(parse_document, texts)] if fields.get("format") == "html" else [],
     )
 
 

@@ -1,15 +1,18 @@
-"""HTML documents, translated by the command and from Python."""
+"""HTML documents, translated by the command, from Python and by the server."""
 
 import gzip
 import html
+import json
 import logging
 import re
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import TINY_SETTINGS, run_error, run_nmt, run_ok
+from servers import DIRECTION, ask, post, running
 
 import nmt
 from nmt.data.html_document import Kind, parse_document, tokenize
@@ -152,3 +155,28 @@ def test_name_of_a_file_does_not_choose_the_format_but_gives_a_hint(home: Path) 
     (home / "small.htm").write_text("<p>Der Hund</p>\n")
     process = run_nmt("translate", *SETTINGS, "input=small.htm", folder=home)
     assert process.returncode == 0 and b"the tags of small.htm are translated like its text" in process.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- server
+def test_server_answers_as_the_command(blind: Path) -> None:
+    model = nmt.load(blind / "runs" / "mine", precision="fp32", beam=3)
+    expected = model.translate_html(PAGE)
+    with running(blind, "checkpoint=runs/mine") as started:
+        assert ask(started.url, PAGE, format="html") == {"translatedText": expected}
+        texts = [PAGE, "", "<p></p>", "Der <b>Hund</b>"]
+        answers = ask(started.url, texts, format="html", alternatives=1, details=True)
+        assert answers["translatedText"] == [expected, "", "<p></p>", model.translate_html(texts[3])]
+        assert [len(details) for details in answers["details"]] == [len(read_blocks(text)) for text in texts]
+        assert list_tags(answers["alternatives"][0][0]) == list_tags(PAGE)
+        body = json.dumps({"q": texts, "format": "html", "stream": True} | DIRECTION).encode()
+        request = urllib.request.Request(f"{started.url}/translate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            events = re.findall("event: (.*)\ndata: (.*)\n\n", response.read().decode())
+        assert json.loads(events[-1][1]) == {"translatedText": answers["translatedText"]}
+        assert [name for name, _ in events] == ["line"] * sum(map(len, answers["details"])) + ["done"]
+    with running(blind, "checkpoint=runs/blind") as started:
+        status, answer = post(started.url, {"q": "<p>x</p>", "format": "html"} | DIRECTION)
+        assert (status, answer["error"]) == (
+            400,
+            "format=html needs a model with attention; send plain text with format=text",
+        )

@@ -147,7 +147,7 @@ BAD = [
     ({"q": "a", "source": "de"}, 400, "target, the code of a language, is missing"),
     ({"q": "a", "source": "en", "target": "de"}, 400, "from en to de is not supported; available: de to en"),
     ({"q": "a", "source": "x" * 999, "target": "\x1b[2J\n"}, 400, "is not supported; available: de to en"),
-    ({"q": "a", "format": "html"} | DIRECTION, 400, "format=html is not supported"),
+    ({"q": "a", "format": "pdf"} | DIRECTION, 400, "format=pdf is not one of text, html"),
     ({"q": "a", "alternatives": 3} | DIRECTION, 400, "alternatives=3 is not a whole number from 0 to 2"),
     ({"q": "a", "alternatives": True} | DIRECTION, 400, "alternatives=True is not a whole number"),
     ({"q": "a", "details": "yes"} | DIRECTION, 400, "details=yes is neither true nor false"),
