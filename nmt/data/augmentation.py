@@ -20,6 +20,7 @@ from nmt.data.literals import find_literals
 from nmt.data.tokenizer import FIRST_LITERAL_PIECE
 
 MAX_REPLACED = 3  # words of a pair that literal pieces replace
+ENCLOSED = 0.5  # share of these words that are enclosed instead
 MAX_DIGITS = 8  # of a number in place of a word
 FINAL_MARKS = ".!?。．！？؟۔।॥…"
 DIGIT = regex.compile(r"\d")
@@ -128,13 +129,24 @@ def find_shared_literals(source: str, target: str, kinds: Sequence[str] = ()) ->
 def replace_by_literal_pieces(
     source: str, target: str, links: Sequence[Link], pieces: int, rng: random.Random
 ) -> list[Edit]:
-    """Replace literals that both sides have, and some linked words, by different literal pieces."""
+    """Replace literals that both sides have, and some linked words, by different literal pieces.
+
+    One of two linked words stays, between two pieces, as between the tags `<b>` and `</b>`.
+    """
     shared = find_shared_literals(source, target)
     others = [link for link in links if not any(overlap(link, literal) for literal in shared)]
     wanted = min(rng.randint(1, MAX_REPLACED), len(others) + len(shared), pieces)
     chosen = [*shared, *rng.sample(others, min(len(others), max(0, wanted - len(shared))))][:pieces]
-    symbols = map(chr, rng.sample(range(FIRST_LITERAL_PIECE, FIRST_LITERAL_PIECE + pieces), len(chosen)))
-    return [Edit(link, symbol, symbol) for link, symbol in zip(chosen, symbols, strict=True)]
+    symbols = [chr(FIRST_LITERAL_PIECE + i) for i in rng.sample(range(pieces), pieces)]
+    edits = []
+    for link in chosen:
+        if len(symbols) >= 2 and link in others and rng.random() < ENCLOSED:
+            before, after = symbols.pop(), symbols.pop()
+            words = source[link[0] : link[1]], target[link[2] : link[3]]
+            edits.append(Edit(link, *(f"{before}{word}{after}" for word in words)))
+        elif symbols:
+            edits.append(Edit(link, *[symbols.pop()] * 2))
+    return edits
 
 
 def replace_numbers(source: str, target: str, links: Sequence[Link], rng: random.Random) -> list[Edit]:

@@ -56,8 +56,9 @@ def align_text(text: str, translation: Translation, tokenizer: Tokenizer) -> Ali
         links = [(int((target + 0.5) * step), target) for target in range(len(target_words)) if source_words]
         return Alignment(translation.text, source_words, target_words, links)
     normalized, offsets = tokenizer.source.processor.normalize(text, with_offsets=True)
-    source_owners = find_owners(translation.source_pieces, normalized, offsets, source_words)
-    target_owners = find_owners(translation.target_pieces, translation.text, range(len(translation.text)), target_words)
+    source_pieces, target_pieces = translation.restored_pieces
+    source_owners = find_owners(source_pieces, normalized, offsets, source_words)
+    target_owners = find_owners(target_pieces, translation.text, range(len(translation.text)), target_words)
     weights_TS = np.zeros((len(target_words), len(source_words)))
     pooled = pool_to_words(translation.weights_TS, source_owners, target_owners)[:-1, :-1]
     weights_TS[: pooled.shape[0], : pooled.shape[1]] = pooled  # the last words may have no pieces

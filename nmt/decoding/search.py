@@ -105,14 +105,17 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, constrai
 def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, constraints: Constraints) -> Tensor:
     """Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them.
 
-    When no more steps are left than it takes to write them, nothing else is allowed.
+    Where `</s>` would be the most likely token, or no more steps are left than it takes to write them, nothing else is
+    allowed: a hypothesis that wants to end would go on with anything.
     """
     literal_M = constraints.literal_M
     written_BKM = (beams.tokens_BKT.unsqueeze(3) == literal_M).any(2)
     missing_BKM = constraints.literals_BM[beams.sentence_B].unsqueeze(1) & ~written_BKM
     missing_BK1 = missing_BKM.sum(2, keepdim=True)
     steps_left_B = beams.max_length_B - beams.step_B
-    filtered_BKV.masked_fill_((missing_BK1 > 0) & (missing_BK1 + 1 >= steps_left_B.view(-1, 1, 1)), float("-inf"))
+    wants_to_end_BK1 = filtered_BKV.argmax(2, keepdim=True) == EOS
+    is_due_BK1 = wants_to_end_BK1 | (missing_BK1 + 1 >= steps_left_B.view(-1, 1, 1))
+    filtered_BKV.masked_fill_((missing_BK1 > 0) & is_due_BK1, float("-inf"))
     filtered_BKV[..., EOS].masked_fill_(missing_BK1.squeeze(2) > 0, float("-inf"))
     filtered_BKV[..., literal_M] = torch.where(missing_BKM, logp_BKV[..., literal_M], float("-inf"))
     return filtered_BKV

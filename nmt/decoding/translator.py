@@ -58,14 +58,19 @@ class Translation:
         return math.exp(self.score / max(1, len(self.target_pieces)))
 
     @property
+    def restored_pieces(self) -> tuple[list[str], list[str]]:
+        """The pieces with what literal pieces stand for, and in capitals if the line is."""
+        if self.prepared is None:
+            return self.source_pieces, self.target_pieces
+        return self.prepared.restore_pieces(self.source_pieces, self.target_pieces)
+
+    @property
     def record(self) -> Record:
         """The pieces with their attention weights, and the words they form.
 
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
-        source_pieces, target_pieces = self.source_pieces, self.target_pieces
-        if self.prepared:
-            source_pieces, target_pieces = self.prepared.restore_pieces(source_pieces, target_pieces)
+        source_pieces, target_pieces = self.restored_pieces
         source_words, source_index = group_by_words(source_pieces)
         target_words, target_index = group_by_words(target_pieces)
         return Record(

@@ -46,8 +46,9 @@ function filterTokens(logp, hypothesis, minLength, maxLength, config) {
 /** Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them. */
 function requireLiterals(logp, tokens, maxLength, { vocabulary, wanted }) {
   const missing = wanted.filter(id => !tokens.includes(id)), values = missing.map(id => logp[id]);
+  const isDue = missing.length + 1 >= maxLength - tokens.length || largestIndices(logp, 1)[0] === EOS;
   if (missing.length) logp[EOS] = -Infinity;
-  if (missing.length && missing.length + 1 >= maxLength - tokens.length) logp.fill(-Infinity);
+  if (missing.length && isDue) logp.fill(-Infinity);
   for (const id of vocabulary) logp[id] = -Infinity;
   missing.forEach((id, i) => { logp[id] = values[i]; });
 }
