@@ -24,6 +24,7 @@ from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
+from nmt.data.references import collect_references
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
@@ -94,7 +95,7 @@ class Evaluation(NamedTuple):
     run: Path
     results: Path  # folder of the result files
     sources: list[str]
-    references: list[str]
+    references: list[list[str]]
     translations: list[str]
     metrics: dict[str, Any]  # content of metrics.json
     pictures: list[Path]
@@ -159,7 +160,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
         UserError: a run is named twice, sentences differ or are too many, or runs have different BLEU tokenizers.
     """
     tokenizers: dict[str, str] = {}
-    texts: dict[Path, tuple[list[str], list[str]]] = {}
+    texts: dict[Path, tuple[list[str], list[list[str]]]] = {}
     for path in paths:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
@@ -170,7 +171,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
         run = load_config(folder)
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
-        texts[folder] = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+        texts[folder] = list(iter_column(pairs, "source")), collect_references(pairs)
         if texts[folder] != next(iter(texts.values())):
             raise UserError(
                 f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
@@ -201,7 +202,8 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     data = command.data.apply_to(run.data)
     pairs = local_rank0_first(lambda: load_pairs(data, data.split))
     check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
-    sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    references = collect_references(pairs)
 
     bleu_tokenizer = broadcast_from_rank0(
         lambda: choose_and_log_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
@@ -221,7 +223,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     warn_if_evaluation_is_preprocessed(data, pairs, texts)
     metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
-    metrics["literals"] = measure_literals(sources, texts, references)
+    metrics["literals"] = measure_literals(sources, texts, targets)
     metrics |= {
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
@@ -233,7 +235,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
     choices: list[WordWeights] = []
     if command.erase:
-        losses, erasure_metrics = measure_erasure(translator, translations, sources, references, get_gold_links(pairs))
+        losses, erasure_metrics = measure_erasure(translator, translations, sources, targets, get_gold_links(pairs))
         metrics |= erasure_metrics
         shares = [None if losses_TS is None else normalize_losses(losses_TS) for losses_TS in losses]
         choices.append(WordWeights("Log-probability lost without the source word", dict(enumerate(shares))))
@@ -303,8 +305,11 @@ def make_results_folder(folder: Path) -> None:
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print examples, metrics and the paths of the results."""
     examples = zip(evaluation.sources, evaluation.references, evaluation.translations, strict=True)
-    for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
-        echo(f"source     {source}\nreference  {reference}\nmodel      {translation}\n")
+    for source, references, translation in islice(examples, SHOWN_EXAMPLES):
+        echo(f"source     {source}")
+        for reference in references:
+            echo(f"reference  {reference}")
+        echo(f"model      {translation}\n")
     decimals = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
     for name in (*decimals, "bleu", "chrf", "ter", "exact_match", "sentences_per_second"):
         if name not in evaluation.metrics:

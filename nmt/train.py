@@ -25,6 +25,7 @@ from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_t
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.overlap import warn_of_overlap
 from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
+from nmt.data.references import collect_references
 from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream, stream_windows
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import segment_words
@@ -144,7 +145,7 @@ def train(run: TrainRun) -> float:
             f"data.path={run.data.path} has the same files on all machines",
         )
         bleu_tokenizer = broadcast_from_rank0(
-            lambda: choose_and_log_bleu_tokenizer(run.bleu_tokenizer, list(iter_column(valid, "target")))
+            lambda: choose_and_log_bleu_tokenizer(run.bleu_tokenizer, collect_references(valid))
         )
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)

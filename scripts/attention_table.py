@@ -32,6 +32,7 @@ from settings import parse_settings
 from nmt.config import SearchConfig
 from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_SCORES, ATTENTION_WINDOWS
 from nmt.data.corpus import iter_column, load_pairs
+from nmt.data.references import collect_references
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu_by_length
 from nmt.evaluation.plot import draw_curves, draw_heat_map
@@ -152,7 +153,7 @@ def format_table(found: dict[Variant, dict[str, Any]], *keys: str) -> str:
 def draw_lengths(attentive: Path, without: Path) -> None:
     """Draw BLEU by source length of two runs."""
     pairs = load_pairs(load_config(attentive).data, "test")
-    sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    sources, references = list(iter_column(pairs, "source")), collect_references(pairs)
     lengths = {}
     for label, folder in (("with attention", attentive), ("without", without)):
         translations = (folder / "eval" / "test" / "translations.txt").read_text(encoding="utf-8")

@@ -38,6 +38,7 @@ from nmt.data.augmentation import (
 )
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
+from nmt.data.references import collect_references
 from nmt.data.words import split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.training.aligned_words import align_pairs
@@ -164,14 +165,14 @@ def main() -> None:
     pairs = load_pairs(data, settings["split"])
     sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     links = align_pairs(sources, targets)
-    metric = build_bleu_metric("auto" if run.bleu_tokenizer == "auto" else run.bleu_tokenizer, targets)
+    metric = build_bleu_metric(run.bleu_tokenizer, collect_references(pairs))
 
     def translate(lines: Sequence[str]) -> list[str]:
         return [translation.text for translation in model.translate(list(lines))]
 
     def score(translations: Sequence[str], references: Sequence[str]) -> float:
-        lowered = ([text.lower() for text in texts] for texts in (translations, references))
-        return score_corpus(metric, *lowered) or 0.0
+        lowered = [text.lower() for text in translations]
+        return score_corpus(metric, lowered, [[text.lower()] for text in references]) or 0.0
 
     originals: dict[int, str] = {}
     for name, change in CHANGES.items():

@@ -18,7 +18,8 @@ from settings import parse_settings
 import nmt
 from nmt.config import DataConfig
 from nmt.data.corpus import iter_column, load_pairs
-from nmt.evaluation.metrics import build_metrics
+from nmt.data.references import collect_references
+from nmt.evaluation.metrics import build_metrics, build_streams
 from nmt.evaluation.seeds import bootstrap_scores, compare_means, pool_variances
 
 RECIPE = (
@@ -53,10 +54,11 @@ def main() -> None:
     command = (sys.executable, "-m", "nmt.train", "-m", f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=${seed}")
     subprocess.run([*command, "resume=auto", *RECIPE, f"seed={seeds}"], check=True)
     pairs = load_pairs(DataConfig(), "valid")
-    sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    sources, references = list(iter_column(pairs, "source")), collect_references(pairs)
     metric = build_metrics("13a", references)["bleu"]
+    streams = build_streams(references)
     statistics = [
-        np.array(metric._extract_corpus_statistics(translate(folder / str(seed), sources), [references]), np.float64)
+        np.array(metric._extract_corpus_statistics(translate(folder / str(seed), sources), streams), np.float64)
         for seed in range(1, count + 1)
     ]
     scores_R = np.array([metric._compute_score_from_stats(list(sums.sum(0))).score for sums in statistics])

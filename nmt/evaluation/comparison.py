@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nmt.config.data import DataConfig
 from nmt.data.corpus import iter_column
 from nmt.data.mixing import load_training_text
+from nmt.data.references import References
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     METRIC_NAMES,
@@ -42,7 +43,7 @@ class Comparison(NamedTuple):
 def compare_systems(
     systems: Mapping[str, Sequence[Sequence[str]]],
     sources: Sequence[str],
-    references: Sequence[str],
+    references: References,
     data: DataConfig,
     tokenizer: str = "auto",
 ) -> Comparison:

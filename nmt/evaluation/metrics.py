@@ -3,8 +3,9 @@
 BLEU, chrF and TER are computed by sacreBLEU, so that numbers are comparable with published ones. Word alignments are
 measured by precision, recall and alignment error rate (AER).
 
-Hypotheses and references are plain text, cased and not tokenized. Scores are 0-100 (TER may exceed 100); None means
-undefined. `tokenizer` is the name of a BLEU tokenizer of sacreBLEU, or `auto`: chosen by the script of the references.
+Hypotheses and references are plain text, cased and not tokenized. Each sentence has one or more references, not all the
+same number. Scores are 0-100 (TER may exceed 100); None means undefined. `tokenizer` is the name of a BLEU tokenizer of
+sacreBLEU, or `auto`: chosen by the script of the references.
 """
 
 import logging
@@ -13,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -25,6 +26,7 @@ from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
 from nmt.data.overlap import EXACT, NEAR, UNSEEN
+from nmt.data.references import References
 from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import detect_script, segment_words, segmenter_name
 from nmt.errors import UserError, extra_command
@@ -56,7 +58,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
     return None
 
 
-def choose_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
+def choose_bleu_tokenizer(tokenizer: str, references: References) -> str:
     """Return the BLEU tokenizer to use; for `auto`, the one for the script of the references.
 
     That is 13a for text with spaces between words; zh for Chinese; ja-mecab for Japanese, or char if the extra `cjk` is
@@ -66,14 +68,14 @@ def choose_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
         UserError: the given tokenizer cannot be used here.
     """
     if tokenizer == "auto":
-        chosen = TOKENIZER_BY_SCRIPT[detect_script(references)]
+        chosen = TOKENIZER_BY_SCRIPT[detect_reference_script(references)]
         return "char" if find_tokenizer_problem(chosen) else chosen
     if problem := find_tokenizer_problem(tokenizer):
         raise UserError(f"bleu_tokenizer={tokenizer} {problem}; or choose another one, such as bleu_tokenizer=char")
     return tokenizer
 
 
-def choose_and_log_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> str:
+def choose_and_log_bleu_tokenizer(tokenizer: str, references: References) -> str:
     """Choose the BLEU tokenizer and log it.
 
     Raises:
@@ -83,11 +85,15 @@ def choose_and_log_bleu_tokenizer(tokenizer: str, references: Sequence[str]) -> 
     reason = f"bleu_tokenizer={tokenizer}"
     if tokenizer == "auto":
         reason = "chosen by the writing system of the references"
-        usual = TOKENIZER_BY_SCRIPT[detect_script(references)]
+        usual = TOKENIZER_BY_SCRIPT[detect_reference_script(references)]
         if chosen != usual:
             reason += f"; {usual}, the usual choice for it, {find_tokenizer_problem(usual)}"
     log.info(f"BLEU uses sacreBLEU's tokenizer {chosen} ({reason})")
     return chosen
+
+
+def detect_reference_script(references: References) -> str | None:
+    return detect_script([text for texts in references for text in texts])
 
 
 class WordTokenizer(TercomTokenizer):
@@ -100,30 +106,35 @@ class WordTokenizer(TercomTokenizer):
         return f"{super().signature()}-{segmenter_name()}"
 
 
-def build_metrics(tokenizer: str, references: Sequence[str]) -> dict[str, Metric]:
+def build_metrics(tokenizer: str, references: References) -> dict[str, Metric]:
     """Return BLEU, chrF and TER.
 
     TER counts words. In text without spaces they are those of `segment_words`, which its signature states.
     """
     ter = TER()
-    if detect_script(references) is not None:
+    if detect_reference_script(references) is not None:
         ter.tokenizer = WordTokenizer()
         ter.tokenizer_signature = ter.tokenizer.signature()
     return {"bleu": build_bleu_metric(tokenizer, references), "chrf": CHRF(), "ter": ter}
 
 
-def build_bleu_metric(tokenizer: str, references: Sequence[str]) -> BLEU:
+def build_bleu_metric(tokenizer: str, references: References) -> BLEU:
     # `force` silences sacreBLEU's warning about tokenized text; nmt/data/preprocessed_text.py warns of it, once.
     return BLEU(force=True, tokenize=choose_bleu_tokenizer(tokenizer, references))
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
-def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
+def build_streams(references: References) -> list[tuple[Any, ...]]:
+    """Return references as sacreBLEU takes them: their n-th texts for each n, None where a sentence has fewer."""
+    return list(zip_longest(*references))
+
+
+def score_corpus(metric: Metric, hypotheses: Sequence[str], references: References) -> float | None:
     """Return the corpus score; None if there are no sentences or the score is undefined."""
     assert len(hypotheses) == len(references)
     if not hypotheses:
         return None
-    score = float(metric.corpus_score(hypotheses, [references]).score)
+    score = float(metric.corpus_score(hypotheses, build_streams(references)).score)
     clear_tokenizer_caches()
     return score if math.isfinite(score) else None
 
@@ -140,36 +151,35 @@ def clear_tokenizer_caches(tokenizer_class: type[BaseTokenizer] = BaseTokenizer)
         clear_tokenizer_caches(subclass)
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> float | None:
+def bleu(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> float | None:
     """Return cased corpus BLEU."""
     return score_corpus(build_bleu_metric(tokenizer, references), hypotheses, references)
 
 
-def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> dict[str, Any]:
+def compute_scores(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> dict[str, Any]:
     """Return `{"bleu", "chrf", "ter", "exact_match", "signatures": {"bleu", "chrf", "ter"}}`.
 
-    `exact_match` is the percentage of translations that equal their reference; the signatures are sacreBLEU's. Without
+    `exact_match` is the percentage of translations that equal a reference; the signatures are sacreBLEU's. Without
     sentences the scores are None and `signatures` is empty.
     """
     metrics = build_metrics(tokenizer, references)
     scores = {name: score_corpus(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
-    matches = sum(text == reference for text, reference in zip(hypotheses, references, strict=True))
+    matches = sum(text in texts for text, texts in zip(hypotheses, references, strict=True))
     exact_match = 100 * matches / len(references) if references else None
     return {**scores, "exact_match": exact_match, "signatures": signatures}
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+def sentence_chrf(hypotheses: Sequence[str], references: References) -> list[float]:
     """Return chrF of each sentence, 0-100, to rank sentences. The mean is not corpus chrF."""
     metric = CHRF()
     return [
-        metric.sentence_score(hypothesis, [reference]).score
-        for hypothesis, reference in zip(hypotheses, references, strict=True)
+        metric.sentence_score(hypothesis, texts).score for hypothesis, texts in zip(hypotheses, references, strict=True)
     ]
 
 
 def bleu_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto"
+    sources: Sequence[str], hypotheses: Sequence[str], references: References, tokenizer: str = "auto"
 ) -> BleuByRange:
     """Return BLEU by source length in words, as in figure 2 of Bahdanau et al. 2014."""
     lengths = [len(segment_words(source)) for source in sources]
@@ -179,7 +189,7 @@ def bleu_by_length(
 def bleu_by_rarity(
     sources: Sequence[str],
     hypotheses: Sequence[str],
-    references: Sequence[str],
+    references: References,
     counts: Mapping[str, int],
     tokenizer: str = "auto",
 ) -> BleuByRange:
@@ -191,7 +201,7 @@ def bleu_by_rarity(
 
 
 def score_by_overlap(
-    kinds: Iterable[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
+    kinds: Iterable[int], hypotheses: Sequence[str], references: References, tokenizer: str
 ) -> dict[str, dict[str, float | None]]:
     """Return the number of sentences, BLEU and chrF of those seen in the training text, nearly seen there, and unseen.
 
@@ -213,7 +223,7 @@ def split_words_and_marks(text: str) -> list[str]:
 
 
 def bleu_by_range(
-    values: Sequence[int], bounds: Sequence[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
+    values: Sequence[int], bounds: Sequence[int], hypotheses: Sequence[str], references: References, tokenizer: str
 ) -> BleuByRange:
     """Return BLEU of the sentences whose value is in each range; ranges without sentences are left out.
 
@@ -242,14 +252,15 @@ class SystemScore(NamedTuple):
 
 
 def paired_bootstrap(
-    systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenizer: str = "auto"
+    systems: Mapping[str, Sequence[str]], references: References, tokenizer: str = "auto"
 ) -> tuple[dict[str, dict[str, SystemScore]], dict[str, str]]:
     """Compare systems by paired bootstrap resampling with 1,000 samples (Koehn 2004), as implemented by sacreBLEU.
 
     Returns scores by system and metric, and the signatures by metric.
     """
     metrics = build_metrics(tokenizer, references)
-    test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, [references], "bs")
+    streams = build_streams(references)
+    test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, streams, "bs")
     signatures, results = test()
     results_of_metrics: list[Any] = [*results.values()][1:]  # the first entry holds the names of the systems
     scores: dict[str, dict[str, SystemScore]] = {system: {} for system in systems}

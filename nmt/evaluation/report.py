@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nmt.data.references import References
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation
@@ -29,7 +30,7 @@ def build_report(
     title: str,
     measures: dict[str, Any],
     sources: Sequence[str],
-    references: Sequence[str],
+    references: References,
     translations: Sequence[Translation],
     choices: Sequence[WordWeights] = (),
 ) -> str:
@@ -80,7 +81,12 @@ def sort_worst_first(chrf: Sequence[float]) -> list[int]:
 
 
 def build_pair(
-    line: int, source: str, reference: str, translation: Translation, chrf: float, choices: Sequence[WordWeights] = ()
+    line: int,
+    source: str,
+    references: list[str],
+    translation: Translation,
+    chrf: float,
+    choices: Sequence[WordWeights] = (),
 ) -> dict[str, Any]:
     """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
@@ -89,7 +95,7 @@ def build_pair(
     pair = {
         "line": line,
         "source": source_words,
-        "reference": reference,
+        "references": references,
         "translation": target_words,
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,

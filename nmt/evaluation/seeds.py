@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.evaluation.metrics import build_metrics, clear_tokenizer_caches
+from nmt.data.references import References
+from nmt.evaluation.metrics import build_metrics, build_streams, clear_tokenizer_caches
 
 SAMPLES = 1000  # of the bootstrap
 SAMPLES_PER_BLOCK = 100  # samples whose sentence counts are in memory
@@ -53,7 +54,7 @@ class SeedComparison(NamedTuple):
 
 
 def compare_over_seeds(
-    systems: Mapping[str, Sequence[Sequence[str]]], references: Sequence[str], tokenizer: str = "auto"
+    systems: Mapping[str, Sequence[Sequence[str]]], references: References, tokenizer: str = "auto"
 ) -> tuple[dict[str, dict[str, SeedComparison]], dict[str, str]]:
     """Compare systems by BLEU, chrF and TER.
 
@@ -67,10 +68,11 @@ def compare_over_seeds(
     first, *others = systems
     comparisons: dict[str, dict[str, SeedComparison]] = {system: {} for system in systems}
     signatures = {}
+    streams = build_streams(references)
     for name, metric in build_metrics(tokenizer, references).items():
         statistics = {
             system: [
-                np.array(metric._extract_corpus_statistics(texts, [references]), np.float64)  # [N, statistics]
+                np.array(metric._extract_corpus_statistics(texts, streams), np.float64)  # [N, statistics]
                 for texts in runs
             ]
             for system, runs in systems.items()

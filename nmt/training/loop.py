@@ -17,6 +17,7 @@ from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, SearchConfig, TrainConfi
 from nmt.data.batching import Batches, epoch_batches, padding_waste
 from nmt.data.corpus import iter_column, take_rows
 from nmt.data.encoding import EncodedPairs, Indices
+from nmt.data.references import References, collect_references
 from nmt.data.resampling import resample_pairs
 from nmt.decoding.translator import Translation, Translator, warn_if_out_of_reach
 from nmt.errors import UserError, with_filename
@@ -231,7 +232,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     data = state.run.data
     search = SearchConfig(beam=1).with_source_limit_of(data)
     translator = Translator(model, state.tokenizer, search, state.device, data.languages)
-    sources, references = (list(iter_column(state.valid, side)) for side in ("source", "target"))
+    sources, references = list(iter_column(state.valid, "source")), collect_references(state.valid)
     samples = translator.translate(sources[:SAMPLES], keep_weights=True)
     translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)
     hypotheses = [options[0].text for options in translations]
@@ -259,7 +260,7 @@ def validate(state: TrainState) -> dict[str, Any]:
 
 
 def build_samples(
-    sources: Sequence[str], references: Sequence[str], translations: Sequence[Translation]
+    sources: Sequence[str], references: References, translations: Sequence[Translation]
 ) -> list[dict[str, Any]]:
     """Return the first pairs with their translations and attention, in the format of the HTML report."""
     chrf = sentence_chrf([translation.text for translation in translations], references[: len(translations)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from builders import HOSTILE, PageReader
+from builders import HOSTILE, PageReader, single_references
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,8 +31,9 @@ def make_translation(source, target, weights="diagonal"):
 
 
 def build_page(pairs, **options):
-    """Build the report of (source, reference, translation) texts."""
+    """Build the report of (source, reference or list of references, translation) texts."""
     sources, references, texts = zip(*pairs, strict=True) if pairs else ((), (), ())
+    references = [[own] if isinstance(own, str) else own for own in references]
     translations = [make_translation(source, text, **options) for source, text in zip(sources, texts, strict=True)]
     return build_report("toy, test", compute_scores(texts, references), sources, references, translations)
 
@@ -47,27 +48,38 @@ def test_pairs_are_sorted_from_worst_score():
     assert [pair["line"] for pair in data] == [2, 3, 1]
     for pair in data:
         _, reference, text = pairs[pair["line"] - 1]
-        assert pair["reference"] == reference and pair["translation"] == text.split()
-        assert pair["chrf"] == pytest.approx(compute_scores([text], [reference])["chrf"], abs=0.006)
+        assert pair["references"] == [reference] and pair["translation"] == text.split()
+        assert pair["chrf"] == pytest.approx(compute_scores([text], [[reference]])["chrf"], abs=0.006)
+
+
+def test_pairs_have_all_references_and_are_sorted_by_the_best():
+    pairs = [("eins", ["a one", "one"], "one"), ("zwei", ["two", "2"], "tw"), ("drei", ["three"], "th")]
+    data = read_page(pairs).data
+    assert [(pair["line"], pair["references"]) for pair in data] == [
+        (3, ["three"]),
+        (2, ["two", "2"]),
+        (1, ["a one", "one"]),
+    ]
+    assert data[2]["chrf"] == 100
 
 
 def test_rows_are_word_weights_in_percent():
     weights = np.array([[0.104, 0.5, 0.396, 0], [0.3, 0.5, 0.2, 0], [0, 0, 0.004, 0.996], [0, 0, 0, 1]])
     translation = Translation("New York", ["▁Neu", "yo", "rk", "</s>"], ["▁New", "▁Y", "ork", "</s>"], -1.0, weights)
-    [pair] = PageReader(build_report("x", NO_SCORES, ["Neuyork"], ["New York"], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["Neuyork"], [["New York"]], [translation])).data
     assert pair["source"] == ["Neuyork"] and pair["translation"] == ["New", "York"]
     assert pair["rows"] == [[0, 100], [0, 50]]  # a sum over source pieces, a mean over target pieces
     weights = np.array([[0.004, 0.996, 0, 0], [np.nan, np.inf, 0.25, 0.75], [0, 0, 0, 1]])
     translation = make_translation("a b c", "x y", weights)
-    [pair] = PageReader(build_report("x", NO_SCORES, ["a b c"], ["x y"], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["a b c"], [["x y"]], [translation])).data
     assert pair["rows"] == [[1, 100], [2, 25]]
 
 
 def test_unknown_words_are_shown_as_in_source():
     translation = make_translation("ein <unk> <unk>", "a lynx")
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein  Luchs gähnt"], ["a lynx yawns"], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["ein  Luchs gähnt"], [["a lynx yawns"]], [translation])).data
     assert (pair["source"], pair["translation"]) == (["ein", "Luchs", "gähnt"], ["a", "lynx"])
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein Luchs"], ["a lynx yawns"], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["ein Luchs"], [["a lynx yawns"]], [translation])).data
     assert pair["source"] == ["ein", "<unk>", "<unk>"]  # a source with another number of words
 
 
@@ -80,7 +92,7 @@ def test_report_without_attention_has_no_matrix():
 def test_report_of_empty_sentences_and_empty_corpus():
     assert read_page([]).data == []
     translations = [Translation(""), make_translation("ja", "")]
-    pairs = PageReader(build_report("x", NO_SCORES, ["", "ja"], ["", "yes"], translations)).data
+    pairs = PageReader(build_report("x", NO_SCORES, ["", "ja"], [[""], ["yes"]], translations)).data
     assert [pair["source"] for pair in pairs] == [[], ["ja"]] and not any("rows" in pair for pair in pairs)
 
 
@@ -111,7 +123,7 @@ def test_report_header_lists_scores_and_signatures():
 def test_chart_of_bleu_by_length():
     full, part = "one two three four", "one two four"
     text = build_page([("a " * 5, full, full)] * 3 + [("a " * 6, full, part)])
-    score = bleu([part], [full])
+    score = bleu([part], [[full]])
     assert f'aria-label="up to 5 words: BLEU 100.00 (pairs: 3); 6-10 words: BLEU {score:.2f} (pairs: 1)"' in text
     heights = [float(height) for height in re.findall('class="bar".*? height="(.*?)"', text)]
     assert heights[0] == report.BAR_AREA_HEIGHT and heights[1] < heights[0]
@@ -120,7 +132,7 @@ def test_chart_of_bleu_by_length():
 def build_page_with(title, name, value, reference, pieces):
     translation = Translation("".join(pieces), pieces, pieces, -1.0, np.ones((len(pieces), len(pieces))))
     scores = {"any " + name: value}  # the prefix avoids names of known metrics
-    return build_report(title, scores | {"signatures": scores}, ["x"], [reference], [translation])
+    return build_report(title, scores | {"signatures": scores}, ["x"], [[reference]], [translation])
 
 
 PLAIN_PAGE = PageReader(build_page_with("x", "x", "x", "x", ["▁x"]))
@@ -133,7 +145,7 @@ def test_any_text_is_escaped(title, name, value, reference, pieces):
     page = PageReader(build_page_with(title, name, value, reference, pieces))
     assert page.elements == PLAIN_PAGE.elements and page.policy == PLAIN_PAGE.policy
     [pair] = page.data
-    assert pair["reference"] == reference and not re.search("[<>&\u2028\u2029]", page.text["data"])
+    assert pair["references"] == [reference] and not re.search("[<>&\u2028\u2029]", page.text["data"])
     assert pair["source"] == pair["translation"] == group_by_words(pieces)[0]
     assert page.text["style"] == PLAIN_PAGE.text["style"] and page.text["script"] == PLAIN_PAGE.text["script"]
     assert page.text["title"].strip() == page.text["h1"].strip() == title.strip()
@@ -143,7 +155,7 @@ def test_any_text_is_escaped(title, name, value, reference, pieces):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_preserved_in_data(text):
     [pair] = PageReader(build_page_with("x", "x", "x", text, ["▁" + text.replace(" ", "")])).data
-    assert pair["reference"] == text and pair["source"] == [text.replace(" ", "")]
+    assert pair["references"] == [text] and pair["source"] == [text.replace(" ", "")]
 
 
 def test_content_security_policy():
@@ -165,6 +177,7 @@ PAIRS = [
 ]
 PAIR_WITHOUT_ATTENTION = len(PAIRS) - 1
 WEIGHTS = np.array([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0.1, 0, 0.9, 0], [0, 0, 0, 1]])
+FURTHER_REFERENCES = ["A dog is sleeping", HOSTILE[7]]  # of the first pair
 FIRST_ARTICLE = "article:first-child "
 
 
@@ -181,6 +194,8 @@ def browser_session(tmp_path_factory):
         WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
         WordWeights("same", {0: WEIGHTS[:3, :3], 1: None, PAIR_WITHOUT_ATTENTION: np.ones((2, 2))}),
     ]
+    references = single_references(references)
+    references[0] += FURTHER_REFERENCES
     text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
@@ -228,6 +243,21 @@ def test_hostile_text_is_displayed_and_not_executed(browser):
     assert browser.evaluate("typeof hacked") == "undefined"
     assert browser.evaluate("document.scripts.length") == 2 and browser.evaluate("document.images.length") == 0
     assert browser.evaluate("document.title") == HOSTILE[6]
+
+
+def test_all_references_are_displayed_and_filtered(browser):
+    """They stand below each other, beside one label."""
+    texts = f"[...document.querySelector({FIRST_ARTICLE + 'dl'!r}).children]"
+    assert browser.evaluate(texts + ".map(n => n.textContent)") == [
+        *("Source", PAIRS[0][0], "References", PAIRS[0][1], *FURTHER_REFERENCES, "Translation", PAIRS[0][2])
+    ]
+    places = [box[:2] for box in browser.evaluate(texts + ".map(n => [n.offsetLeft, n.offsetTop])")]
+    (label, _), (text, _) = places[:2]
+    assert [left for left, _ in places] == [label, text, label, text, text, text, label, text]
+    tops = [top for left, top in places if left == text]
+    assert tops == sorted(set(tops))
+    browser.evaluate("(filter.value = 'is SLEEPING', filter.dispatchEvent(new Event('input')))")
+    assert browser.evaluate("count.textContent") == f"1 of {len(PAIRS)} pairs"
 
 
 def test_hovering_cell_highlights_words_and_shows_weight(browser):

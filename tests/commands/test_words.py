@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from builders import run_error, run_ok
+from builders import run_error, run_ok, single_references
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
@@ -240,9 +240,12 @@ def test_find_glued_words() -> None:
     ],
 )
 def test_choose_tokenizer_by_script(references: list[str], script: str | None, tokenizer: str) -> None:
-    assert detect_script(references) == script and choose_bleu_tokenizer("auto", references) == tokenizer
+    assert (
+        detect_script(references) == script
+        and choose_bleu_tokenizer("auto", single_references(references)) == tokenizer
+    )
     if references:
-        assert f"tok:{tokenizer}" in compute_scores(references, references)["signatures"]["bleu"]
+        assert f"tok:{tokenizer}" in compute_scores(references, single_references(references))["signatures"]["bleu"]
 
 
 def test_bleu_tokenizers_are_those_of_sacrebleu() -> None:
@@ -255,17 +258,17 @@ def test_scores_of_identical_similar_and_wrong_translations(language: str) -> No
         indices = [(n, v, k, o) for n in range(4) for v in range(3) for k in counts for o in range(3)]
         return [make_sentence(language, numbers) for numbers in indices]
 
-    references, similar = make_sentences((2, 3)), make_sentences((2, 9))
-    wrong = ["x"] * len(references)
+    texts, similar = make_sentences((2, 3)), make_sentences((2, 9))
+    references = single_references(texts)
     identical_scores, similar_scores, wrong_scores = (
-        compute_scores(texts, references) for texts in (references, similar, wrong)
+        compute_scores(translations, references) for translations in (texts, similar, ["x"] * len(texts))
     )
     assert identical_scores["bleu"] == pytest.approx(100) and identical_scores["ter"] == 0
     assert 20 < similar_scores["bleu"] < 95 and 1 < similar_scores["ter"] < 20
     assert wrong_scores["bleu"] < 1 and wrong_scores["ter"] >= 90
     assert ("tok:tercom|" in identical_scores["signatures"]["ter"]) == (language not in UNSPACED)
     assert bleu(similar, references) == similar_scores["bleu"]
-    comparison, signatures = paired_bootstrap({"a": references, "b": similar}, references)
+    comparison, signatures = paired_bootstrap({"a": texts, "b": similar}, references)
     assert comparison["b"]["bleu"].score == pytest.approx(similar_scores["bleu"])
     assert comparison["b"]["bleu"].p_value < 0.05
     assert comparison["b"]["ter"].score == pytest.approx(similar_scores["ter"])
@@ -275,19 +278,20 @@ def test_scores_of_identical_similar_and_wrong_translations(language: str) -> No
 @pytest.mark.parametrize("language", UNSPACED)
 def test_bleu_by_length_and_rarity_count_segmented_words(language: str) -> None:
     sources = [make_sentence(language, (n, 0, 3, 0)) for n in range(4)]
-    [(name, count, score)] = bleu_by_length(sources, sources, sources)
+    [(name, count, score)] = bleu_by_length(sources, sources, single_references(sources))
     assert count == 4 and score == pytest.approx(100) and name != "up to 5"
     counts = {word: 10 for word in split_words_and_marks(sources[0])}
-    ranges = bleu_by_rarity(sources, sources, sources, counts)
+    ranges = bleu_by_rarity(sources, sources, single_references(sources), counts)
     assert [name for name, *_ in ranges] == ["0", "6-20"]  # the words of the first sentence, and other nouns
-    [(_, _, score)] = bleu_by_rarity(["x"], [sources[0]], [sources[0]], {})
+    [(_, _, score)] = bleu_by_rarity(["x"], [sources[0]], [[sources[0]]], {})
     assert score == pytest.approx(100)
 
 
 def test_bleu_uses_given_tokenizer() -> None:
     chinese, english = ["狗看见书。"], ["the cat sat on the mat."]
-    assert bleu(chinese, chinese, "none") == bleu(chinese, chinese, "13a") == 0  # one token has no 4-grams
-    assert "tok:char" in compute_scores(english, english, "char")["signatures"]["bleu"]
+    # One token has no 4-grams.
+    assert bleu(chinese, [chinese], "none") == bleu(chinese, [chinese], "13a") == 0
+    assert "tok:char" in compute_scores(english, [english], "char")["signatures"]["bleu"]
 
 
 def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +304,7 @@ def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.Monk
         choose_bleu_tokenizer("ko-mecab", [])
     with pytest.raises(UserError, match="bleu_tokenizer=flores200 needs a model that sacreBLEU downloads"):
         choose_bleu_tokenizer("flores200", [])
-    assert choose_bleu_tokenizer("auto", ["私は学生です。"]) == "char"
+    assert choose_bleu_tokenizer("auto", [["私は学生です。"]]) == "char"
     find_tokenizer_problem.cache_clear()
 
 
@@ -350,7 +354,7 @@ def test_commands_with_unspaced_and_other_scripts(language: str, tokenizer: str,
     assert metrics["bleu"] > 10 and metrics["ter"] < 80
     references = (tmp_path / f"test.{language}").read_text().splitlines()
     translations = (run / "eval/test/translations.txt").read_text().splitlines()
-    assert bleu(translations, references) == pytest.approx(metrics["bleu"])
+    assert bleu(translations, single_references(references)) == pytest.approx(metrics["bleu"])
     records = [json.loads(line) for line in (run / "eval/test/alignments.jsonl").read_text().splitlines()]
     for record, line in zip(records, translations, strict=True):
         words = record["target_words"]
