@@ -20,11 +20,11 @@ import torch
 
 from nmt.config import EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.encoding import content_key, gold_key
+from nmt.data.encoding import content_key, gold_key, text_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
-from nmt.data.references import collect_references
+from nmt.data.references import collect_references, load_further_references
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
 from nmt.errors import UserError
@@ -171,7 +171,8 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
         run = load_config(folder)
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
-        texts[folder] = list(iter_column(pairs, "source")), collect_references(pairs)
+        further = load_further_references(data, command.data.references)
+        texts[folder] = list(iter_column(pairs, "source")), collect_references(pairs, *further.values())
         if texts[folder] != next(iter(texts.values())):
             raise UserError(
                 f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
@@ -201,9 +202,12 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     prepare_model(model, precision, device)
     data = command.data.apply_to(run.data)
     pairs = local_rank0_first(lambda: load_pairs(data, data.split))
-    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
+    further = local_rank0_first(lambda: load_further_references(data, command.data.references))
+    check_same_on_all_ranks(
+        lambda: (content_key(pairs, tokenizer), gold_key(pairs), *map(text_key, further.values())), TEXT_MISMATCH
+    )
     sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-    references = collect_references(pairs)
+    references = collect_references(pairs, *further.values())
 
     bleu_tokenizer = broadcast_from_rank0(
         lambda: choose_and_log_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
@@ -220,7 +224,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     check_scores(translations, 1)
     warn_if_truncated(translations, search, 1)
     texts = [translation.text for translation in translations]
-    warn_if_evaluation_is_preprocessed(data, pairs, texts)
+    warn_if_evaluation_is_preprocessed(data, pairs, further, texts)
     metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
     metrics["literals"] = measure_literals(sources, texts, targets)
@@ -229,7 +233,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
         "bleu_tokenizer": bleu_tokenizer,
-        "data": asdict(data),
+        "data": asdict(data) | {"references": command.data.references},
         "search": asdict(search),
     }
     evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])

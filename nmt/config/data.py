@@ -215,7 +215,8 @@ class DataOverride:
         changes: dict[str, Any] = dict.fromkeys(unset_keys)
         changes["streaming"] = run.streaming and (self.format or run.format) == "hub"  # fetches only the split
         changes["corpora"] = []
-        changes |= {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        values = {item.name: getattr(self, item.name) for item in fields(DataOverride)}  # not those of a subclass
+        changes |= {key: value for key, value in values.items() if value is not None}
         data = dataclasses.replace(run, **changes)
         if is_opposite_direction(data, run):
             raise UserError(
@@ -223,6 +224,17 @@ class DataOverride:
                 f"the model was trained to translate {run.source} to {run.target}"
             )
         return data
+
+
+@dataclass(slots=True)
+class EvaluationData(DataOverride):
+    """`data.*` of `python -m nmt.evaluate`."""
+
+    references: list[str] = setting(list, "further references besides target, named as it is: [en1,en2]")
+
+    def __post_init__(self) -> None:
+        if repeated := next((name for name in self.references if self.references.count(name) > 1), None):
+            raise UserError(f"data.references has {repeated} more than once; list each reference once")
 
 
 def last_component(name: str) -> str:

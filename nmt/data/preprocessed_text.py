@@ -5,7 +5,8 @@ each text is matched against the patterns of `PROCESSING_KINDS`, so millions of 
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -114,14 +115,19 @@ def warn_if_training_text_is_preprocessed(
     warn_of_processing(*samples, leave_out={TOKENIZED} if words else ())
 
 
-def warn_if_evaluation_is_preprocessed(data: DataConfig, pairs: pa.Table, translations: Sequence[str]) -> None:
-    """Check an evaluation split and its translations."""
+def warn_if_evaluation_is_preprocessed(
+    data: DataConfig, pairs: pa.Table, further: Mapping[str, pa.Table], translations: Sequence[str]
+) -> None:
+    """Check an evaluation split, its further references (as from `load_further_references`) and its translations."""
     if data.format == "toy":
         return
     sides = sample_sides(pairs, describe_origins(data, data.split))
     rows = sides[0].numbers if sides[0].total == len(sides[0].lines) else np.arange(1, len(translations) + 1)
     lines = pa.array(translations, pa.large_string())
-    warn_of_processing(sides, others=[TextSample("the translations", lines, rows, len(translations))])
+    others = [TextSample("the translations", lines, rows, len(translations))]
+    for name, table in further.items():
+        others.append(sample_sides(table, describe_origins(replace(data, target=name), data.split))[1])
+    warn_of_processing(sides, others=others)
 
 
 # ----------------------------------------------------------------------------------------------------------- warnings

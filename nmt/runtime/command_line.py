@@ -77,6 +77,7 @@ KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() fo
 # Example values of keys that take lists or tables.
 SETTING_EXAMPLES = {
     "data.corpora": "'data.corpora=[{path:FOLDER}]'",
+    "data.references": "'data.references=[en1,en2]'",
     "compare": "'compare=[runs/A,runs/B]'",
     "by_pairs": "'by_pairs={optim.lr: {0: 0.001, 60000: 0.002}}'",
 }
