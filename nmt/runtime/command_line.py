@@ -78,6 +78,8 @@ KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() fo
 SETTING_EXAMPLES = {
     "data.corpora": "'data.corpora=[{path:FOLDER}]'",
     "data.references": "'data.references=[en1,en2]'",
+    "tokenizer.symbols": "'tokenizer.symbols=[\"<br>\"]'",
+    "search.patterns": "'search.patterns=[\"[A-Z]+-[0-9]+\"]'",
     "compare": "'compare=[runs/A,runs/B]'",
     "by_pairs": "'by_pairs={optim.lr: {0: 0.001, 60000: 0.002}}'",
 }
