@@ -480,7 +480,7 @@ def test_translate_answers_each_line_over_pipes(format: str, pipes: Path) -> Non
         output += stdout.read()
 
     def round_scores(text: str) -> str:
-        return re.sub(r'("(?:ranking_)?score": -\d+\.\d{3})\d*', r"\1", text)
+        return re.sub(r'("(?:(?:ranking_)?score|confidence)": -?\d+\.\d{3})\d*', r"\1", text)
 
     assert process.exitcode == 0 and round_scores(output.decode()) == round_scores(expected)
     assert (pipes / "one_by_one").read_bytes() == (pipes / "at_once").read_bytes()

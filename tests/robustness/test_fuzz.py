@@ -539,7 +539,7 @@ def test_damaged_dictionary_is_read_or_rejected(folder: Path) -> None:
         path.write_bytes(damage("Hund\tdog\r\nKatze\tthe cat\nä\tb\tc\n".encode() * 3, seed))
         lines = [line.decode(errors="replace") for line in reference_split_lines(path.read_bytes())]
         try:
-            dictionary = read_dictionary(str(path))
+            dictionary = read_dictionary("search.dictionary", str(path))
         except UserError as error:
             number = int(str(error).removeprefix(f"{path}:").partition(":")[0])
             assert not re.fullmatch("(?s)[^\t]+\t.+", lines[number - 1])
