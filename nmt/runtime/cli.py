@@ -1,5 +1,6 @@
 """Command-line programs: Hydra composes the settings, checked dataclasses hold them, and errors take one line each."""
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -211,6 +212,15 @@ class ProgramState:
     exit_signals: list[int] = dataclasses.field(default_factory=list)  # signals that are ending the process
 
 
+def accept_hydra_options() -> None:
+    """Let Hydra 1.3 define its options on Python 3.14, which refuses a help text that is not a string.
+
+    Hydra 1.4 does the same. The text is only shown by `--hydra-help`.
+    """
+    if sys.version_info >= (3, 14):
+        argparse.ArgumentParser._check_help = lambda self, action: None
+
+
 def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[], None]]:
     """Turn a function of the settings of a command into a command-line program, as in `@main("train")`.
 
@@ -259,6 +269,7 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
                 overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
                 print_page(build_help_page(command, schema, overrides))
                 return
+            accept_hydra_options()
             hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
 
         def run_and_report() -> None:

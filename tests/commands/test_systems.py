@@ -55,7 +55,9 @@ select.select = wait_for_sockets
 
 class NoSuchLibrary:
     def __new__(cls, name, *arguments):
-        raise TypeError("bad argument type for built-in operation")
+        if name is None:
+            raise TypeError("bad argument type for built-in operation")
+        raise FileNotFoundError(f"Could not find module '{name}' (or one of its dependencies)")
 ctypes.CDLL = NoSuchLibrary
 
 for name in ("chown", "fork", "sched_getaffinity", "getuid", "mkfifo"):
@@ -78,7 +80,7 @@ def run(command, *arguments):
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
-import _thread, socket, threading, time, urllib.request
+import _thread, http.client, socket, threading, time
 def run_server(command, path, *arguments):
     # request a path of the server once it listens, and end it as Ctrl-C does
     with socket.socket() as free:
@@ -86,11 +88,13 @@ def run_server(command, path, *arguments):
         port = free.getsockname()[1]
 
     def request():
+        # not urllib: from Python 3.12 on it reads the certificates of Windows even for http
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as response:
-                    print(response.read().decode(), file=sys.stderr)
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request("GET", path)
+                print(connection.getresponse().read().decode(), file=sys.stderr)
                 break
             except OSError:
                 time.sleep(0.1)
