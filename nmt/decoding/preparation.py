@@ -6,6 +6,7 @@ replaced by literal pieces of the vocabulary, which the model has learned to cop
 back as its translation. A line in capitals is translated as one in small letters (`search.capitals`).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ class Preparer:
         """
         self.config = config
         self.languages = languages
-        self.patterns = [regex.compile(pattern) for pattern in config.patterns]
+        self.patterns: list[re.Pattern[str] | regex.Pattern[str]] = [*map(re.compile, config.patterns)]
         self.terms = read_dictionary("search.terms", config.terms)
         if self.terms:
             self.patterns.insert(0, compile_terms(self.terms))
