@@ -7,8 +7,9 @@ only), and original and changed sentences are translated. `BLEU` and its differe
 references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
 once. Words to replace are found by the aligner, trained on the split itself.
 
-The last lines are about terms (`search.terms`), if the model can use them: source words that occur once in the split,
-with the word of the reference that each is linked to.
+The last lines are about terms (`search.terms`, `search.inline_terms`), if the model can use them: source words that
+occur once in the split, with the word of the reference that each is linked to. `unseen` are those that are not in the
+training text.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import and_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +41,7 @@ from nmt.data.augmentation import (
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
 from nmt.data.references import collect_references
+from nmt.data.tokenizer import TERM_PIECE
 from nmt.data.words import split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.training.aligned_words import align_pairs
@@ -197,21 +200,33 @@ def main() -> None:
         )
         share = f", {kept:,} of {inserted:,} kept ({kept / inserted:.1%})" if inserted else ""
         print(f"{name}: {len(cases):,} sentences, BLEU {before:.2f} to {after:.2f} ({after - before:+.2f}){share}")
-    if model.translator.tokenizer.source.literal_ids:
+    tokenizer = model.translator.tokenizer.source
+    variants = {"with terms": bool(tokenizer.literal_ids), "with inline terms": TERM_PIECE in tokenizer.symbols}
+    if any(variants.values()):
         terms = dict(list(find_terms(sources, targets, links).items())[: int(settings["cases"])])
         lines, references = [sources[row] for row in terms], [targets[row] for row in terms]
+        seen = {word for source in iter_column(load_pairs(data, "train"), "source") for word in split_tokens(source)}
+        unseen = [term not in seen for term, _ in terms.values()]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "terms.tsv"
             write_lines(path, ["\t".join(term) for term in terms.values()])
-            constrained = nmt.load(settings["checkpoint"], terms=str(path), beam=int(settings["beam"]))
-            for name, translator in (("without terms", model), ("with terms", constrained)):
+            translators = {"without terms": model} | {
+                name: nmt.load(
+                    settings["checkpoint"], terms=str(path), inline_terms="inline" in name, beam=int(settings["beam"])
+                )
+                for name, possible in variants.items()
+                if possible
+            }
+            for name, translator in translators.items():
                 start = time.process_time()
                 texts = [translation.text for translation in translator.translate(lines)]
                 seconds = time.process_time() - start
-                obeyed = sum(term in text for (_, term), text in zip(terms.values(), texts, strict=True))
+                obeyed = [term in text for (_, term), text in zip(terms.values(), texts, strict=True)]
+                obeyed_unseen = sum(map(and_, obeyed, unseen))
                 print(
-                    f"{name}: {len(terms):,} sentences, BLEU {score(texts, references):.2f}, {obeyed:,} terms obeyed "
-                    f"({obeyed / len(terms):.1%}), {seconds:.1f} s"
+                    f"{name}: {len(terms):,} sentences, BLEU {score(texts, references):.2f}, {sum(obeyed):,} terms "
+                    f"obeyed ({sum(obeyed) / len(terms):.1%}), {obeyed_unseen:,} of {sum(unseen):,} unseen, "
+                    f"{seconds:.1f} s"
                 )
 
 

@@ -13,6 +13,7 @@ from nmt.data.augmentation import augment_pair
 from nmt.data.batch_encode import concatenate_ids
 from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
+from nmt.data.words import join_sentences
 from nmt.runtime.distributed import all_gather, rank, world_size
 
 TEXTS_PER_SEED = 1_000  # pairs changed and segmented with one seed
@@ -60,6 +61,9 @@ def augment_texts(
     new_texts: list[list[str]] = []
     for i, (row, source, target) in enumerate(zip(rows.tolist(), *texts, strict=True)):
         new = augment_pair(source, target, links.of_pair(row), encoded.augmenter, rng)
+        if rng.random() < encoded.augmenter.config.concatenate:
+            other = rng.randrange(len(rows))
+            new = [join_sentences([text, side[other]]) for text, side in zip(new, texts, strict=True)]
         if new != [source, target]:
             changed.append(i)
             new_texts.append(new)

@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from nmt.config import BOS, EOS, PAD, UNK, LinksConfig, SearchConfig
 from nmt.data.batch import SHAPE_MULTIPLE, make_batch
-from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer, group_by_words
+from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
 from nmt.decoding.hypotheses import Beams, Hypothesis
-from nmt.decoding.preparation import PreparedLine, Preparer
+from nmt.decoding.preparation import PreparedLine, Preparer, group_restored
 from nmt.decoding.search import SearchModel, score_targets, stream_search
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -71,8 +71,8 @@ class Translation:
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
         source_pieces, target_pieces = self.restored_pieces
-        source_words, source_index = group_by_words(source_pieces)
-        target_words, target_index = group_by_words(target_pieces)
+        source_words, source_index = group_restored(source_pieces)
+        target_words, target_index = group_restored(target_pieces)
         return Record(
             source_pieces=self.source_pieces,
             target_pieces=self.target_pieces,
