@@ -26,7 +26,7 @@ class SearchConfig:
     replace_unknown: bool = setting(False, "tokenizer.type=word: replace <unk> by its source word")
     dictionary: str | None = setting(None, "replace_unknown: file of source word, tab, target word")
     capitals: bool = setting(True, "translate a line in capitals as one in small letters, and return it in capitals")
-    protect: bool = setting(False, "copy numbers of 3 or more digits, addresses, tags and the like from the source")
+    protect: bool = setting(False, "copy numbers of 2 or more digits, addresses, tags and the like from the source")
     patterns: list[str] = setting(list, "protect: regular expressions of more text to copy")
     terms: str | None = setting(
         None, "file of source term, tab, the translation to use; of several for a term the last"

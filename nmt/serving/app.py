@@ -206,7 +206,9 @@ class Service:
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         lines = [line for lines in wanted.lines() for line in lines]
         results = await self.translate_lines(group, lines, request)
-        return await asyncio.to_thread(lambda: JSONResponse(self.build_answer(wanted, results)))
+        if not (wanted.details or wanted.documents):
+            return JSONResponse(self.build_answer(wanted, results))
+        return await asyncio.to_thread(lambda: JSONResponse(self.build_answer(wanted, results)))  # takes long
 
     async def stream_events(self, wanted: TranslationRequest, group: Group) -> AsyncIterator[str]:
         """Yield an event `line` for each line, in order, and an event `done` with the answer; if it fails, `error`.

@@ -26,9 +26,11 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits a round by its text, w
 # the search.
 BATCH_FACTOR = 4
 # After a round with several requests, their clients are likely to send the next ones once they have their answers. The
-# next round waits for these. As shares of the time of the last round: until none has arrived for so long, and in all.
+# next round waits for these, even if others wait already: two groups of clients that take turns make smaller batches.
+# As shares of the time of the last round: until the first arrives, until none has arrived for so long, and in all.
+MAX_FIRST_WAIT = 0.15
 MAX_GAP = 0.06
-MAX_WAIT = 0.2
+MAX_WAIT = 0.3
 
 
 class QueueFullError(Exception):
@@ -128,12 +130,12 @@ class Batcher:
                 future.cancel()
 
     def run(self) -> None:
-        requests, seconds = 0, 0.0  # of the last round
+        requests, waiting, seconds = 0, 0, 0.0  # of the last round, and how many had arrived during it
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.jobs or self.closed)
                 if requests > 1:
-                    self.wait_for_arrivals(requests, seconds)
+                    self.wait_for_arrivals(waiting, requests, seconds)
                 if self.closed:
                     return
                 lines = self.take_round()
@@ -142,18 +144,25 @@ class Batcher:
             requests, seconds = len({line.job for line in lines}), time.monotonic() - start_time
             with self.changed:
                 self.remove_done_jobs()
+                waiting = len(self.jobs)
 
     def remove_done_jobs(self) -> None:
         """Remove jobs from the queue of which each line has its result or was cancelled."""
         self.jobs = deque(job for job in self.jobs if not all(future.done() for future in job.futures))
         WAITING.set(len(self.jobs))
 
-    def wait_for_arrivals(self, requests: int, seconds: float) -> None:
-        """Wait for more jobs after a round with so many requests, which took so many seconds."""
-        deadline, count = time.monotonic() + MAX_WAIT * seconds, 0
-        while count < len(self.jobs) < requests and time.monotonic() < deadline and not self.closed:
-            count = len(self.jobs)
-            self.changed.wait(MAX_GAP * seconds)
+    def wait_for_arrivals(self, waiting: int, requests: int, seconds: float) -> None:
+        """Wait for more jobs after a round.
+
+        Args:
+            waiting: number of jobs at the end of the round.
+            requests: number of jobs of the round.
+            seconds: how long it took.
+        """
+        deadline = time.monotonic() + MAX_WAIT * seconds
+        arrived = self.changed.wait_for(lambda: len(self.jobs) > waiting or self.closed, MAX_FIRST_WAIT * seconds)
+        while arrived and len(self.jobs) < waiting + requests and time.monotonic() < deadline and not self.closed:
+            arrived = self.changed.wait(MAX_GAP * seconds)
 
     def take_round(self) -> list[JobLine]:
         """Return lines of the first job, and of those after it in the same group, as many as make up a round."""

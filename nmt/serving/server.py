@@ -8,24 +8,26 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nmt.config import ServeRun
 from nmt.errors import UserError
 from nmt.runtime.logging import log
 
 HEAD_SECONDS = 10.0  # within which a client must send the first line and the headers of a request
+MAX_HEAD_BYTES = 2**16  # of these
 IDLE_SECONDS = 10  # after which a connection without a request is closed
 BACKLOG = 1024  # connections that wait to be accepted
 
 
-class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections on which no complete head of a request arrives in time.
+class TimedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 that closes connections on which no complete head of a request arrives in time, or one that is too long.
 
     Uvicorn has such a limit only for connections that are idle after a response.
     """
 
     timer: asyncio.TimerHandle | None = None
+    head_bytes = 0  # received of a head that is not complete
 
     def is_waiting(self) -> bool:
         """Return whether no request is being answered."""
@@ -49,6 +51,11 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if not self.is_waiting():
             self.stop_timer()
+            self.head_bytes = 0
+            return
+        self.head_bytes += len(data)
+        if self.head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES:,} bytes.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.stop_timer()

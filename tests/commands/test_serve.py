@@ -543,6 +543,7 @@ def test_slow_and_half_closed_clients_are_dropped(impatient: int) -> None:
         return received
 
     nothing, trickle, body = connect(), connect(b"POST /tra"), connect(head % 999, b"{")
+    long_head = connect(b"GET /health HTTP/1.1\r\n", b"X: " + b"x" * (server.MAX_HEAD_BYTES + 1))
     half_closed, endless = connect(whole), connect(head % 10**9)
     half_closed.shutdown(socket.SHUT_WR)
     again = connect(whole)  # a second request on the same connection
@@ -559,6 +560,7 @@ def test_slow_and_half_closed_clients_are_dropped(impatient: int) -> None:
     for connection in (nothing, trickle, again):
         assert read_all(connection) == b""
     assert b"408" in read_all(body)
+    assert b"400 Bad Request" in read_all(long_head)
     half_closed.settimeout(20)
     read_all(half_closed)
     assert ask(f"http://127.0.0.1:{impatient}", "c") == {"translatedText": "C"}
