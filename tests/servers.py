@@ -124,8 +124,12 @@ class FakeTranslator:
     seconds: dict[str, float] = field(default_factory=dict)  # that a line takes
 
     def translate(
-        self, lines: list[str], keep_weights: bool, watch: Mapping[int, Callable[[str], object]]
-    ) -> list[list[Translation]]:
+        self,
+        lines: list[str],
+        keep_weights: bool,
+        watch: Mapping[int, Callable[[str], object]],
+        deliver: Callable[[int, list[Translation]], object],
+    ) -> None:
         self.calls.append(lines)
         for index, show in watch.items():
             show(f"{lines[index]} ...")
@@ -135,7 +139,8 @@ class FakeTranslator:
             raise UserError("out of memory for one line of 9 pieces")
         if "bug" in lines:
             raise ZeroDivisionError
-        return [[self.translate_line(line)] for line in lines]
+        for index, line in enumerate(lines):
+            deliver(index, [self.translate_line(line)])
 
     def translate_line(self, line: str) -> Translation:
         source, target = ([f"\u2581{word}" for word in text.split()] for text in (line, line.upper()))

@@ -6,6 +6,7 @@ separately and joined.
 """
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -199,6 +200,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         results: list[list[Translation]] | None = None,
         watch: Mapping[int, Callable[[str], object]] | None = None,
+        deliver: Callable[[int, list[Translation]], object] | None = None,
     ) -> list[list[Translation]]:
         """Return the `search.n_best` translations of each line with different texts, best first, or that many samples.
 
@@ -211,6 +213,7 @@ class Translator:
             prefixes: text that the translation of each line starts with; in a line translated in parts, the first part.
             results: a list to append the results to. If an exception ends the work, it has those of the first lines.
             watch: functions by the index of a line, which are called after each step with the best translation so far.
+            deliver: called once for each line, with its index and its translations, as soon as they are found.
 
         Raises:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
@@ -222,7 +225,15 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
+        parts_of_line = Counter(part.line for part in parts)
+        found_parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(
+            dict
+        )  # by line and part, for `deliver`
         texts_so_far: dict[int, dict[int, str]] = {}  # by line, and by the index of its part; used with `watch`
+        if deliver is not None:
+            for line in range(len(lines)):
+                if line not in parts_of_line:
+                    deliver(line, combine_parts([], config.sample))
         for row, part in enumerate(parts if watch else ()):
             texts_so_far.setdefault(part.line, {})[row] = ""
 
@@ -246,7 +257,13 @@ class Translator:
                     self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.prepared)
                     for hypothesis in hypotheses
                 ]
-                yield rows[index], options if config.sample else drop_duplicate_texts(options)[: self.config.n_best]
+                if not config.sample:
+                    options = drop_duplicate_texts(options)[: self.config.n_best]
+                found = found_parts[part.line]
+                found[rows[index]] = options
+                if deliver is not None and len(found) == parts_of_line[part.line]:
+                    deliver(part.line, combine_parts([found[row] for row in sorted(found)], config.sample))
+                yield rows[index], options
 
         results_of_parts: dict[int, list[Translation]] = {}
         lengths = [len(part.ids) for part in parts]

@@ -3,12 +3,12 @@
 Requests are handled by an event loop, translation by one thread: the processor or GPU is shared, and requests that
 wait are best translated together. The thread takes waiting lines in the order of their arrival, up to about one batch
 of the search, translates them, and takes the lines that have arrived meanwhile. So a line that is alone is translated
-at once, and the batches grow with the load.
+at once, and the batches grow with the load. Each line is answered as soon as it is translated: most clients have sent
+their next one when the round ends.
 """
 
 import copy
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,12 +25,6 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits a round by its text, w
 # one large batch rather than several after each other: the default of search.batch_tokens is this many times that of
 # the search.
 BATCH_FACTOR = 4
-# After a round with several requests, their clients are likely to send the next ones once they have their answers. The
-# next round waits for these, even if others wait already: two groups of clients that take turns make smaller batches.
-# As shares of the time of the last round: until the first arrives, until none has arrived for so long, and in all.
-MAX_FIRST_WAIT = 0.15
-MAX_GAP = 0.06
-MAX_WAIT = 0.3
 
 
 class QueueFullError(Exception):
@@ -130,39 +124,18 @@ class Batcher:
                 future.cancel()
 
     def run(self) -> None:
-        requests, waiting, seconds = 0, 0, 0.0  # of the last round, and how many had arrived during it
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.jobs or self.closed)
-                if requests > 1:
-                    self.wait_for_arrivals(waiting, requests, seconds)
                 if self.closed:
                     return
                 lines = self.take_round()
-            start_time = time.monotonic()
             self.translate(lines)
-            requests, seconds = len({line.job for line in lines}), time.monotonic() - start_time
-            with self.changed:
-                self.remove_done_jobs()
-                waiting = len(self.jobs)
 
     def remove_done_jobs(self) -> None:
         """Remove jobs from the queue of which each line has its result or was cancelled."""
         self.jobs = deque(job for job in self.jobs if not all(future.done() for future in job.futures))
         WAITING.set(len(self.jobs))
-
-    def wait_for_arrivals(self, waiting: int, requests: int, seconds: float) -> None:
-        """Wait for more jobs after a round.
-
-        Args:
-            waiting: number of jobs at the end of the round.
-            requests: number of jobs of the round.
-            seconds: how long it took.
-        """
-        deadline = time.monotonic() + MAX_WAIT * seconds
-        arrived = self.changed.wait_for(lambda: len(self.jobs) > waiting or self.closed, MAX_FIRST_WAIT * seconds)
-        while arrived and len(self.jobs) < waiting + requests and time.monotonic() < deadline and not self.closed:
-            arrived = self.changed.wait(MAX_GAP * seconds)
 
     def take_round(self) -> list[JobLine]:
         """Return lines of the first job, and of those after it in the same group, as many as make up a round."""
@@ -194,9 +167,15 @@ class Batcher:
         translator.config = replace(translator.config, n_best=group.n_best)
         watch = {row: partial(job.show, number) for row, (job, number) in enumerate(lines) if job.show is not None}
         BATCH_LINES.observe(len(lines))
+
+        def deliver(row: int, options: list[Translation]) -> None:
+            check_scores(options[:1], lines[row].number + 1)
+            # First the future becomes running: from then on it cannot be cancelled, and takes a result.
+            if lines[row].future.set_running_or_notify_cancel():
+                lines[row].future.set_result(options)
+
         try:
-            results = translator.translate([line.text for line in lines], group.keep_weights, watch=watch)
-            check_scores((options[0] for options in results), lines[0].number + 1)
+            translator.translate([line.text for line in lines], group.keep_weights, watch=watch, deliver=deliver)
         except Exception as error:
             if len(lines) > 1:
                 log.warning(f"a batch of {len(lines)} lines failed; translating its halves")
@@ -205,11 +184,6 @@ class Batcher:
                 self.translate(lines[half:])
             elif lines[0].future.set_running_or_notify_cancel():
                 lines[0].future.set_exception(error)
-            return
-        for line, options in zip(lines, results, strict=True):
-            # First the future becomes running: from then on it cannot be cancelled, and takes a result.
-            if line.future.set_running_or_notify_cancel():
-                line.future.set_result(options)
 
 
 def enlarge_batches(translator: Translator) -> Translator:

@@ -134,6 +134,23 @@ def test_watched_lines_show_the_best_translation_so_far(model: nmt.Model) -> Non
         assert len(set(seen[len(lines) - 2])) > 3
 
 
+def test_each_line_is_delivered_once_and_as_soon_as_it_is_found(model: nmt.Model) -> None:
+    lines = [*LINES, "", "der Hund läuft schnell . " * 40, " ", "die Katze schläft ."]
+    narrow = copy(model.translator)
+    narrow.config = replace(narrow.config, beam=3, n_best=2, batch_sentences=2)
+    delivered: dict[int, Any] = {}
+    seen_at_step: list[int] = []
+
+    def deliver(line: int, options: Any) -> None:
+        assert line not in delivered
+        delivered[line] = options
+
+    watch = {0: lambda _: seen_at_step.append(len(delivered))}
+    results = narrow.translate(lines, watch=watch, deliver=deliver)
+    assert [delivered[line] for line in range(len(lines))] == results
+    assert 0 < seen_at_step[0] < len(lines)
+
+
 def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt.Model) -> None:
     class CountedParts(list[translator.LinePart]):
         reads = 0
