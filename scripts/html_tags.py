@@ -18,7 +18,8 @@ from settings import parse_settings
 
 import nmt
 from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
-from nmt.data.html_document import Alignment, Node, Unit, restore_unit
+from nmt.data.html_document import Node, Unit
+from nmt.data.html_tags import Alignment, restore_unit
 from nmt.data.words import split_tokens
 from nmt.decoding.alignment import extract_links
 from nmt.decoding.html_translation import align_text, find_owners

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from nmt.config import UNK
-from nmt.data.html_document import Alignment, HtmlDocument, Span, parse_document
+from nmt.data.html_document import HtmlDocument, Span, parse_document
+from nmt.data.html_tags import Alignment, restore_tags
 from nmt.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer, piece_to_bytes
 from nmt.data.word_links import Link
 from nmt.data.words import find_spans, split_tokens
@@ -41,7 +42,7 @@ def translate_html(translator: Translator, document: str, progress: bool = False
 def restore_document(document: HtmlDocument, translations: Iterable[Translation], tokenizer: Tokenizer) -> str:
     """Return a document with translations of its texts, which should have attention weights."""
     pairs = zip(document.texts, translations, strict=True)
-    return document.restore(align_text(text, translation, tokenizer) for text, translation in pairs)
+    return restore_tags(document, (align_text(text, translation, tokenizer) for text, translation in pairs))
 
 
 def align_text(text: str, translation: Translation, tokenizer: Tokenizer) -> Alignment:

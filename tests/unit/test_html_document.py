@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import TokenizerConfig
-from nmt.data.html_document import VOID, Alignment, HtmlDocument, Kind, Unit, decode, parse_document, tokenize
+from nmt.data.html_document import VOID, HtmlDocument, Kind, Unit, decode, parse_document, tokenize
+from nmt.data.html_tags import Alignment, restore_tags
 from nmt.data.tokenizer import group_by_spaces, train_tokenizer
 from nmt.data.words import find_spans, split_tokens
 from nmt.decoding.html_translation import align_text, find_owners, link_words
@@ -26,7 +27,7 @@ def translate(document: str, target: str, links: str) -> str:
     parsed = parse_document(document)
     [text] = parsed.texts
     pairs = [(int(s), int(t)) for s, t in (link.split("-") for link in links.split())]
-    return parsed.restore([Alignment(target, split(text), split(target), pairs)])
+    return restore_tags(parsed, [Alignment(target, split(text), split(target), pairs)])
 
 
 def translate_at_random(document: HtmlDocument, rng: random.Random) -> str:
@@ -38,7 +39,7 @@ def translate_at_random(document: HtmlDocument, rng: random.Random) -> str:
         target = " ".join(words)
         links = [(rng.randrange(len(source)), t) for t in range(len(words)) for _ in range(rng.choice([0, 1, 1, 1, 2]))]
         alignments.append(Alignment(target, source, find_spans(target, words), links))
-    return document.restore(alignments)
+    return restore_tags(document, alignments)
 
 
 # ---------------------------------------------------------------------------------------------------------- placement
@@ -100,7 +101,9 @@ def test_tags_go_around_single_characters() -> None:
     ):
         document, target, source_words, target_words = case
         pairs = links[: min(len(source_words), len(target_words))]
-        assert parse_document(document).restore([Alignment(target, source_words, target_words, pairs)]) == expected
+        assert (
+            restore_tags(parse_document(document), [Alignment(target, source_words, target_words, pairs)]) == expected
+        )
 
 
 UNITS = {
@@ -141,7 +144,7 @@ def test_long_text_is_cut_after_sentences_or_words_and_never_in_an_entity() -> N
         parsed = parse_document(document)
         assert 1 < len(parsed.texts) < 40 and all(text.endswith(end) for text in parsed.texts)
         assert "".join(parsed.texts).replace(" ", "") == decode(sentence * 3000).replace(" ", "")
-        kept = parsed.restore([Alignment(text, [], [(0, len(text))], []) for text in parsed.texts])
+        kept = restore_tags(parsed, [Alignment(text, [], [(0, len(text))], []) for text in parsed.texts])
         assert decode(kept.replace("<b>", "").replace("</b>", "")) == decode(f"<p>{sentence * 3000}</p>")
 
 
@@ -215,7 +218,7 @@ def test_hostile_documents_keep_their_tags(fragments: list[str], seed: int) -> N
 @given(st.text(max_size=50))
 def test_text_without_tags_is_kept_by_a_translation_that_changes_nothing(text: str) -> None:
     parsed = parse_document(text.replace("<", ""))
-    kept = parsed.restore([Alignment(line, [], [(0, len(line))] if line else [], []) for line in parsed.texts])
+    kept = restore_tags(parsed, [Alignment(line, [], [(0, len(line))] if line else [], []) for line in parsed.texts])
     assert "".join(decode(kept).split()) == "".join(decode(text.replace("<", "")).split())
 
 
@@ -299,7 +302,7 @@ def test_weak_links_count_for_elements_without_a_link() -> None:
     parsed = parse_document("a <b>b c</b> <i>d e</i>")
     words = split("A B C D E")
     alignment = Alignment("A B C D E", split(parsed.texts[0]), words, [(0, 0), (4, 4)], [(2, 2), (1, 1), (3, 3)])
-    assert parsed.restore([alignment]) == "A B <b>C</b> D <i>E</i>"
+    assert restore_tags(parsed, [alignment]) == "A B <b>C</b> D <i>E</i>"
 
 
 def test_words_and_marks_are_not_linked() -> None:
@@ -317,6 +320,6 @@ def test_units_do_not_change_when_they_are_restored() -> None:
     parsed = parse_document("<p>a <b>b</b>.</p>")
     [unit] = [part for part in parsed.parts if isinstance(part, Unit)]
     first, second = (
-        parsed.restore([Alignment("B A.", split(unit.text), split("B A."), [(0, 1), (1, 0)])]) for _ in "12"
+        restore_tags(parsed, [Alignment("B A.", split(unit.text), split("B A."), [(0, 1), (1, 0)])]) for _ in "12"
     )
     assert first == second == "<p><b>B</b> A.</p>"
