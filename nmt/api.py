@@ -13,7 +13,8 @@ from nmt.config import SIDES, SearchConfig, TranslateRun
 from nmt.config.data import is_opposite_direction
 from nmt.decoding.alignment import Record
 from nmt.decoding.html_translation import translate_html
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
+from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.hub.push import push_model
 from nmt.model.ensemble import Ensemble

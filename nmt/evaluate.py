@@ -26,7 +26,8 @@ from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
 from nmt.data.references import collect_references, load_further_references
 from nmt.decoding.alignment import restore_unknown_words
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
+from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.comparison import (
     MAX_COMPARED_SENTENCES,

@@ -19,13 +19,8 @@ from nmt.api import open_translator
 from nmt.config import TranslateRun
 from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
 from nmt.decoding.html_translation import translate_html
-from nmt.decoding.translator import (
-    Translation,
-    Translator,
-    check_scores,
-    describe_translations,
-    warn_if_truncated,
-)
+from nmt.decoding.translation import Translation, check_scores, describe_translations, warn_if_truncated
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.distributed import (

@@ -18,7 +18,7 @@ from typing import Any
 from builders import CONTEXT, command_environment, run_in_folder
 
 from nmt.config import SearchConfig, ServeRun
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 from nmt.errors import UserError
 from nmt.serving import server
 from nmt.serving.app import Direction, Service, build_app

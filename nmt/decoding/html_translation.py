@@ -12,7 +12,8 @@ from nmt.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer, piece_to_bytes
 from nmt.data.word_links import Link
 from nmt.data.words import find_spans, split_tokens
 from nmt.decoding.alignment import EOS_PIECE, pool_to_words
-from nmt.decoding.translator import Translation, Translator, check_scores, warn_if_truncated
+from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.runtime.lines import split_on_spaces
 

@@ -5,85 +5,37 @@ line becomes an empty line. A line of more than `search.max_source` pieces is sp
 separately and joined.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import BOS, EOS, PAD, UNK, LinksConfig, SearchConfig
+from nmt.config import BOS, EOS, PAD, UNK, SearchConfig
 from nmt.data.batch import SHAPE_MULTIPLE, make_batch
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer
 from nmt.data.words import join_sentences, split_words
-from nmt.decoding.alignment import EOS_PIECE, Record, restore_unknown_words
+from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.hypotheses import Beams, Hypothesis
-from nmt.decoding.preparation import PreparedLine, Preparer, group_restored
+from nmt.decoding.preparation import PreparedLine, Preparer
 from nmt.decoding.search import SearchModel, score_targets, stream_search
+from nmt.decoding.translation import Translation, combine_parts, drop_duplicate_texts
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.runtime.distributed import all_gather, rank, shard
 from nmt.runtime.logging import log
 from nmt.runtime.messages import format_first_lines, pluralize
-from nmt.runtime.text_io import read_dictionary, replace_nonfinite
+from nmt.runtime.text_io import read_dictionary
 
 R = TypeVar("R")
-MAX_LINE_WEIGHTS = 2**21  # attention weights kept for one line; a damaged line of 100,000 characters would fill memory
 BATCHES_PER_SEARCH = 8  # batches passed to one search, in which waiting sentences replace those that are done
 LINE_BREAKS_TO_SPACES = str.maketrans("\n\r", "  ")
 SENTENCE_END_MARKS = tuple(".!?;:。！？；…")
 FULL_WIDTH_END_MARKS = tuple("。！？；…")  # need no space after them
-
-
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """The translation of a line. Its pieces end with `</s>`, unless it was truncated at the maximum length."""
-
-    text: str
-    source_pieces: list[str] = field(default_factory=list)
-    target_pieces: list[str] = field(default_factory=list)
-    score: float = 0.0  # summed log-probability, `</s>` included, without penalties
-    weights_TS: np.ndarray | None = None  # a row for each target piece, a column for each source piece
-    ended: bool = True  # whether it ends with `</s>`; for a line translated in parts, whether all of them do
-    ranking_score: float | None = None  # score after length and coverage penalty, by which n-best lists are sorted; the
-    # sum over the parts of a line; None for samples and given targets, which are not ranked
-    prepared: PreparedLine | None = None  # the line as it was translated
-
-    @property
-    def confidence(self) -> float:
-        """The geometric mean of the probabilities of its pieces; 1 for an empty line."""
-        return math.exp(self.score / max(1, len(self.target_pieces)))
-
-    @property
-    def restored_pieces(self) -> tuple[list[str], list[str]]:
-        """The pieces with what literal pieces stand for, and in capitals if the line is."""
-        if self.prepared is None:
-            return self.source_pieces, self.target_pieces
-        return self.prepared.restore_pieces(self.source_pieces, self.target_pieces)
-
-    @property
-    def record(self) -> Record:
-        """The pieces with their attention weights, and the words they form.
-
-        Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
-        """
-        source_pieces, target_pieces = self.restored_pieces
-        source_words, source_index = group_restored(source_pieces)
-        target_words, target_index = group_restored(target_pieces)
-        return Record(
-            source_pieces=self.source_pieces,
-            target_pieces=self.target_pieces,
-            source_words=source_words,
-            target_words=target_words,
-            source_word_of_piece=source_index,
-            target_word_of_piece=target_index,
-            weights=self.weights_TS,
-            score=self.score,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,50 +70,6 @@ def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[
         parts.append(ids[start:end])
         start = end
     return [*parts, ids[start:]]
-
-
-def drop_duplicate_texts(translations: list[Translation]) -> list[Translation]:
-    """Return the first translation with each text."""
-    first_by_text: dict[str, Translation] = {}
-    for translation in translations:
-        first_by_text.setdefault(translation.text, translation)
-    return list(first_by_text.values())
-
-
-def combine_parts(options_of_parts: list[list[Translation]], sample: bool) -> list[Translation]:
-    """Return the translations of a line, given the n-best list or the samples of each of its parts.
-
-    Several parts are joined from the best translation of each, or sample by sample. A line without parts is empty, and
-    so is its translation.
-    """
-    if len(options_of_parts) == 1:
-        return options_of_parts[0]
-    if not sample:
-        options_of_parts = [options[:1] for options in options_of_parts]
-    joined = [join_translations(list(parts)) for parts in zip(*options_of_parts, strict=True)]
-    return joined or [Translation("", ranking_score=None if sample else 0.0)]
-
-
-def join_translations(parts: list[Translation]) -> Translation:
-    """Join the translations of the parts of a line.
-
-    Attention weights become blocks on a diagonal. They are dropped if there would be more than `MAX_LINE_WEIGHTS`.
-    """
-    source_pieces = [piece for part in parts for piece in part.source_pieces]
-    target_pieces = [piece for part in parts for piece in part.target_pieces]
-    blocks = [torch.from_numpy(part.weights_TS) for part in parts if part.weights_TS is not None]
-    keep_weights = len(blocks) == len(parts) and len(source_pieces) * len(target_pieces) <= MAX_LINE_WEIGHTS
-    ranking_scores = [part.ranking_score for part in parts if part.ranking_score is not None]
-    return Translation(
-        text=join_sentences(part.text for part in parts),
-        source_pieces=source_pieces,
-        target_pieces=target_pieces,
-        score=sum(part.score for part in parts),
-        weights_TS=torch.block_diag(*blocks).numpy() if keep_weights else None,
-        ended=all(part.ended for part in parts),
-        ranking_score=sum(ranking_scores) if len(ranking_scores) == len(parts) else None,
-        prepared=parts[0].prepared if parts else None,
-    )
 
 
 @dataclass(slots=True)
@@ -601,52 +509,6 @@ def split_unspaced_words(
         words.append([word for part in parts for word in part])
         marked_words.append([JOIN_MARKER.join(word.replace(JOIN_MARKER, "\ufffd") for word in part) for part in parts])
     return words, marked_words
-
-
-def describe_translations(line: str, options: list[Translation], links: LinksConfig) -> dict[str, Any]:
-    """Return a line with its translations, best first, as `format=jsonl` of `nmt.translate` writes them."""
-    translations = []
-    for option in options:
-        record = option.record
-        translations.append(
-            {
-                "text": option.text,
-                **replace_nonfinite(
-                    {
-                        "score": option.score,
-                        "ranking_score": option.ranking_score,
-                        "confidence": option.confidence,
-                    }
-                ),
-                "source_words": restore_unknown_words(line, record.source_words),
-                "target_words": restore_unknown_words(option.text, record.target_words),
-                "source_pieces": option.source_pieces,
-                "target_pieces": option.target_pieces,
-                "links": record.links(links),
-            }
-        )
-    return {"source": line, "translations": translations}
-
-
-def warn_if_truncated(translations: Sequence[Translation], config: SearchConfig, first_line: int) -> None:
-    """Warn of translations that were truncated at their maximum length."""
-    truncated = [line for line, translation in enumerate(translations, first_line) if not translation.ended]
-    if truncated:
-        log.warning(
-            f"{pluralize(len(truncated), 'translation')} truncated at the maximum length "
-            f"({format_first_lines(truncated)}); the limits are search.max_length={config.max_length} and "
-            f"search.max_ratio={config.max_ratio}"
-        )
-
-
-def check_scores(translations: Iterable[Translation], first_line: int) -> None:
-    """Raise a `UserError` if a score is NaN."""
-    for line, translation in enumerate(translations, first_line):
-        if math.isnan(translation.score):
-            raise UserError(
-                f"line {line}: the model's score is NaN; its weights are damaged, or too large for this precision; "
-                "try precision=fp32, or another checkpoint"
-            )
 
 
 def warn_if_out_of_reach(model: SearchModel, lengths: Sequence[int] | np.ndarray, what: str) -> None:

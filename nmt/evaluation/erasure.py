@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from nmt.data.word_links import GoldLinks
 from nmt.decoding.alignment import Record, extract_links
-from nmt.decoding.translator import Translation, Translator
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runtime.distributed import rank
 from nmt.runtime.lines import split_on_spaces

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nmt.config.model import LayerAndHead, ModelConfig
-from nmt.decoding.translator import Translation, Translator
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
 from nmt.model.seq2seq import Seq2Seq
 
 

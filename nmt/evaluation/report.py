@@ -15,7 +15,7 @@ import numpy as np
 from nmt.data.references import References
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import restore_unknown_words
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 from nmt.evaluation.heads import WordWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 from nmt.runtime.html import dump_script_json, fill_template

@@ -26,7 +26,7 @@ from nmt.config import ServeRun
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import EOS_PIECE
 from nmt.decoding.html_translation import restore_document
-from nmt.decoding.translator import Translation, describe_translations
+from nmt.decoding.translation import Translation, describe_translations
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
 from nmt.runtime.html import dump_script_json, fill_template

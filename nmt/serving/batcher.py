@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from nmt.decoding.translator import Translation, Translator, check_scores, default_batch_tokens
+from nmt.decoding.translation import Translation, check_scores
+from nmt.decoding.translator import Translator, default_batch_tokens
 from nmt.runtime.logging import log
 from nmt.serving.prometheus import BATCH_LINES, WAITING
 

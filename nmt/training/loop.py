@@ -19,7 +19,8 @@ from nmt.data.corpus import iter_column, take_rows
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.references import References, collect_references
 from nmt.data.resampling import resample_pairs
-from nmt.decoding.translator import Translation, Translator, warn_if_out_of_reach
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator, warn_if_out_of_reach
 from nmt.errors import UserError, with_filename
 from nmt.evaluation.metrics import bleu, format_perplexity, sentence_chrf
 from nmt.evaluation.report import build_pair

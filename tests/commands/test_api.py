@@ -24,6 +24,7 @@ from nmt.data.tokenizer import train_tokenizer
 from nmt.data.words import join_sentences
 from nmt.decoding import translator
 from nmt.decoding.preparation import PreparedLine
+from nmt.decoding.translation import join_translations
 from nmt.model.seq2seq import build_model
 from nmt.training.checkpoint import load_config
 
@@ -286,7 +287,7 @@ def test_very_long_line_is_translated_without_weights(
     lines = ["", LINES[0], " ".join(LINES * 9)]
     [_, [short], [long]] = loaded.translate(lines, keep_weights=True)
     assert long.weights_TS is not None and "too long" not in caplog.text
-    monkeypatch.setattr("nmt.decoding.translator.MAX_LINE_WEIGHTS", long.weights_TS.size - 1)
+    monkeypatch.setattr("nmt.decoding.translation.MAX_LINE_WEIGHTS", long.weights_TS.size - 1)
     [_, [limited_short], [limited_long]] = loaded.translate(lines, keep_weights=True, first_line=11)
     assert limited_long == replace(long, weights_TS=None) and limited_long.record.links() == []
     assert limited_short.weights_TS is not None and (limited_short.weights_TS == short.weights_TS).all()
@@ -325,8 +326,8 @@ def test_truncated_translations_are_reported(home: Path, caplog: pytest.LogCaptu
     message = "1 translation truncated at the maximum length (first: 1); the limits are search.max_length=1 and"
     assert message in caplog.text
     for parts in ([truncated, complete], [complete, truncated], [complete, truncated, empty]):
-        assert not translator.join_translations(parts).ended
-    assert translator.join_translations([complete, empty, complete]).ended
+        assert not join_translations(parts).ended
+    assert join_translations([complete, empty, complete]).ended
 
 
 def test_arguments_must_be_lists_of_equal_length(model: nmt.Model) -> None:

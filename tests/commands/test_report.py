@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nmt.data.tokenizer import group_by_words
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 from nmt.evaluation import report
 from nmt.evaluation.heads import WordWeights
 from nmt.evaluation.metrics import bleu, compute_scores

@@ -27,7 +27,7 @@ from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fak
 import nmt
 from nmt.config import SearchConfig
 from nmt.data.words import find_glued_words
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 from nmt.serving import app, server, translation_request
 from nmt.serving.app import Service, TextsSoFar, add_attention, build_app
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError

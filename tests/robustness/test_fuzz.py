@@ -42,7 +42,8 @@ from nmt.data.tokenizer import group_by_spaces, load_tokenizer
 from nmt.data.word_links import Link, format_pharaoh, parse_gold_links, read_gold_links
 from nmt.data.words import segment_words
 from nmt.decoding.alignment import Record, restore_unknown_words
-from nmt.decoding.translator import Translation, Translator
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.report import build_report

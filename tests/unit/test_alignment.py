@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nmt.config import LinksConfig
 from nmt.data.word_links import GoldLinks, alignment_targets, format_pharaoh
 from nmt.decoding.alignment import ALIGNMENT_WRITERS, Record, extract_links, pool_to_words
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 from nmt.evaluation.metrics import LinkCounts
 
 

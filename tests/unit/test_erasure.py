@@ -13,7 +13,8 @@ from builders import make_sentences, make_tokenizer, randomize_
 from nmt.config import BOS, EOS, AttentionConfig, ModelConfig, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_links import GoldLinks
-from nmt.decoding.translator import Translation, Translator
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
 from nmt.evaluation.erasure import count_links, erase_words, kendall_tau, measure_erasure, normalize_losses
 from nmt.model.seq2seq import Seq2Seq, build_model
 

@@ -6,7 +6,8 @@ import torch
 from builders import make_sentences, make_tokenizer, randomize_
 
 from nmt.config import AttentionConfig, ModelConfig, SearchConfig
-from nmt.decoding.translator import Translation, Translator
+from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
 from nmt.evaluation.heads import compute_head_weights
 from nmt.model.seq2seq import build_model
 

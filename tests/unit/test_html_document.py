@@ -15,7 +15,7 @@ from nmt.data.html_tags import Alignment, restore_tags
 from nmt.data.tokenizer import group_by_spaces, train_tokenizer
 from nmt.data.words import find_spans, split_tokens
 from nmt.decoding.html_translation import align_text, find_owners, link_words
-from nmt.decoding.translator import Translation
+from nmt.decoding.translation import Translation
 
 
 def split(text: str) -> list[tuple[int, int]]:
