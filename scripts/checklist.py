@@ -5,7 +5,8 @@ python scripts/checklist.py checkpoint=runs/mine split=test cases=300 protect=fa
 For each kind of change, up to `cases` sentence pairs of a split are changed on both sides (a typo on the source side
 only), and original and changed sentences are translated. `BLEU` and its difference compare each with its own
 references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
-once. Words to replace are found by the aligner, trained on the split itself.
+once. Words to replace are found by the aligner, trained on the split itself. Of two sentences in one line, the original
+is the two translated one by one.
 
 The last lines are about terms (`search.terms`, `search.inline_terms`), if the model can use them: source words that
 occur once in the split, with the word of the reference that each is linked to. `unseen` are those that are not in the
@@ -24,9 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from peer import write_lines
+from sacrebleu.metrics import BLEU
 from settings import parse_settings
 
 import nmt
+from nmt.config import DataConfig
 from nmt.data.augmentation import (
     Edit,
     Link,
@@ -42,7 +45,7 @@ from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
 from nmt.data.references import collect_references
 from nmt.data.tokenizer import TERM_PIECE
-from nmt.data.words import split_tokens
+from nmt.data.words import join_sentences, split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.training.aligned_words import align_pairs
 from nmt.training.checkpoint import find_checkpoint, load_config
@@ -160,60 +163,83 @@ def find_terms(sources: Sequence[str], targets: Sequence[str], links: PairLinks)
     return terms
 
 
-def main() -> None:
-    settings = parse_settings(checkpoint="", split="test", cases="300", protect="false", path="", beam="5")
-    model = nmt.load(settings["checkpoint"], protect=settings["protect"] == "true", beam=int(settings["beam"]))
-    run = load_config(find_checkpoint(settings["checkpoint"])[0])
-    data = dataclasses.replace(run.data, path=settings["path"] or run.data.path)
-    pairs = load_pairs(data, settings["split"])
-    sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-    links = align_pairs(sources, targets)
-    metric = build_bleu_metric(run.bleu_tokenizer, collect_references(pairs))
+class Checker(NamedTuple):
+    """Sentence pairs, and how they are translated and scored."""
 
-    def translate(lines: Sequence[str]) -> list[str]:
-        return [translation.text for translation in model.translate(list(lines))]
+    checkpoint: str
+    beam: int
+    model: nmt.Model
+    data: DataConfig
+    metric: BLEU
+    sources: Sequence[str]
+    targets: Sequence[str]
+    links: PairLinks
+    cases: int  # of each kind, at most
 
-    def score(translations: Sequence[str], references: Sequence[str]) -> float:
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        return [translation.text for translation in self.model.translate(list(lines))]
+
+    def score(self, translations: Sequence[str], references: Sequence[str]) -> float:
         lowered = [text.lower() for text in translations]
-        return score_corpus(metric, lowered, [[text.lower()] for text in references]) or 0.0
+        return score_corpus(self.metric, lowered, [[text.lower()] for text in references]) or 0.0
 
-    originals: dict[int, str] = {}
-    for name, change in CHANGES.items():
+    def draw_cases(self, change: Change) -> dict[int, Case]:
+        """Return changed pairs by row."""
         rng = random.Random(1)
-        rows = rng.sample(range(len(sources)), len(sources))
         cases: dict[int, Case] = {}
-        for row in rows:
-            case = change(sources[row], targets[row], links.of_pair(row), rng)
-            if case is not None and len(cases) < int(settings["cases"]):
+        for row in rng.sample(range(len(self.sources)), len(self.sources)):
+            case = change(self.sources[row], self.targets[row], self.links.of_pair(row), rng)
+            if case is not None and len(cases) < self.cases:
                 cases[row] = case
-        if not cases:
-            print(f"{name}: no sentence to change")
-            continue
-        new = [row for row in cases if row not in originals]
-        originals |= zip(new, translate([sources[row] for row in new]), strict=True)
-        before = score([originals[row] for row in cases], [targets[row] for row in cases])
-        translations = translate([case.source for case in cases.values()])
-        after = score(translations, [case.target for case in cases.values()])
-        inserted = sum(len(case.inserted) for case in cases.values())
-        kept = sum(
-            count_exactly_once(text, case.inserted) for text, case in zip(translations, cases.values(), strict=True)
+        return cases
+
+    def print_changes(self) -> None:
+        originals: dict[int, str] = {}
+        for name, change in CHANGES.items():
+            cases = self.draw_cases(change)
+            if not cases:
+                print(f"{name}: no sentence to change")
+                continue
+            new = [row for row in cases if row not in originals]
+            originals |= zip(new, self.translate([self.sources[row] for row in new]), strict=True)
+            before = self.score([originals[row] for row in cases], [self.targets[row] for row in cases])
+            translations = self.translate([case.source for case in cases.values()])
+            after = self.score(translations, [case.target for case in cases.values()])
+            inserted = sum(len(case.inserted) for case in cases.values())
+            kept = sum(
+                count_exactly_once(text, case.inserted) for text, case in zip(translations, cases.values(), strict=True)
+            )
+            share = f", {kept:,} of {inserted:,} kept ({kept / inserted:.1%})" if inserted else ""
+            print(f"{name}: {len(cases):,} sentences, BLEU {format_change(before, after)}{share}")
+
+    def print_couples(self) -> None:
+        """Print what becomes of two sentences in one line."""
+        count = min(self.cases, len(self.sources) // 2)
+        rows = random.Random(1).sample(range(len(self.sources)), 2 * count)
+        sources, references = (
+            [join_sentences([side[a], side[b]]) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+            for side in (self.sources, self.targets)
         )
-        share = f", {kept:,} of {inserted:,} kept ({kept / inserted:.1%})" if inserted else ""
-        print(f"{name}: {len(cases):,} sentences, BLEU {before:.2f} to {after:.2f} ({after - before:+.2f}){share}")
-    tokenizer = model.translator.tokenizer.source
-    variants = {"with terms": bool(tokenizer.literal_ids), "with inline terms": TERM_PIECE in tokenizer.symbols}
-    if any(variants.values()):
-        terms = dict(list(find_terms(sources, targets, links).items())[: int(settings["cases"])])
-        lines, references = [sources[row] for row in terms], [targets[row] for row in terms]
-        seen = {word for source in iter_column(load_pairs(data, "train"), "source") for word in split_tokens(source)}
+        alone = self.translate([self.sources[row] for row in rows])
+        before = self.score([join_sentences(texts) for texts in zip(alone[::2], alone[1::2], strict=True)], references)
+        after = self.score(self.translate(sources), references)
+        print(f"two sentences in a line: {count:,} lines, BLEU {format_change(before, after)}")
+
+    def print_terms(self) -> None:
+        tokenizer = self.model.translator.tokenizer.source
+        variants = {"with terms": bool(tokenizer.literal_ids), "with inline terms": TERM_PIECE in tokenizer.symbols}
+        if not any(variants.values()):
+            return
+        terms = dict(list(find_terms(self.sources, self.targets, self.links).items())[: self.cases])
+        lines, references = ([side[row] for row in terms] for side in (self.sources, self.targets))
+        training_sources = iter_column(load_pairs(self.data, "train"), "source")
+        seen = {word for source in training_sources for word in split_tokens(source)}
         unseen = [term not in seen for term, _ in terms.values()]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "terms.tsv"
             write_lines(path, ["\t".join(term) for term in terms.values()])
-            translators = {"without terms": model} | {
-                name: nmt.load(
-                    settings["checkpoint"], terms=str(path), inline_terms="inline" in name, beam=int(settings["beam"])
-                )
+            translators = {"without terms": self.model} | {
+                name: nmt.load(self.checkpoint, terms=str(path), inline_terms="inline" in name, beam=self.beam)
                 for name, possible in variants.items()
                 if possible
             }
@@ -222,12 +248,38 @@ def main() -> None:
                 texts = [translation.text for translation in translator.translate(lines)]
                 seconds = time.process_time() - start
                 obeyed = [term in text for (_, term), text in zip(terms.values(), texts, strict=True)]
-                obeyed_unseen = sum(map(and_, obeyed, unseen))
                 print(
-                    f"{name}: {len(terms):,} sentences, BLEU {score(texts, references):.2f}, {sum(obeyed):,} terms "
-                    f"obeyed ({sum(obeyed) / len(terms):.1%}), {obeyed_unseen:,} of {sum(unseen):,} unseen, "
-                    f"{seconds:.1f} s"
+                    f"{name}: {len(terms):,} sentences, BLEU {self.score(texts, references):.2f}, {sum(obeyed):,} "
+                    f"terms obeyed ({sum(obeyed) / len(terms):.1%}), {sum(map(and_, obeyed, unseen)):,} of "
+                    f"{sum(unseen):,} unseen, {seconds:.1f} s"
                 )
+
+
+def format_change(before: float, after: float) -> str:
+    return f"{before:.2f} to {after:.2f} ({after - before:+.2f})"
+
+
+def main() -> None:
+    settings = parse_settings(checkpoint="", split="test", cases="300", protect="false", path="", beam="5")
+    checkpoint, beam = settings["checkpoint"], int(settings["beam"])
+    run = load_config(find_checkpoint(checkpoint)[0])
+    data = dataclasses.replace(run.data, path=settings["path"] or run.data.path)
+    pairs = load_pairs(data, settings["split"])
+    sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
+    checker = Checker(
+        checkpoint,
+        beam,
+        nmt.load(checkpoint, protect=settings["protect"] == "true", beam=beam),
+        data,
+        build_bleu_metric(run.bleu_tokenizer, collect_references(pairs)),
+        sources,
+        targets,
+        align_pairs(sources, targets),
+        int(settings["cases"]),
+    )
+    checker.print_changes()
+    checker.print_couples()
+    checker.print_terms()
 
 
 if __name__ == "__main__":
