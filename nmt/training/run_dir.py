@@ -123,7 +123,7 @@ def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
     tokenizer = run.tokenizer
     if not run.new_tokenizer:
         tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
-    model = dataclasses.replace(parent.model, dropout=run.model.dropout)
+    model = dataclasses.replace(parent.model, dropout=run.model.dropout, kernels=run.model.kernels)
     inherited = dataclasses.replace(run, tokenizer=tokenizer, model=model)
     if changes := [f"{key}={new} (not {old})" for key, new, old in list_differences(inherited, run)]:
         log.info(f"taken from init_from={run.init_from}: {', '.join(changes)}")

@@ -450,11 +450,12 @@ def test_run_folder_is_locked_during_training(home: Path, corpus: Path, monkeypa
 
 def test_init_from_starts_with_parent_weights_and_tokenizer(home: Path, corpus: Path) -> None:
     settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "optim.lr=1e-9", "name=child")
-    run_ok("train", *settings, "model.hidden=64", "init_from=runs/mine", folder=home)
+    run_ok("train", *settings, "model.hidden=64", "model.kernels=reference", "init_from=runs/mine", folder=home)
     parent, child = home / "runs" / "mine", home / "runs" / "child"
     best_step = int((parent / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
     validations = {event["step"]: event for event in read_all_events(parent) if event["event"] == "validate"}
     assert "model.hidden=32 (not 64)" in (child / "train.log").read_text()
+    assert "kernels: reference" in (child / "config.yaml").read_text()
     assert read_all_events(child)[-1]["loss"] == pytest.approx(validations[best_step]["loss"], rel=0.01)
     assert (parent / "tokenizer.model").read_bytes() == (child / "tokenizer.model").read_bytes()
 

@@ -23,6 +23,8 @@ from nmt.training import step as update
 from nmt.training.state import TrainState
 from nmt.training.step import GraphedBackward, backward, train_step
 
+VERSIONS = ("fast", "reference")
+
 
 def plain_step(optimizer: torch.optim.Optimizer, norm: float, scale: Tensor, loss: Tensor) -> Tensor:
     gradients = [parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None]
@@ -63,7 +65,7 @@ def test_fast_kernels_match_the_reference(name: str, cell: str, monkeypatch: pyt
     use_small_chunks(monkeypatch)
     monkeypatch.setitem(KERNELS, "reference", REFERENCE._replace(Dropout=Dropout))  # the same random numbers
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        fast, reference = (make_training_state(name, cell, dtype, kernels=kernels) for kernels in KERNELS)
+        fast, reference = (make_training_state(name, cell, dtype, kernels=kernels) for kernels in VERSIONS)
         actual, expected = compute_gradients(fast), compute_gradients(reference)
         for key, value in expected.items():
             torch.testing.assert_close(actual[key], value, rtol=tolerance, atol=tolerance * value.abs().max().item())
@@ -76,11 +78,36 @@ def test_training_with_fast_kernels_matches_the_reference(
     """Compare the losses of updates with the fused step of the optimizer and with plain ones."""
     use_small_chunks(monkeypatch)
     monkeypatch.setitem(KERNELS, "reference", REFERENCE._replace(Dropout=Dropout))  # the same random numbers
-    fast, reference = (make_training_state(name, cell, torch.float64, kernels=kernels) for kernels in KERNELS)
+    fast, reference = (make_training_state(name, cell, torch.float64, kernels=kernels) for kernels in VERSIONS)
     losses = loss_curve(fast)
     monkeypatch.setattr("nmt.training.step.step_if_finite", plain_step)
     assert losses == pytest.approx(loss_curve(reference), rel=1e-9)
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])  # the last epoch and the first
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("bahdanau", "lstm"),
+        ("luong, input feeding", "gru"),
+        ("luong, R-Drop", "lstm"),
+        ("coverage", "lstm"),
+        ("transformer", "lstm"),
+    ],
+)
+def test_training_with_triton_kernels_matches_the_reference(
+    name: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padded batches whose padding is masked in the loss, as on a GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
+    monkeypatch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", ())
+    monkeypatch.setitem(KERNELS, "reference", REFERENCE._replace(Dropout=Dropout))  # the same random numbers
+    curves = [
+        loss_curve(make_training_state(name, cell, torch.float32, kernels=kernels), 1)
+        for kernels in ("triton", "reference")
+    ]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", MODEL_VARIANTS)

@@ -13,6 +13,7 @@ from builders import build_padded_batch, fake_capture_graph, make_training_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
+from nmt.model.kernels import KERNELS
 from nmt.model.seq2seq import build_model
 from nmt.training.step import GraphedBackward, train_step
 
@@ -40,6 +41,29 @@ class LaunchCounter(TorchDispatchMode):
         name = function._schema.name.removeprefix("aten::")
         self.counts[name] += not is_view and name not in FREE_OPERATIONS
         return function(*args, **kwargs or {})
+
+
+def count_triton_launches(counter: LaunchCounter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also count launches of Triton kernels, which PyTorch does not see, and do not run them."""
+    InterpretedFunction = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
+
+    def run(kernel: Any, *_: Any, **options: Any) -> None:
+        counter.counts[kernel.__name__] += 1
+
+    monkeypatch.setattr(InterpretedFunction, "run", run)
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [("fast", 58), ("triton", 19)])
+def test_launches_of_cross_entropy(kernels: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward with the output layer, in bf16."""
+    inputs = [torch.empty(shape, device=META, requires_grad=True) for shape in ((48, 16), (50, 16), (50,))]
+    target_R = torch.ones(48, dtype=torch.int64, device=META)
+    with LaunchCounter() as counter:
+        if kernels == "triton":
+            count_triton_launches(counter, monkeypatch)
+        loss = KERNELS[kernels].cross_entropy(inputs[0].bfloat16(), *inputs[1:], target_R, 0.1, pad=0)
+        loss.smoothed.backward()
+    assert sum(counter.counts.values()) == expected, counter.counts
 
 
 def count_launches(config: ModelConfig, steps: int) -> Counter[str]:

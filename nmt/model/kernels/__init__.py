@@ -1,7 +1,8 @@
 """Optimized implementations of parts of the model.
 
-Everything in `Kernels` has a readable version in `nmt/model/reference.py`, and `model.kernels` chooses one of the two;
-`cuda_graphs.py` and `inference_weights.py` only change how it is executed.
+Everything in `Kernels` has a readable version in `nmt/model/reference.py`. `model.kernels` chooses between the fast
+parts, the same with some Triton kernels (`with_triton.py`), and the readable ones; `cuda_graphs.py` and
+`inference_weights.py` only change how the first two are executed.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from nmt.model import reference
+from nmt.model.kernels import with_triton
 from nmt.model.kernels.additive import additive_score
 from nmt.model.kernels.gather import permute_positions, rows_for_steps
 from nmt.model.kernels.linear import Dropout, Linear
@@ -19,7 +21,7 @@ from nmt.model.loss import Loss
 
 
 class Kernels(NamedTuple):
-    """The parts of a model that exist in two versions; `reference.py` documents them."""
+    """The parts of a model that exist in several versions; `reference.py` documents them."""
 
     Linear: type[reference.Linear]
     Dropout: Callable[[float], nn.Module]
@@ -31,5 +33,6 @@ class Kernels(NamedTuple):
 
 
 FAST = Kernels(Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy)
+TRITON = FAST._replace(cross_entropy=with_triton.cross_entropy)
 REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields))
-KERNELS = {"fast": FAST, "reference": REFERENCE}
+KERNELS = {"fast": FAST, "triton": TRITON, "reference": REFERENCE}

@@ -1,0 +1,94 @@
+"""Triton kernels, which run in Python here, against their readable versions, and compiled for GPUs.
+
+`tests/conftest.py` sets TRITON_INTERPRET.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from builders import ROOT
+from torch import Tensor
+
+from nmt.errors import UserError
+from nmt.model import reference
+from nmt.model.kernels import with_triton
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+CPU = torch.device("cpu")
+needs_triton = pytest.mark.skipif(not with_triton.is_installed(), reason="triton is not installed")
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Compare a result of tensors of `dtype` with one of the same values in fp32, relative to the largest value."""
+    tolerance = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * scale)
+
+
+def differentiate(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
+    """Return the outputs, and the gradients of a sum that weights all of their values differently."""
+    factors = [torch.linspace(1, 2, output.numel()).view_as(output) for output in outputs]
+    total = sum((output.float() * factor).sum() for output, factor in zip(outputs, factors, strict=True))
+    return [*(output.detach() for output in outputs), *torch.autograd.grad(total, leaves)]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(7, 50), (3, 2048), (5, 2051), (4, 13), (0, 50)])
+def test_cross_entropy_matches_the_reference(
+    tokens: int, vocabulary: int, smoothing: float, dtype: torch.dtype
+) -> None:
+    """The first token shares the highest logit with another one, and the second is padding."""
+    torch.manual_seed(1)
+    target_R = torch.randint(1, vocabulary, (tokens,))
+    target_R[:2] = torch.tensor([1, 0])[:tokens]
+    values = torch.randn(tokens, 6), torch.randn(vocabulary, 6), torch.randn(vocabulary)
+    leaves = [value.to(dtype).float() for value in values]
+    leaves[1][1:3], leaves[2][1:3] = 0, 16
+    x_RD, *output = [leaf.requires_grad_() for leaf in leaves]
+    results = []
+    for module, compute_dtype in ((with_triton, dtype), (reference, torch.float32)):
+        loss = module.cross_entropy(x_RD.to(compute_dtype), *output, target_R, smoothing, pad=0)
+        results.append([*differentiate((loss.smoothed,), leaves), loss.nats, loss.correct])
+        with torch.no_grad():
+            assert torch.equal(
+                torch.stack(module.cross_entropy(x_RD.to(compute_dtype), *output, target_R, smoothing, pad=0)),
+                torch.stack(loss),
+            )
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected, dtype)
+
+
+@needs_triton
+def test_kernels_compile_without_spills(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "scripts/compile_kernels.py"]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    print(process.stdout)
+    assert process.returncode == 0, process.stdout + process.stderr
+    rows = [line.strip("| ").split(" | ") for line in process.stdout.splitlines()[2:]]
+    assert len({row[0] for row in rows}) == 1 and {row[2] for row in rows} == {"8.0", "9.0"}
+    assert all(row[4] == "0" for row in rows)
+
+
+def test_training_refuses_triton_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_triton, "is_installed", lambda: False)
+    with pytest.raises(UserError, match="needs the package triton"):
+        with_triton.check_triton(torch.device("cuda"), "bf16")
+    with pytest.raises(UserError, match="not precision=fp64; use model.kernels=fast"):
+        with_triton.check_triton(torch.device("cuda"), "fp64")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(UserError, match="needs an NVIDIA GPU, not device=cpu; use model.kernels=fast"):
+        with_triton.check_triton(CPU, "fp32")
+
+
+def test_fp64_and_a_cpu_take_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not with_triton.uses_triton(torch.zeros(1, dtype=torch.float64))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert not with_triton.uses_triton(torch.zeros(1))
