@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from nmt.model.kernels import triton_loss
+from nmt.model.kernels import triton_loss, triton_recurrence
 
 TARGETS = (80, 90)  # compute capabilities: A100; H100 and H200
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -37,6 +37,10 @@ def run_parts(dtype: torch.dtype) -> None:
     target_R = torch.empty(TOKENS, dtype=torch.int64, device="meta")
     inputs = make(TOKENS, SIZE), make(VOCABULARY, SIZE), make(VOCABULARY)
     triton_loss.cross_entropy(*inputs, target_R, 0.1, None, 0).smoothed.backward()
+    state_ND = make(SENTENCES, SIZE)
+    h_ND, c_ND = triton_recurrence.lstm_cell(make(SENTENCES, 4 * SIZE), state_ND)
+    (h_ND + c_ND).sum().backward()
+    triton_recurrence.gru_cell(make(SENTENCES, 3 * SIZE), make(SENTENCES, 3 * SIZE), state_ND)[0].sum().backward()
 
 
 def compile_kernels(capability: int, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:

@@ -85,6 +85,7 @@ def test_training_with_fast_kernels_matches_the_reference(
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])  # the last epoch and the first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cell"),
     [

@@ -13,7 +13,7 @@ from builders import build_padded_batch, fake_capture_graph, make_training_state
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmt.config import ModelConfig
-from nmt.model.kernels import KERNELS
+from nmt.model.kernels import KERNELS, with_triton
 from nmt.model.seq2seq import build_model
 from nmt.training.step import GraphedBackward, train_step
 
@@ -29,11 +29,22 @@ FREE_OPERATIONS = {
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Count operations by name, without views, which launch nothing."""
+    """Count operations by name, without views, which launch nothing. Triton kernels are counted and do not run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Any:
+        if with_triton.is_installed():
+            run = "triton.runtime.interpreter.InterpretedFunction.run"
+            self.patch.setattr(run, lambda kernel, *_, **options: self.counts.update([kernel.__name__]))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.patch.undo()
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aliases = [value.alias_info for value in function._schema.returns]
@@ -43,24 +54,18 @@ class LaunchCounter(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def count_triton_launches(counter: LaunchCounter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also count launches of Triton kernels, which PyTorch does not see, and do not run them."""
-    InterpretedFunction = pytest.importorskip("triton.runtime.interpreter").InterpretedFunction
-
-    def run(kernel: Any, *_: Any, **options: Any) -> None:
-        counter.counts[kernel.__name__] += 1
-
-    monkeypatch.setattr(InterpretedFunction, "run", run)
+def skip_without_triton(kernels: str) -> None:
+    if kernels == "triton" and not with_triton.is_installed():
+        pytest.skip("triton is not installed")
 
 
 @pytest.mark.parametrize(("kernels", "expected"), [("fast", 58), ("triton", 19)])
-def test_launches_of_cross_entropy(kernels: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_of_cross_entropy(kernels: str, expected: int) -> None:
     """Forward and backward with the output layer, in bf16."""
+    skip_without_triton(kernels)
     inputs = [torch.empty(shape, device=META, requires_grad=True) for shape in ((48, 16), (50, 16), (50,))]
     target_R = torch.ones(48, dtype=torch.int64, device=META)
     with LaunchCounter() as counter:
-        if kernels == "triton":
-            count_triton_launches(counter, monkeypatch)
         loss = KERNELS[kernels].cross_entropy(inputs[0].bfloat16(), *inputs[1:], target_R, 0.1, pad=0)
         loss.smoothed.backward()
     assert sum(counter.counts.values()) == expected, counter.counts
@@ -93,12 +98,18 @@ def fake_torch_layer(rnn: Any, weights: Any, x_BTI: torch.Tensor, *state: torch.
         ({"style": "luong", "decoder_layers": 4}, 121),
         ({"style": "luong", "input_feeding": False}, 0),
         ({"style": "gnmt", "decoder_layers": 4}, 0),
+        ({"style": "bahdanau", "kernels": "triton"}, 32),
+        ({"style": "bahdanau", "kernels": "triton", "cell": "gru"}, 34),
+        ({"style": "bahdanau", "kernels": "triton", "decoder_layers": 4}, 56),
+        ({"style": "luong", "kernels": "triton"}, 37),
+        ({"style": "luong", "kernels": "triton", "decoder_layers": 4}, 61),
     ],
 )
 def test_launches_per_target_position_in_training(
     settings: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One more target position launches nothing if attention does not feed the recurrence."""
+    skip_without_triton(settings.get("kernels", "fast"))
     monkeypatch.setattr("nmt.model.kernels.recurrence.RNN.torch_layer", fake_torch_layer)
     longer, shorter = (count_launches(ModelConfig(embed=16, hidden=16, **settings), steps) for steps in (6, 5))
     longer.subtract(shorter)
@@ -126,9 +137,18 @@ def test_launches_per_update_outside_cuda_graph(monkeypatch: pytest.MonkeyPatch)
     assert totals == [36, 36], counter.counts
 
 
-@pytest.mark.parametrize(("settings", "expected"), [({"style": "bahdanau"}, 26), ({"style": "luong"}, 25)])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"style": "bahdanau"}, 26),
+        ({"style": "luong"}, 25),
+        ({"style": "bahdanau", "kernels": "triton"}, 22),
+        ({"style": "luong", "kernels": "triton"}, 21),
+    ],
+)
 def test_launches_per_search_step(settings: dict[str, Any], expected: int) -> None:
     """Decode one token of each hypothesis with weights prepared for inference, without the output layer."""
+    skip_without_triton(settings.get("kernels", "fast"))
     model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
     model.dtype = torch.bfloat16
     model.prepare_for_inference(int8=False)

@@ -33,6 +33,6 @@ class Kernels(NamedTuple):
 
 
 FAST = Kernels(Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy)
-TRITON = FAST._replace(cross_entropy=with_triton.cross_entropy)
+TRITON = FAST._replace(RNN=with_triton.RNN, cross_entropy=with_triton.cross_entropy)
 REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields))
 KERNELS = {"fast": FAST, "triton": TRITON, "reference": REFERENCE}

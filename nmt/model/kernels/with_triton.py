@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nmt.errors import UserError
-from nmt.model.kernels import loss
+from nmt.model.kernels import loss, recurrence
 from nmt.model.loss import Loss
-from nmt.model.reference import LinearFn
+from nmt.model.reference import LinearFn, RNNState
 
 
 def is_interpreting() -> bool:
@@ -64,3 +64,27 @@ def cross_entropy(
     from nmt.model.kernels import triton_loss
 
     return triton_loss.cross_entropy(x_RD, weight_VD, bias_V, target_R, smoothing, output_fn, pad)
+
+
+def lstm_cell(gates_NG: Tensor, c_ND: Tensor) -> RNNState:
+    """Return h_t and c_t, see `recurrence.lstm_cell`."""
+    if not uses_triton(gates_NG):
+        return recurrence.lstm_cell(gates_NG, c_ND)
+    from nmt.model.kernels import triton_recurrence
+
+    return triton_recurrence.lstm_cell(gates_NG, c_ND)
+
+
+def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> RNNState:
+    """Return (h_t,), see `recurrence.gru_cell`."""
+    if not uses_triton(inputs_NG):
+        return recurrence.gru_cell(inputs_NG, hidden_NG, h_ND)
+    from nmt.model.kernels import triton_recurrence
+
+    return triton_recurrence.gru_cell(inputs_NG, hidden_NG, h_ND)
+
+
+class RNN(recurrence.RNN):
+    """`recurrence.RNN` with Triton kernels for the elementwise part of a step."""
+
+    cell_fns = {"lstm": lstm_cell, "gru": gru_cell}
