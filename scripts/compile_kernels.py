@@ -21,11 +21,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from nmt.model.kernels import triton_loss, triton_recurrence
+from nmt.model.kernels import triton_attention, triton_loss, triton_recurrence
 
 TARGETS = (80, 90)  # compute capabilities: A100; H100 and H200
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SENTENCES, SIZE, VOCABULARY, TOKENS = 384, 1024, 32_000, 9_600
+SOURCE_POSITIONS = (32, triton_attention.MAX_POSITIONS)
 
 
 def run_parts(dtype: torch.dtype) -> None:
@@ -41,6 +42,13 @@ def run_parts(dtype: torch.dtype) -> None:
     h_ND, c_ND = triton_recurrence.lstm_cell(make(SENTENCES, 4 * SIZE), state_ND)
     (h_ND + c_ND).sum().backward()
     triton_recurrence.gru_cell(make(SENTENCES, 3 * SIZE), make(SENTENCES, 3 * SIZE), state_ND)[0].sum().backward()
+    length_B = torch.empty(SENTENCES, dtype=torch.int64, device="meta")
+    for positions in SOURCE_POSITIONS:
+        keys, values = make(SENTENCES, 1, positions, SIZE), make(SENTENCES, 1, positions, SIZE)
+        attend = triton_attention.attention_for_steps(keys, values, make(1, SIZE), length_B)
+        context, weights = attend(make(SENTENCES, 1, 1, SIZE))
+        # The gradient of the weights is None where the loss does not use them.
+        (context.sum() if positions == SOURCE_POSITIONS[0] else context.sum() + weights.sum()).backward()
 
 
 def compile_kernels(capability: int, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
@@ -49,7 +57,8 @@ def compile_kernels(capability: int, dtype: torch.dtype) -> Iterator[tuple[str, 
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        compiled[kernel.fn.__name__] = run(kernel, *args, grid=grid, warmup=True, **options)
+        suffix = f", {options['POSITIONS']} positions" if "POSITIONS" in options else ""
+        compiled[f"`{kernel.fn.__name__}`{suffix}"] = run(kernel, *args, grid=grid, warmup=True, **options)
 
     target = GPUTarget("cuda", capability, 32)
     driver = SimpleNamespace(
@@ -86,7 +95,7 @@ def main() -> int:
                 spilled = usage["STACK"] + usage["LOCAL"]
                 has_spills |= spilled > 0
                 capability_text = f"{capability // 10}.{capability % 10}"
-                print(f"| `{name}` | {dtype_name} | {capability_text} | {usage['REG']} | {spilled} |")
+                print(f"| {name} | {dtype_name} | {capability_text} | {usage['REG']} | {spilled} |")
     return int(has_spills)
 
 

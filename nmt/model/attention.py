@@ -194,6 +194,9 @@ class Attention(nn.Module):
         self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
         self.window = WINDOW_CLASSES[config.window](config, query_size, kernels, is_causal)
         self.normalize = NORMALIZER_FNS[config.normalizer]
+        is_plain_softmax = config.normalizer == "softmax" and config.window == "global" and not is_causal
+        can_fuse = isinstance(self.score, Additive) and not config.coverage and is_plain_softmax
+        self.attention_for_steps = kernels.attention_for_steps if can_fuse else None
         self.value = nn.Identity()
         self.output = nn.Identity()
         if config.has_projections:
@@ -249,6 +252,11 @@ class Attention(nn.Module):
         project_query = prepare_projection(self.score.query, dtype)
         project_output = prepare_projection(self.output, dtype)
         get_view = self.window.prepare_steps(memory, dtype)
+        attend_at_once = None
+        if self.attention_for_steps is not None:
+            attend_at_once = self.attention_for_steps(
+                memory.keys_BHSA, memory.values_BHSM, self.score.v, memory.visible_B
+            )
 
         def attend(
             query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
@@ -262,11 +270,14 @@ class Attention(nn.Module):
                 coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
             coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
             query_RHQA = self.split_heads(project_query(query_ND).view(shape)).to(view.keys_RHWA.dtype)
-            scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
-            weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # at least fp32, because the bias is fp32
-            if view.gain_RHQW is not None:
-                weights_RHQW = weights_RHQW * view.gain_RHQW
-            context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
+            if attend_at_once is not None:
+                context_RHQM, weights_RHQW = attend_at_once(query_RHQA)
+            else:
+                scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
+                weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # at least fp32, because the bias is fp32
+                if view.gain_RHQW is not None:
+                    weights_RHQW = weights_RHQW * view.gain_RHQW
+                context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
             joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
             context_NM = project_output(joined_NM.to(dtype))
             shown_RQW = weights_RHQW.mean(1) if self.shown_head is None else weights_RHQW[:, self.shown_head]

@@ -144,6 +144,20 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
     return (torch.tanh(sum_RHQWA) * v_HA[:, None, None]).sum(4)
 
 
+def additive_attention(
+    query_BHQA: Tensor, keys_BHSA: Tensor, values_BHSM: Tensor, v_HA: Tensor, length_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return context_BHQM and weights_BHQS of the additive score with softmax, Bahdanau et al. 2014, eq. 5-6.
+
+    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`), or, on a GPU with
+    `model.kernels=triton`, all of this in one kernel.
+    """
+    is_hidden_BHQS = (torch.arange(keys_BHSA.shape[2], device=length_B.device) >= length_B.unsqueeze(1))[:, None, None]
+    scores_BHQS = additive_score(query_BHQA, keys_BHSA, v_HA).to(accumulation_dtype(keys_BHSA.dtype))
+    weights_BHQS = torch.softmax(scores_BHQS.masked_fill(is_hidden_BHQS, -1e30), 3).masked_fill(is_hidden_BHQS, 0)
+    return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS
+
+
 # -------------------------------------------------------------------------------------------------------------- loss
 def cross_entropy(
     x_RD: Tensor,

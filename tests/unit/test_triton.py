@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import ROOT
+from builders import ROOT, make_model, make_ragged_batch
 from torch import Tensor
 
 from nmt.errors import UserError
@@ -85,6 +85,61 @@ def test_cells_match_the_reference(rows: int, size: int, cell: str, dtype: torch
         assert_close(value, expected_value, dtype)
 
 
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("steps", [(5,), (1, 2)])
+@pytest.mark.parametrize(("heads", "positions", "size", "value_size"), [(1, 5, 24, 20), (2, 11, 20, 7), (1, 1, 1, 1)])
+def test_attention_matches_the_reference(
+    heads: int,
+    positions: int,
+    size: int,
+    value_size: int,
+    steps: tuple[int, ...],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole target and a step loop, with a sentence that is empty and one that is padded."""
+    from nmt.model.kernels import triton_attention
+
+    for name, value in {"TILE": 256, "BLOCK_S": 8, "BLOCK_A": 16}.items():  # several blocks
+        monkeypatch.setattr(triton_attention, name, value)
+    torch.manual_seed(1)
+    length_B = torch.tensor([positions, 0, max(1, positions - 2)])
+    shapes = [(3, heads, positions, size), (3, heads, positions, value_size), (heads, size)]
+    shapes += [(3, heads, queries, size) for queries in steps]
+    leaves = [torch.randn(shape).to(dtype).float().requires_grad_() for shape in shapes]
+    keys, values, v_HA, *queries = [leaf.to(dtype) for leaf in leaves]
+    attend = with_triton.attention_for_steps(keys, values, v_HA, length_B)
+    assert attend is not None
+    actual = [output for query in queries for output in attend(query)]
+    memory = *leaves[:3], length_B
+    expected = [output for query in leaves[3:] for output in reference.additive_attention(query, *memory)]
+    pairs = zip(differentiate(tuple(actual), leaves), differentiate(tuple(expected), leaves), strict=True)
+    for value, expected_value in pairs:
+        assert_close(value, expected_value, dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize(("style", "cell"), [("bahdanau", "gru"), ("luong", "lstm")])
+def test_search_steps_match_the_reference(style: str, cell: str) -> None:
+    """Two steps of two hypotheses of each sentence, with weights prepared for inference."""
+    source_BS, length_B, target_BT = make_ragged_batch()
+    rows_N, results = torch.arange(len(source_BS)).repeat_interleave(2), []
+    for kernels in ("triton", "reference"):
+        model = make_model(style, cell, kernels=kernels).float().eval()
+        model.dtype = torch.float32
+        model.prepare_for_inference(int8=False)
+        with torch.inference_mode():
+            memory, state = model.start(source_BS, length_B)
+            state, outputs = state.select(rows_N), []
+            for step in range(2):
+                tokens_N1 = target_BT[rows_N, step].unsqueeze(1) + torch.arange(len(rows_N)).unsqueeze(1) % 2
+                features, weights, state = model.decode(tokens_N1, state, memory)
+                outputs += [model.logits(features), weights.weights_BQW]
+        results.append(outputs)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @needs_triton
 def test_kernels_compile_without_spills(tmp_path: Path) -> None:
@@ -95,7 +150,7 @@ def test_kernels_compile_without_spills(tmp_path: Path) -> None:
     print(process.stdout)
     assert process.returncode == 0, process.stdout + process.stderr
     rows = [line.strip("| ").split(" | ") for line in process.stdout.splitlines()[2:]]
-    assert len({row[0] for row in rows}) == 5 and {row[2] for row in rows} == {"8.0", "9.0"}
+    assert len({row[0] for row in rows}) == 10 and {row[2] for row in rows} == {"8.0", "9.0"}
     assert all(row[4] == "0" for row in rows)
 
 

@@ -30,9 +30,15 @@ class Kernels(NamedTuple):
     rows_for_steps: Callable[[Tensor], Callable[[Tensor], Tensor]]
     additive_score: Callable[..., Tensor]
     cross_entropy: Callable[..., Loss]
+    # All of additive attention with softmax, see `reference.additive_attention`. None: its parts run one by one.
+    attention_for_steps: Callable[..., Callable[[Tensor], tuple[Tensor, Tensor]] | None] | None = None
 
 
 FAST = Kernels(Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy)
-TRITON = FAST._replace(RNN=with_triton.RNN, cross_entropy=with_triton.cross_entropy)
-REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields))
+TRITON = FAST._replace(
+    RNN=with_triton.RNN,
+    cross_entropy=with_triton.cross_entropy,
+    attention_for_steps=with_triton.attention_for_steps,
+)
+REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields if name not in Kernels._field_defaults))
 KERNELS = {"fast": FAST, "triton": TRITON, "reference": REFERENCE}

@@ -7,6 +7,7 @@ that a model trained on a GPU translates anywhere, and fp64.
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -88,3 +89,20 @@ class RNN(recurrence.RNN):
     """`recurrence.RNN` with Triton kernels for the elementwise part of a step."""
 
     cell_fns = {"lstm": lstm_cell, "gru": gru_cell}
+
+
+def attention_for_steps(
+    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """Return query_BHQA -> (context_BHQM, weights_BHQS) for one step loop, see `reference.additive_attention`.
+
+    `v` has the values of all heads. Returns None if the parts of attention have to run one by one.
+    """
+    if not uses_triton(keys_BHSA):
+        return None
+    from nmt.model.kernels import triton_attention
+
+    if keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
+        return None
+    v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
+    return triton_attention.attention_for_steps(keys_BHSA, values_BHSM, v_HA, length_B)
