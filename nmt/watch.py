@@ -21,6 +21,7 @@ from nmt.config import WatchRun
 from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.command_line import describe_os_error
+from nmt.runtime.files import is_folder
 from nmt.runtime.html import fill_template
 from nmt.runtime.logging import log, log_to_stderr
 from nmt.runtime.torchrun import check_single_process
@@ -161,7 +162,7 @@ def watch(command: WatchRun) -> None:
     log_to_stderr()
     check_single_process("nmt.watch")
     folder = Path(str(command.checkpoint))
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")
     watcher = Watcher(folder)
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nmt.config.data import DataConfig, last_component
 from nmt.errors import UserError
+from nmt.runtime.files import is_folder
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX
 from nmt.runtime.messages import list_names
 
@@ -91,7 +92,7 @@ def describe_shards(files: list[Path]) -> str:
 
 def require_folder(data: DataConfig) -> Path:
     folder = Path(str(data.path))
-    if not folder.is_dir():
+    if not is_folder(folder):
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"data.path={folder} is not a folder{where}")
     return folder

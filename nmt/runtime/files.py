@@ -38,6 +38,17 @@ NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 UNSUPPORTED_ERRNOS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder.
+
+    Raises:
+        OSError: this cannot be told, for lack of permission, say. `Path.is_dir` returns False then from Python 3.14 on.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return stat.S_ISDIR(path.stat().st_mode)
+    return False
+
+
 def write_atomically(path: Path, parts: Iterable[str | bytes], beside: Path | None = None) -> None:
     """Replace a file atomically by the concatenation of `parts`.
 

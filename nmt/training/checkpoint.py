@@ -32,6 +32,7 @@ from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runtime.files import (
     fsync_path,
     hash_file,
+    is_folder,
     open_regular,
     read_small,
     remove_path,
@@ -256,7 +257,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         UserError: there is no checkpoint.
     """
     folder = Path(fetch_model(path))
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL_FILE).is_file():
         resolved = folder.resolve()

@@ -521,6 +521,15 @@ def test_commands_reject_missing_or_damaged_checkpoint(home: Path, tmp_path: Pat
     assert "model.safetensors is missing or damaged" in run_error("evaluate", f"checkpoint={damaged}", folder=home)
 
 
+@pytest.mark.parametrize(
+    ("command", "key"), [("train", "data.path"), ("evaluate", "checkpoint"), ("watch", "checkpoint")]
+)
+def test_errors_tell_why_a_folder_cannot_be_read(command: str, key: str, tmp_path: Path) -> None:
+    path = "a" * 300
+    arguments = ("data=text", f"{key}={path}") if command == "train" else (f"{key}={path}",)
+    assert f"error: {path}: File name too long" == run_error(command, *arguments, folder=tmp_path)
+
+
 def train_slowly(*arguments: Any) -> None:
     """Train, with a pause before each update after the fifth, in which a signal can come.
 

@@ -67,7 +67,7 @@ def test_dropped_pairs(source: str, target: str, reason: str, off: dict[str, obj
         ("Es ist 14.30 Uhr", "It is 14:30", False),
         ("1.000 Euro", "1,000 euros", False),
         ("12 000 Menschen, 2010", "In 2010, 12,000 people", False),
-        ("\U000116d1 x", "1 y", True),  # a digit that Python may not know
+        ("\U000116d1 x", "1 y", not "\U000116d1".isdecimal()),  # a digit that Python knows from 3.14 on
         ("2 von 3", "3 of 2", False),
         ("am 12.", "on the 12th", False),
         ("٣٤ كتابا", "34 books", False),

@@ -23,6 +23,7 @@ from nmt.data.readers import (
     read_tsv_pairs,
 )
 from nmt.errors import UserError
+from nmt.runtime.files import is_folder
 from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
 from nmt.runtime.messages import first_line, list_names
 
@@ -56,7 +57,7 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     unused: list[Path] = []
     for path in map(Path, paths):
         try:
-            if path.is_dir():
+            if is_folder(path):
                 regular, others = list_folder(path)
                 found = find_in_container(regular, command)
                 found.unused.extend(others)
