@@ -42,10 +42,11 @@ def is_folder(path: Path) -> bool:
     """Return whether a path is a folder.
 
     Raises:
-        OSError: this cannot be told, for lack of permission, say. `Path.is_dir` returns False then from Python 3.14 on.
+        OSError: this cannot be told, or the files of the folder cannot be reached, for lack of permission, say. From
+            Python 3.14 on, `Path.is_dir` and `Path.is_file` return False then.
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return stat.S_ISDIR(path.stat().st_mode)
+    with with_filename(path), suppress(FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL
+        return stat.S_ISDIR(os.stat(os.path.join(path, os.curdir)).st_mode)
     return False
 
 

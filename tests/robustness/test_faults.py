@@ -467,6 +467,29 @@ def test_failed_save_keeps_last_checkpoint(text: Path, trained: Path, tmp_path: 
     assert find_last_intact_checkpoint(tmp_path).name == "step_000005"
 
 
+def find_as_nobody(folder: Path) -> None:
+    """Look for a checkpoint in `locked`, a folder without permission to enter it, as a user who is not root."""
+    os.chdir(folder)
+    if not os.geteuid():
+        os.setuid(65534)
+    with pytest.raises(PermissionError) as error:
+        find_checkpoint("locked")
+    assert describe_os_error(error.value) == "locked: Permission denied"
+    for name in ("file", "missing", "a\0b"):
+        with pytest.raises(UserError, match="is not a folder"):
+            find_checkpoint(name)
+
+
+def test_folder_that_cannot_be_entered_is_told_from_one_without_checkpoint(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "locked").mkdir(mode=0o600)
+    (tmp_path / "file").touch()
+    process = CONTEXT.Process(target=find_as_nobody, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
 def test_error_names_file_that_cannot_grow(text: Path, tmp_path: Path) -> None:
     """The error of the system itself names no file."""
     state = make_state(text, tmp_path)
