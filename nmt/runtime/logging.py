@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ def log_to_stderr() -> None:
 
     All ranks log the same messages, so ranks other than 0 show only messages marked `any_rank`.
     """
+    # tqdm's default lock is one for several processes. For it Python 3.14 starts a resource tracker, which warns of a
+    # leak where a command ends with os._exit.
+    tqdm.set_lock(threading.RLock())
     log.handlers.clear()
     log.propagate = False
     log.setLevel(logging.INFO)

@@ -186,8 +186,8 @@ def test_torchrun_restart_is_exact(number: int, uninterrupted: Path, text: tuple
     launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, "overwrite=true", restarts=2, fresh=number == 0)
     wait_for_checkpoint(run, 4, launcher)
     os.kill(find_worker(launcher, tmp_path, number), signal.SIGKILL)
-    code = launcher.wait(120)
-    assert code == 0, (tmp_path / "output").read_text()
+    code, output = launcher.wait(120), (tmp_path / "output").read_text()
+    assert code == 0 and "resource_tracker" not in output, output
     assert_runs_equal(run, uninterrupted)
 
 
