@@ -162,7 +162,10 @@ class TrainRun:
             )
         if self.augment.is_on and (self.data.streaming or self.train.guided_alignment):
             key = "data.streaming=true" if self.data.streaming else "train.guided_alignment"
-            raise UserError(f"augment.* cannot be used with {key}; remove one of them")
+            raise UserError(
+                f"augment.* cannot be used with {key}; use '~augment' (or remove augment.*), or remove "
+                f"{key.partition('=')[0]}"
+            )
         if self.augment.literals and not self.tokenizer.literals:
             raise UserError(
                 f"augment.literals={self.augment.literals} needs pieces that stand for literals; set "
