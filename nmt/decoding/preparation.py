@@ -185,7 +185,7 @@ def group_restored(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     """Return the same as `group_by_words`; an empty piece, of an annotation, belongs to the word of the term."""
     words, owners = group_by_words([piece for piece in pieces if piece])
     counts = accumulate(map(bool, pieces))
-    return words, [owners[count - 1] for count in counts]
+    return words, [owners[count - 1] if count else -1 for count in counts]
 
 
 def restore_literals(text: str, by_piece: Mapping[str, str]) -> str:
