@@ -5,8 +5,10 @@ python scripts/checklist.py checkpoint=runs/mine split=test cases=300 protect=fa
 For each kind of change, up to `cases` sentence pairs of a split are changed on both sides (a typo on the source side
 only), and original and changed sentences are translated. `BLEU` and its difference compare each with its own
 references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
-once. Words to replace are found by the aligner, trained on the split itself. Of two sentences in one line, the original
-is the two translated one by one.
+once. Words to replace are found by the aligner, trained on the split itself.
+
+Where final marks are missing, those of the original and its reference do not count either. Of two sentences in one line,
+the original is the two translated one by one.
 
 The last lines are about terms (`search.terms`, `search.inline_terms`), if the model can use them: source words that
 occur once in the split, with the word of the reference that each is linked to. `unseen` are those that are not in the
@@ -31,6 +33,7 @@ from settings import parse_settings
 import nmt
 from nmt.config import DataConfig
 from nmt.data.augmentation import (
+    FINAL_MARKS,
     Edit,
     Link,
     PairLinks,
@@ -145,6 +148,14 @@ CHANGES: dict[str, Change] = {
 }
 
 
+def strip_final_marks(text: str) -> str:
+    return text.rstrip(FINAL_MARKS + " ")
+
+
+# How texts are compared, where it is not as they are.
+COMPARED = {"no final mark": strip_final_marks}
+
+
 def count_exactly_once(translation: str, inserted: Sequence[str]) -> int:
     """Return how many of the inserted texts stand in a translation once; numbers without regard to separators."""
     numbers = find_numbers(translation)
@@ -202,9 +213,15 @@ class Checker(NamedTuple):
                 continue
             new = [row for row in cases if row not in originals]
             originals |= zip(new, self.translate([self.sources[row] for row in new]), strict=True)
-            before = self.score([originals[row] for row in cases], [self.targets[row] for row in cases])
             translations = self.translate([case.source for case in cases.values()])
-            after = self.score(translations, [case.target for case in cases.values()])
+            compared: Callable[[str], str] = COMPARED.get(name, str)
+            before, after = (
+                self.score(*([compared(text) for text in side] for side in sides))
+                for sides in (
+                    ([originals[row] for row in cases], [self.targets[row] for row in cases]),
+                    (translations, [case.target for case in cases.values()]),
+                )
+            )
             inserted = sum(len(case.inserted) for case in cases.values())
             kept = sum(
                 count_exactly_once(text, case.inserted) for text, case in zip(translations, cases.values(), strict=True)
