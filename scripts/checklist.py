@@ -7,7 +7,7 @@ only), and original and changed sentences are translated. `BLEU` and its differe
 references, in lower case; `kept` is the share of the inserted literals and names that stand in the translation exactly
 once. Words to replace are found by the aligner, trained on the split itself.
 
-Where final marks are missing, those of the original and its reference do not count either. Of two sentences in one line,
+Where final marks are missing, those of the original and its reference do not count either. Of two sentences in a line,
 the original is the two translated one by one.
 
 The last lines are about terms (`search.terms`, `search.inline_terms`), if the model can use them: source words that
