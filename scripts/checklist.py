@@ -152,8 +152,8 @@ def strip_final_marks(text: str) -> str:
     return text.rstrip(FINAL_MARKS + " ")
 
 
-# How texts are compared, where it is not as they are.
-COMPARED = {"no final mark": strip_final_marks}
+# What is done to translations and references before they are scored
+BEFORE_SCORING = {"no final mark": strip_final_marks}
 
 
 def count_exactly_once(translation: str, inserted: Sequence[str]) -> int:
@@ -214,9 +214,9 @@ class Checker(NamedTuple):
             new = [row for row in cases if row not in originals]
             originals |= zip(new, self.translate([self.sources[row] for row in new]), strict=True)
             translations = self.translate([case.source for case in cases.values()])
-            compared: Callable[[str], str] = COMPARED.get(name, str)
+            change_text: Callable[[str], str] = BEFORE_SCORING.get(name, str)
             before, after = (
-                self.score(*([compared(text) for text in side] for side in sides))
+                self.score(*([change_text(text) for text in side] for side in sides))
                 for sides in (
                     ([originals[row] for row in cases], [self.targets[row] for row in cases]),
                     (translations, [case.target for case in cases.values()]),

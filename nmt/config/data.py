@@ -130,12 +130,18 @@ class TokenizerConfig:
         if self.sampling and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
         if self.split_digits and self.type not in ("bpe", "unigram"):
-            raise UserError(f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}")
+            raise UserError(
+                f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}; set "
+                "tokenizer.split_digits=false"
+            )
         if self.path and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.path={self.path} needs tokenizer.type=bpe or unigram, not {self.type}")
         for key in ("symbols", "literals", "terms"):
             if (value := getattr(self, key)) and self.type == "word":
-                raise UserError(f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word")
+                raise UserError(
+                    f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word; set "
+                    f"tokenizer.{key}={getattr(TokenizerConfig(), key)}, and leave out augment.* with '~augment'"
+                )
         if not 0 <= self.literals <= MAX_LITERALS:
             raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most {MAX_LITERALS}")
         for symbol in self.symbols:

@@ -62,6 +62,7 @@ class Augmenter(NamedTuple):
     links: PairLinks
     names: Sequence[str]  # of the corpus; see `find_names`
     target_words: Sequence[str]  # of the corpus; see `find_target_words`
+    tags: Sequence[str]  # of `data.corpora`, each with the space after it; they stay as they are
 
 
 def find_names(sources: Iterable[str], targets: Iterable[str], links: PairLinks) -> list[str]:
@@ -79,6 +80,18 @@ def find_target_words(targets: Iterable[str], links: PairLinks) -> list[str]:
     """Return the linked words of the targets of a corpus, each once."""
     words = {target[link[2] : link[3]]: None for row, target in enumerate(targets) for link in links.of_pair(row)}
     return list(words)
+
+
+def split_tag(source: str, tags: Sequence[str]) -> tuple[str, str]:
+    """Return the tag of a source, empty if it has none, and the rest."""
+    tag = next((tag for tag in tags if source.startswith(tag)), "")
+    return tag, source[len(tag) :]
+
+
+def remove_tag_from_links(links: Iterable[Link], tag: str) -> list[Link]:
+    """Return links for the source without its tag."""
+    size = len(tag)
+    return [(link[0] - size, link[1] - size, link[2], link[3]) for link in links if link[0] >= size]
 
 
 def augment_pair(

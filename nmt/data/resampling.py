@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nmt.config import SIDES
-from nmt.data.augmentation import augment_pair
+from nmt.data.augmentation import augment_pair, remove_tag_from_links, split_tag
 from nmt.data.batch_encode import concatenate_ids
 from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
@@ -56,14 +56,19 @@ def augment_texts(
     """
     assert encoded.augmenter is not None
     rng = random.Random(seed)
-    links = encoded.augmenter.links
+    augmenter = encoded.augmenter
     changed: list[int] = []
     new_texts: list[list[str]] = []
     for i, (row, source, target) in enumerate(zip(rows.tolist(), *texts, strict=True)):
-        new = augment_pair(source, target, links.of_pair(row), encoded.augmenter, rng)
-        if rng.random() < encoded.augmenter.config.concatenate:
+        tag, untagged = split_tag(source, augmenter.tags)
+        links = remove_tag_from_links(augmenter.links.of_pair(row), tag)
+        new = augment_pair(untagged, target, links, augmenter, rng)
+        if rng.random() < augmenter.config.concatenate:
             other = rng.randrange(len(rows))
-            new = [join_sentences([text, side[other]]) for text, side in zip(new, texts, strict=True)]
+            other_tag, other_source = split_tag(texts[0][other], augmenter.tags)
+            if other_tag == tag:
+                new = [join_sentences([new[0], other_source]), join_sentences([new[1], texts[1][other]])]
+        new[0] = tag + new[0]
         if new != [source, target]:
             changed.append(i)
             new_texts.append(new)

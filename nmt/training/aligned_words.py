@@ -14,6 +14,7 @@ from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names, find_t
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import iter_column
 from nmt.data.encoding import map_file, text_key
+from nmt.data.mixing import list_corpora
 from nmt.data.words import find_spans, segmenter_name, split_tokens
 from nmt.runtime.logging import log
 from nmt.runtime.messages import pluralize
@@ -31,7 +32,8 @@ def build_augmenter(run: TrainRun, pairs: pa.Table) -> Augmenter | None:
     links = get_or_align(run, pairs) if run.augment.needs_links else PairLinks.build([[]] * len(pairs))
     names = find_names(iter_column(pairs, "source"), iter_column(pairs, "target"), links) if run.augment.names else []
     target_words = find_target_words(iter_column(pairs, "target"), links) if run.augment.terms else []
-    return Augmenter(run.augment, run.tokenizer.literals, run.data.languages[0], links, names, target_words)
+    tags = [f"{part.tag} " for part in list_corpora(run.data) if part.tag]
+    return Augmenter(run.augment, run.tokenizer.literals, run.data.languages[0], links, names, target_words, tags)
 
 
 def get_or_align(run: TrainRun, pairs: pa.Table) -> PairLinks:

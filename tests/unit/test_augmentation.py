@@ -34,7 +34,7 @@ def augment(
     language: str = "de",
     **rates: float,
 ) -> list[str]:
-    augmenter = Augmenter(AugmentConfig(**rates), 4, language, NO_LINKS, ["Anna", "Bob"], ["cat", "Hut"])
+    augmenter = Augmenter(AugmentConfig(**rates), 4, language, NO_LINKS, ["Anna", "Bob"], ["cat", "Hut"], [])
     return augment_pair(source, target, links, augmenter, random.Random(seed))
 
 
@@ -217,6 +217,22 @@ def test_concatenated_pairs_are_two_pairs_of_the_corpus(tmp_path: Path) -> None:
     for first, second in zip(original, new, strict=True):
         rest = tuple(text.removeprefix(beginning).lstrip() for text, beginning in zip(second, first, strict=True))
         assert first == second or (rest in original and second == (f"{first[0]} {rest[0]}", f"{first[1]} {rest[1]}"))
+
+
+def test_tags_of_corpora_stay_at_the_beginning(tmp_path: Path) -> None:
+    run = make_run(tmp_path, lower_case=0.3, literals=0.3, terms=0.3, concatenate=0.5)
+    pairs = make_pairs(200)
+    sources = [f"<BT> {text}" if i % 2 else text for i, text in enumerate(pairs["source"].to_pylist())]
+    pairs = pairs.set_column(0, "source", pa.array(sources))
+    tokenizer = train_tokenizer(sources, pairs["target"].to_pylist(), run.tokenizer, tags=["<BT>"])
+    encoded = encode_corpus(pairs, tokenizer, run)
+    augmenter = build_augmenter(run, pairs)
+    assert augmenter is not None and augmenter.tags == []
+    augmenter = augmenter._replace(tags=["<BT> "])
+    new = decode(resample_pairs(replace(encoded, max_length=1_000, augmenter=augmenter), 1, 0))
+    assert sum(a != b[0] for a, b in zip(sources, new, strict=True)) > 100
+    for i, (source, _) in enumerate(new):
+        assert source.count("<BT>") == i % 2 and source.startswith("<BT> ") == bool(i % 2)
 
 
 def test_pair_that_would_be_too_long_stays_as_it_is(encoded: EncodedPairs) -> None:
