@@ -64,5 +64,5 @@ $(READY): pyproject.toml constraints.txt
 	    echo 'error: nmt needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)' >&2; exit 1; }
 	@echo 'Installing into $(VENV): once, and some minutes where PyTorch has to be downloaded.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,plot]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@

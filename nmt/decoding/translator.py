@@ -5,7 +5,6 @@ line becomes an empty line. A line of more than `search.max_source` pieces is sp
 separately and joined.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -133,15 +132,19 @@ class Translator:
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
-        parts_of_line = Counter(part.line for part in parts)
-        found_parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(
-            dict
-        )  # by line and part, for `deliver`
+        rows_of_lines: list[list[int]] = [[] for _ in lines]  # the indices of each line's parts
+        for row, part in enumerate(parts):
+            rows_of_lines[part.line].append(row)
+        results_of_parts: dict[int, list[Translation]] = {}
+        missing_of_lines = [*map(len, rows_of_lines)]  # the number of its parts without a result
+
+        def join_results(line: int) -> list[Translation]:
+            return combine_parts([results_of_parts[row] for row in rows_of_lines[line]], config.sample)
+
         texts_so_far: dict[int, dict[int, str]] = {}  # by line, and by the index of its part; used with `watch`
-        if deliver is not None:
-            for line in range(len(lines)):
-                if line not in parts_of_line:
-                    deliver(line, combine_parts([], config.sample))
+        for line, rows_of_line in enumerate(rows_of_lines):
+            if deliver is not None and not rows_of_line:
+                deliver(line, join_results(line))
         for row, part in enumerate(parts if watch else ()):
             texts_so_far.setdefault(part.line, {})[row] = ""
 
@@ -167,24 +170,19 @@ class Translator:
                 ]
                 if not config.sample:
                     options = drop_duplicate_texts(options)[: self.config.n_best]
-                found = found_parts[part.line]
-                found[rows[index]] = options
-                if deliver is not None and len(found) == parts_of_line[part.line]:
-                    deliver(part.line, combine_parts([found[row] for row in sorted(found)], config.sample))
                 yield rows[index], options
+                # Now the result is in `results_of_parts`.
+                missing_of_lines[part.line] -= 1
+                if deliver is not None and not missing_of_lines[part.line]:
+                    deliver(part.line, join_results(part.line))
 
-        results_of_parts: dict[int, list[Translation]] = {}
         lengths = [len(part.ids) for part in parts]
         try:
             self.run_in_batches(lengths, config.width, BATCHES_PER_SEARCH, run, progress, results_of_parts)
         finally:
             missing = (part.line for row, part in enumerate(parts) if row not in results_of_parts)
             complete = next(missing, len(lines))  # lines before the first one that has a part without a result
-            options_of_lines: list[list[list[Translation]]] = [[] for _ in range(complete)]
-            for row, part in enumerate(parts):
-                if part.line < complete:
-                    options_of_lines[part.line].append(results_of_parts[row])
-            results += [combine_parts(options_of_parts, config.sample) for options_of_parts in options_of_lines]
+            results += map(join_results, range(complete))
         if keep_weights and self.model.attends:
             best = enumerate((options[0] for options in results), first_line)
             unaligned = [line for line, option in best if option.weights_TS is None and option.source_pieces]
