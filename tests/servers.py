@@ -129,6 +129,7 @@ class FakeTranslator:
         keep_weights: bool,
         watch: Mapping[int, Callable[[str], object]],
         deliver: Callable[[int, list[Translation]], object],
+        get_more: Callable[[int, int], list[str]] | None,
     ) -> None:
         self.calls.append(lines)
         for index, show in watch.items():

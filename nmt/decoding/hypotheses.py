@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from nmt.config import BOS, PAD, SearchConfig
 from nmt.model.numerics import accumulation_dtype
+from nmt.model.parts import resize_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Beams:
     max_length_B: Tensor  # maximum tokens of a hypothesis, `</s>` included
     step_B: Tensor  # steps taken, which is the length of an unfinished hypothesis
     sentence_B: Tensor  # index of the sentence among all sentences of the search
+    source_length_B: Tensor  # length of the source in pieces
+    returned_B: Tensor  # whether the search is over, and its hypotheses have been returned
 
     def select(self, rows_B: Tensor) -> "Beams":
         """Return the beams of the given sentences."""
@@ -56,10 +59,10 @@ class Beams:
         tensors: Any = (None if old is None else old.index_copy(0, rows_B, update) for old, update in pairs)
         return Beams(*tensors)
 
-    def trim_source(self, positions: int) -> "Beams":
-        """Drop source positions beyond `positions` and token columns that are padding in every sentence."""
-        coverage_BKS = None if self.coverage_BKS is None else self.coverage_BKS[:, :, :positions]
+    def resize_source(self, positions: int) -> "Beams":
+        """Return a copy with this many source positions, without token columns that are padding in every sentence."""
         tokens_BKT = self.tokens_BKT[:, :, -int(self.step_B.max()) - 1 :]
+        coverage_BKS = resize_last(self.coverage_BKS, positions, value=1)  # padding counts as covered
         return replace(self, tokens_BKT=tokens_BKT, coverage_BKS=coverage_BKS)
 
     def state_rows(self, rows_B: Tensor) -> Tensor:
@@ -77,12 +80,40 @@ class Beams:
         return [getattr(self, field.name) for field in fields(self)]
 
 
+class SearchInputs(NamedTuple):
+    """What is given for the search of each sentence in the batch, besides the source."""
+
+    prefix_BP: Tensor  # tokens that translations start with, and PAD after the prefix, at least in the last column
+    literal_M: Tensor  # the literal pieces of the vocabulary; none if there is nothing to copy
+    literals_BM: Tensor  # whether translations must have the literal piece, exactly once; else they must not have it
+    uniform_BTK: Tensor | None  # random numbers in [0, 1) for sampling, for each step and sample
+
+    def select(self, rows_B: Tensor) -> "SearchInputs":
+        """Return the inputs of the given sentences."""
+        uniform_BTK = None if self.uniform_BTK is None else self.uniform_BTK[rows_B]
+        return SearchInputs(self.prefix_BP[rows_B], self.literal_M, self.literals_BM[rows_B], uniform_BTK)
+
+    def scatter_rows(self, rows_B: Tensor, new: "SearchInputs") -> "SearchInputs":
+        """Replace the sentences in these rows by new ones."""
+        columns = max(self.prefix_BP.shape[1], new.prefix_BP.shape[1])
+        old_BP, new_BP = (resize_last(prefix_BP, columns, PAD) for prefix_BP in (self.prefix_BP, new.prefix_BP))
+        literals_BM = self.literals_BM.index_copy(0, rows_B, new.literals_BM)
+        uniform_BTK = None
+        if self.uniform_BTK is not None and new.uniform_BTK is not None:
+            steps = max(self.uniform_BTK.shape[1], new.uniform_BTK.shape[1])
+            parts = (F.pad(part, (0, 0, 0, steps - part.shape[1])) for part in (self.uniform_BTK, new.uniform_BTK))
+            old_BTK, new_BTK = parts
+            uniform_BTK = old_BTK.index_copy(0, rows_B, new_BTK)
+        return SearchInputs(old_BP.index_copy(0, rows_B, new_BP), self.literal_M, literals_BM, uniform_BTK)
+
+
 class ActiveBatch(NamedTuple):
-    """The sentences that are being searched: encoder memory, decoder state and hypotheses."""
+    """The sentences that are being searched: encoder memory, decoder state, hypotheses and inputs."""
 
     memory: Any
     state: Any
     beams: Beams
+    inputs: SearchInputs
 
     def select(self, rows_B: Tensor) -> "ActiveBatch":
         """Return the given sentences."""
@@ -90,6 +121,7 @@ class ActiveBatch(NamedTuple):
             self.memory.select(rows_B),
             self.state.select(self.beams.state_rows(rows_B)),
             self.beams.select(rows_B),
+            self.inputs.select(rows_B),
         )
 
     def scatter_rows(self, rows_B: Tensor, new: "ActiveBatch") -> "ActiveBatch":
@@ -98,14 +130,18 @@ class ActiveBatch(NamedTuple):
             self.memory.scatter_rows(rows_B, new.memory),
             self.state.scatter_rows(self.beams.state_rows(rows_B), new.state),
             self.beams.scatter_rows(rows_B, new.beams),
+            self.inputs.scatter_rows(rows_B, new.inputs),
         )
 
-    def trim_source(self, positions: int) -> "ActiveBatch":
-        """Drop source positions beyond `positions`, which must be padding in every sentence."""
+    def resize_source(self, positions: int) -> "ActiveBatch":
+        """Return a copy with this many source positions, of which the last are padding. No sentence may be longer."""
+        if positions == self.memory.positions:
+            return self._replace(beams=self.beams.resize_source(positions))
         return ActiveBatch(
-            self.memory.trim_source(positions),
-            self.state.trim_source(positions),
-            self.beams.trim_source(positions),
+            self.memory.resize_source(positions),
+            self.state.resize_source(positions),
+            self.beams.resize_source(positions),
+            self.inputs,
         )
 
 
@@ -113,17 +149,23 @@ class ActiveBatch(NamedTuple):
 class BeamStep:
     """Back-pointers and attention weights of one search step."""
 
-    row_B: Tensor  # for every sentence of the search, its row in the batch at this step
+    row_B: Tensor  # for every sentence of the search so far, its row in the batch at this step
     parent_BK: Tensor  # for each sentence in the batch, the hypotheses that were continued
     weights_BKS: Tensor  # for each sentence in the batch, the attention weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class History:
     """The attention weights of all steps, from which those of a hypothesis are traced back."""
 
-    first_weights_BS: Tensor  # weights at the first token of each sentence
+    first_weights_BS: Tensor  # weights at the first token of each sentence of the search so far
     steps: list[BeamStep]  # the following steps; empty without attention, or if weights are not kept
+
+    def add_first(self, weights_BS: Tensor) -> None:
+        """Record the first step of sentences that follow those before."""
+        positions = max(self.first_weights_BS.shape[1], weights_BS.shape[1])
+        weights = (resize_last(part_BS, positions) for part_BS in (self.first_weights_BS, weights_BS))
+        self.first_weights_BS = torch.cat([*weights])
 
     def add(self, sentence_B: Tensor, parent_BK: Tensor | None, weights_N1S: Tensor) -> None:
         """Record one step of the batch."""
@@ -136,7 +178,14 @@ class History:
         self.steps.append(BeamStep(row_B, parent_BK, weights_BKS))
 
 
-def init_beams(length_B: Tensor, positions: int, prefix_BP: Tensor, config: SearchConfig, dtype: torch.dtype) -> Beams:
+def init_beams(
+    length_B: Tensor,
+    positions: int,
+    prefix_BP: Tensor,
+    config: SearchConfig,
+    dtype: torch.dtype,
+    first_sentence: int = 0,
+) -> Beams:
     """Return beams that hold only `<s>`, for sources of `length_B` pieces padded to `positions`.
 
     The slots of a group start out equal, so all but its first get a score of -inf. Samples are independent: each slot
@@ -170,7 +219,9 @@ def init_beams(length_B: Tensor, positions: int, prefix_BP: Tensor, config: Sear
         min_length_B=min_length_B,
         max_length_B=max_length_B,
         step_B=torch.zeros_like(max_length_B),
-        sentence_B=torch.arange(len(length_B), device=device),
+        sentence_B=torch.arange(first_sentence, first_sentence + len(length_B), device=device),
+        source_length_B=length_B,
+        returned_B=torch.zeros_like(length_B, dtype=torch.bool),
     )
 
 
@@ -194,12 +245,13 @@ def trace_back_weights(history: History, beams: Beams) -> Tensor:
     first_step = len(history.steps) + 1 - int(beams.step_B.max())
     weights = []
     for step in reversed(history.steps[first_step:]):
-        row_B1 = step.row_B[beams.sentence_B].unsqueeze(1)
+        # Sentences that joined the search later have no row; any will do, since their hypotheses are shorter.
+        row_B1 = step.row_B[beams.sentence_B.clamp(max=len(step.row_B) - 1)].unsqueeze(1)
         slot_BK = step.parent_BK[row_B1, slot_BK]
-        weights.append(step.weights_BKS[row_B1, slot_BK, :positions])
+        weights.append(resize_last(step.weights_BKS[row_B1, slot_BK], positions))
     weights_BKTS = F.pad(torch.stack(weights[::-1], 2), (0, 0, 1, 0))
     rows_B = torch.arange(len(weights_BKTS), device=slot_BK.device)
-    first_weights_BS = history.first_weights_BS[beams.sentence_B, :positions]
+    first_weights_BS = resize_last(history.first_weights_BS[beams.sentence_B], positions)
     weights_BKTS[rows_B, :, -beams.step_B] = first_weights_BS.unsqueeze(1)
     return weights_BKTS.cpu()
 

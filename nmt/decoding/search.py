@@ -28,6 +28,7 @@ from nmt.decoding.hypotheses import (
     Beams,
     History,
     Hypothesis,
+    SearchInputs,
     apply_penalties,
     finalize_hypotheses,
     init_beams,
@@ -35,6 +36,7 @@ from nmt.decoding.hypotheses import (
 from nmt.model.attention import AttentionWeights
 from nmt.model.logits import log_probabilities, top_continuations
 from nmt.model.numerics import accumulation_dtype
+from nmt.model.parts import resize_last
 
 SOURCE_LENGTH_MULTIPLE = 16  # on a GPU, source lengths are padded to a multiple of this number of positions
 REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
@@ -44,7 +46,7 @@ class SearchModel(Protocol):
     """The interface of a model to the search.
 
     The encoder memory and the decoder state are opaque. Both have `select(rows)`; `scatter_rows(rows, others)`, which
-    may overwrite the object it is called on; and `trim_source(positions)`.
+    may overwrite the object it is called on; and `resize_source(positions)`.
     """
 
     dtype: torch.dtype
@@ -63,25 +65,33 @@ class Literals(NamedTuple):
     of_sentences: Sequence[Sequence[int]]
 
 
-class Constraints(NamedTuple):
-    """What the translations of all sentences of a search must contain."""
+class NewSentences(NamedTuple):
+    """Sentences that join a search."""
 
-    prefix_BP: Tensor  # tokens that they start with, and PAD from the end of the prefix on, at least in the last column
-    literal_M: Tensor  # the literal pieces of the vocabulary; none if there is nothing to copy
-    literals_BM: Tensor  # whether the translation must have the literal piece, exactly once; else it must not have it
+    source_BS: Tensor
+    length_B: Tensor  # source lengths in pieces
+    prefixes: Sequence[Sequence[int]] | None = None  # target tokens that the hypotheses of each sentence start with
+    literals: Literals | None = None  # the literal pieces that the hypotheses of each sentence must have
+
+
+class WaitingSentences(NamedTuple):
+    """Sentences whose search has not started."""
+
+    source_BS: Tensor
+    beams: Beams
+    inputs: SearchInputs
 
 
 # ----------------------------------------------------------------------------------------------------------- one step
-def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, constraints: Constraints) -> Tensor:
+def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
     """Set the log-probabilities of tokens that are not allowed at this step to -inf.
 
     If no token is allowed, the hypothesis may end. Within its prefix, a hypothesis may only follow the prefix.
     """
-    prefix_BP = constraints.prefix_BP
-    last = prefix_BP.shape[1] - 1
+    last = inputs.prefix_BP.shape[1] - 1
     # Reading `step_B` synchronizes with a GPU, so there the prefix is always applied.
     has_prefix = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.step_B < last).any()))
-    has_literals = len(constraints.literal_M) > 0
+    has_literals = len(inputs.literal_M) > 0
     if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix or has_literals):
         return logp_BKV
     filtered_BKV = logp_BKV.clone()
@@ -93,24 +103,24 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, constrai
     stuck_BK = filtered_BKV.amax(2) == float("-inf")
     filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
     if has_literals:
-        filtered_BKV = require_literals(filtered_BKV, logp_BKV, beams, constraints)
+        filtered_BKV = require_literals(filtered_BKV, logp_BKV, beams, inputs)
     if has_prefix:
-        forced_B11 = prefix_BP[beams.sentence_B, beams.step_B.clamp(max=last)].view(-1, 1, 1)
+        forced_B11 = inputs.prefix_BP.gather(1, beams.step_B.clamp(max=last).unsqueeze(1)).unsqueeze(2)
         is_other_B1V = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != forced_B11
         forced_BKV = logp_BKV.masked_fill(is_other_B1V, float("-inf"))
         filtered_BKV = torch.where(forced_B11 == PAD, filtered_BKV, forced_BKV)
     return filtered_BKV
 
 
-def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, constraints: Constraints) -> Tensor:
+def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, inputs: SearchInputs) -> Tensor:
     """Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them.
 
     Where `</s>` would be the most likely token, or no more steps are left than it takes to write them, nothing else is
     allowed: a hypothesis that wants to end would go on with anything.
     """
-    literal_M = constraints.literal_M
+    literal_M = inputs.literal_M
     written_BKM = (beams.tokens_BKT.unsqueeze(3) == literal_M).any(2)
-    missing_BKM = constraints.literals_BM[beams.sentence_B].unsqueeze(1) & ~written_BKM
+    missing_BKM = inputs.literals_BM.unsqueeze(1) & ~written_BKM
     missing_BK1 = missing_BKM.sum(2, keepdim=True)
     steps_left_B = beams.max_length_B - beams.step_B
     wants_to_end_BK1 = filtered_BKV.argmax(2, keepdim=True) == EOS
@@ -292,6 +302,13 @@ def round_up_batch_size(sentences: int, device: torch.device) -> int:
     return -(-sentences // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
 
 
+def round_down_batch_size(sentences: int, device: torch.device) -> int:
+    """Return the largest batch size that needs no idle rows for this many sentences."""
+    if sentences and device.type == "cuda":
+        return 1 << (sentences.bit_length() - 1)
+    return sentences if sentences < SHAPE_MULTIPLE else sentences - sentences % SHAPE_MULTIPLE
+
+
 def round_up_source_length(positions: int, device: torch.device) -> int:
     """Return the padded source length: on a GPU a multiple of `SOURCE_LENGTH_MULTIPLE`, to keep shapes few."""
     if device.type == "cuda":
@@ -338,12 +355,24 @@ def draw_uniform_numbers(source_BS: Tensor, length_B: Tensor, steps: int, config
     return torch.from_numpy(np.stack(numbers))
 
 
-def build_constraints(prefix_BP: Tensor, literals: Literals | None) -> Constraints:
-    """Return the constraints of a search as tensors."""
-    literal_M = prefix_BP.new_tensor(literals.vocabulary if literals else [])
-    wanted = literals.of_sentences if literals else [[]] * len(prefix_BP)
-    rows = [torch.isin(literal_M, prefix_BP.new_tensor(ids)) for ids in wanted]
-    return Constraints(prefix_BP, literal_M, torch.stack(rows))
+def prepare_sentences(
+    sentences: NewSentences, config: SearchConfig, dtype: torch.dtype, first_sentence: int
+) -> WaitingSentences:
+    """Return the hypotheses and inputs of sentences at the beginning of their search."""
+    source_BS, length_B, prefixes, literals = sentences
+    device = source_BS.device
+    prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * len(source_BS)]
+    prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
+    prefix_BP = F.pad(prefix_BP, (0, 1), value=PAD).to(device)
+    beams = init_beams(length_B, source_BS.shape[1], prefix_BP, config, dtype, first_sentence)
+    literal_M = source_BS.new_tensor(literals.vocabulary if literals else [])
+    wanted = literals.of_sentences if literals else [[]] * len(source_BS)
+    literals_BM = torch.stack([torch.isin(literal_M, source_BS.new_tensor(ids)) for ids in wanted])
+    uniform_BTK = None
+    if config.sample:
+        uniform_BTK = draw_uniform_numbers(source_BS, length_B, int(beams.max_length_B.max()), config)
+        uniform_BTK = uniform_BTK.to(device, accumulation_dtype(dtype))
+    return WaitingSentences(source_BS, beams, SearchInputs(prefix_BP, literal_M, literals_BM, uniform_BTK))
 
 
 @torch.inference_mode()
@@ -357,6 +386,7 @@ def stream_search(
     max_active: int | None = None,
     on_step: Callable[[Beams], object] | None = None,
     literals: Literals | None = None,
+    get_more: Callable[[int, int], NewSentences | None] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Translate sentences, and yield the index of each and its n best hypotheses, best first, as soon as it is done.
 
@@ -368,79 +398,102 @@ def stream_search(
             so that source positions can be dropped as sentences get shorter.
         on_step: called after each step with the hypotheses of the batch.
         literals: the literal pieces that the hypotheses of each sentence must have.
+        get_more: called after each step if no sentence is waiting, with the number of sentences that are not done and
+            their number of source positions. It returns sentences that join the search at once, or None. They are
+            numbered from the last one on.
     """
-    sentences, device = len(source_BS), source_BS.device
+    device = source_BS.device
+    waiting = prepare_sentences(NewSentences(source_BS, length_B, prefixes, literals), config, model.dtype, 0)
+    smallest_limit = int(waiting.beams.max_length_B.min())
+    encode_size = min(max_active or len(source_BS), len(source_BS))  # sentences to encode at a time
     positions = round_up_source_length(source_BS.shape[1], device)
-    source_BS = F.pad(source_BS, (0, positions - source_BS.shape[1]), value=PAD)
-    max_active = min(max_active or sentences, sentences)
-    prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * sentences]
-    prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
-    prefix_BP = F.pad(prefix_BP, (0, 1), value=PAD).to(device)
-    constraints = build_constraints(prefix_BP, literals)
-    initial_beams = init_beams(length_B, positions, prefix_BP, config, model.dtype)
-    smallest_limit = int(initial_beams.max_length_B.min())
-    numbers_dtype = accumulation_dtype(model.dtype)
-    uniform_BTK = None
-    if config.sample:
-        max_steps = int(initial_beams.max_length_B.max())
-        uniform_BTK = draw_uniform_numbers(source_BS, length_B, max_steps, config).to(device, numbers_dtype)
-    history = History(torch.zeros(sentences, positions, dtype=numbers_dtype, device=device), [])
+    history = History(torch.zeros(0, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
 
     def encode(first: int, positions: int) -> ActiveBatch:
-        """Encode the next sentences, and decode the first token of their hypotheses."""
-        rows_B = torch.arange(first, min(first + max_active, sentences), device=device)
-        memory, state = model.start(source_BS[rows_B, :positions], length_B[rows_B])
-        batch = ActiveBatch(memory, state, initial_beams.select(rows_B).trim_source(positions))
-        batch, _, weights = advance(model, batch, config, constraints, uniform_BTK)
+        """Encode the next waiting sentences, and decode the first token of their hypotheses."""
+        rows_B = torch.arange(first, min(first + encode_size, len(waiting.source_BS)), device=device)
+        beams = waiting.beams.select(rows_B)
+        needed = round_up_source_length(int(beams.source_length_B.max()), device)
+        memory, state = model.start(resize_last(waiting.source_BS[rows_B], needed, PAD), beams.source_length_B)
+        batch = ActiveBatch(memory, state, beams.resize_source(needed), waiting.inputs.select(rows_B))
+        batch, _, weights = advance(model, batch, config)
         if keep_weights and weights is not None:
-            history.first_weights_BS[rows_B, :positions] = weights.dense(positions)[:, 0]
+            history.add_first(weights.dense(needed)[:, 0])
         batch.beams.finished_BK |= is_done(batch.beams, config).unsqueeze(1)
-        return batch
+        return batch.resize_source(positions)
+
+    def finish(done_B: Tensor) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yield the results of sentences that are done, unless that has happened before."""
+        rows_B = (done_B & ~active.beams.returned_B).nonzero().squeeze(1)
+        if len(rows_B):
+            yield from finalize_hypotheses(active.beams.select(rows_B), history, config)
+            active.beams.returned_B[rows_B] = True
 
     count_done = AsyncCounter(delayed=device.type == "cuda")
-    active = waiting = encode(0, positions)
-    num_started = num_encoded = max_active  # sentences whose search has started; sentences that are encoded
+    active = encoded = encode(0, positions)
+    num_started = num_encoded = encode_size  # of those in `waiting`: whose search has started; that are encoded
+    num_sentences = len(source_BS)
     steps = 1
     while len(active.beams.sentence_B):
         steps += 1
-        active, parent_BK, weights = advance(model, active, config, constraints, uniform_BTK)
+        active, parent_BK, weights = advance(model, active, config)
         if keep_weights and weights is not None:
             history.add(active.beams.sentence_B, parent_BK, weights.dense(positions))
         if on_step is not None:
             on_step(active.beams)
-        if device.type == "cpu" and steps < smallest_limit and not active.beams.finished_BK.any():
+        if device.type == "cpu" and steps < smallest_limit and not active.beams.finished_BK.any() and get_more is None:
             continue  # no sentence can be done
         done_B = is_done(active.beams, config)
         active.beams.finished_BK |= done_B.unsqueeze(1)  # freezes sentences that are done but stay in the batch
         num_done = count_done(done_B)
-        if num_started == sentences:
+        if get_more is not None and num_done:
+            yield from finish(done_B)  # who gets them may have more
+        num_active = len(done_B) - num_done
+        num_added = 0  # rows by which the batch grows
+        if get_more is not None and num_started == len(waiting.source_BS):
+            new_sentences = get_more(num_active, positions)
+            if new_sentences is not None:
+                waiting = prepare_sentences(new_sentences, config, model.dtype, num_sentences)
+                num_started = num_encoded = 0
+                num_sentences += len(waiting.source_BS)
+                encode_size = max(encode_size, len(waiting.source_BS))
+        num_ready = num_encoded - num_started or min(encode_size, len(waiting.source_BS) - num_started)
+        if get_more is not None:
+            num_added = round_down_batch_size(num_active + num_ready, device) - len(done_B)
+        if not num_ready:
             # No sentence is left to start: shrink the batch when a smaller size is enough.
-            batch_size = round_up_batch_size(len(done_B) - num_done, device)
+            batch_size = round_up_batch_size(num_active, device)
             if batch_size < len(done_B):
-                stay_B = done_B.int().argsort(stable=True)[:batch_size].sort().values
-                leaves_B = torch.ones_like(done_B).index_fill(0, stay_B, False)
-                yield from finalize_hypotheses(active.beams.select(leaves_B), history, config)
-                active = active.select(stay_B)
+                yield from finish(done_B)
+                active = active.select(done_B.int().argsort(stable=True)[:batch_size].sort().values)
                 count_done.reset()
-        elif num_done >= max(1, max_active // REFILL_DIVISOR):
+        elif num_added > 0 or num_done >= max(1, len(done_B) // REFILL_DIVISOR):
             # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
             if num_started == num_encoded:
-                longest = torch.cat([length_B[active.beams.sentence_B], length_B[num_started:]]).max()
+                longest = torch.cat([active.beams.source_length_B, waiting.beams.source_length_B[num_started:]]).max()
                 positions = round_up_source_length(int(longest), device)
-                active = waiting = active.trim_source(positions)  # `waiting` is used up: this frees its memory
-                waiting = encode(num_started, positions)
-                num_encoded += len(waiting.beams.sentence_B)
+                active = encoded = active.resize_source(positions)  # `encoded` is used up: this frees its memory
+                encoded = encode(num_started, positions)
+                num_encoded += len(encoded.beams.sentence_B)
                 del history.steps[: -int(active.beams.step_B.max())]
-            rows_B = done_B.nonzero().squeeze(1)[: num_encoded - num_started]
-            yield from finalize_hypotheses(active.beams.select(rows_B), history, config)
-            next_B = torch.arange(num_started, num_started + len(rows_B), device=device)
-            active = active.scatter_rows(rows_B, waiting.select(next_B - waiting.beams.sentence_B[0]))
+            yield from finish(done_B)
+            rows_B = done_B.nonzero().squeeze(1)[:num_ready]
+            num_added = min(num_added, num_ready - len(rows_B))
+            if num_added > 0:
+                # Repeat any sentence in the new rows, which waiting ones replace.
+                old_B = torch.arange(len(done_B), device=device)
+                new_B = torch.arange(len(done_B), len(done_B) + num_added, device=device)
+                active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
+                rows_B = torch.cat([rows_B, new_B])
+            first = num_started - num_encoded + len(encoded.beams.sentence_B)
+            next_B = torch.arange(first, first + len(rows_B), device=device)
+            active = active.scatter_rows(rows_B, encoded.select(next_B))
             num_started += len(rows_B)
             count_done.reset()
 
 
 def advance(
-    model: SearchModel, active: ActiveBatch, config: SearchConfig, constraints: Constraints, uniform_BTK: Tensor | None
+    model: SearchModel, active: ActiveBatch, config: SearchConfig
 ) -> tuple[ActiveBatch, Tensor | None, AttentionWeights | None]:
     """Decode one token of each hypothesis.
 
@@ -448,20 +501,21 @@ def advance(
     Returns the new batch; parent_BK, the hypotheses that were continued, None if each slot continues its own; and the
     attention weights of the hypotheses before this step.
     """
-    memory, state, beams = active
+    memory, state, beams, inputs = active
     sentences, slots = beams.score_BK.shape
     is_first_token = beams.tokens_BKT.shape[2] == 1
     last_token_BK1 = beams.tokens_BKT[:, : 1 if is_first_token else slots, -1:]
     features_NTD, weights, state = model.decode(last_token_BK1.flatten(0, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = filter_logits(logp_BKV, beams, config, constraints)
+    logp_BKV = filter_logits(logp_BKV, beams, config, inputs)
     if config.coverage_penalty:
         assert weights is not None
         beams = update_coverage(beams, weights)
     parent_BK = None
-    if uniform_BTK is not None:
-        step_B = beams.step_B.clamp(max=uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
-        beams = sample_tokens(logp_BKV, beams, config, uniform_BTK[beams.sentence_B, step_B])
+    if inputs.uniform_BTK is not None:
+        step_B = beams.step_B.clamp(max=inputs.uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
+        uniform_BK = inputs.uniform_BTK[torch.arange(sentences, device=step_B.device), step_B]
+        beams = sample_tokens(logp_BKV, beams, config, uniform_BK)
     else:
         beams, parent_BK = beam_step(logp_BKV, beams, config)
     if is_first_token and slots > 1:
@@ -469,7 +523,7 @@ def advance(
     elif parent_BK is not None:
         first_row_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
         state = state.select((first_row_B1 + parent_BK).flatten())
-    return ActiveBatch(memory, state, beams), parent_BK, weights
+    return ActiveBatch(memory, state, beams, inputs), parent_BK, weights
 
 
 @torch.inference_mode()

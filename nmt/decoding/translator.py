@@ -5,6 +5,7 @@ line becomes an empty line. A line of more than `search.max_source` pieces is sp
 separately and joined.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.hypotheses import Beams, Hypothesis
 from nmt.decoding.preparation import PreparedLine, Preparer
-from nmt.decoding.search import SearchModel, score_targets, stream_search
+from nmt.decoding.search import NewSentences, SearchModel, score_targets, stream_search
 from nmt.decoding.translation import Translation, combine_parts, drop_duplicate_texts
 from nmt.errors import UserError
 from nmt.model.out_of_memory import halve_until_it_fits
@@ -32,6 +33,7 @@ from nmt.runtime.text_io import read_dictionary
 
 R = TypeVar("R")
 BATCHES_PER_SEARCH = 8  # batches passed to one search, in which waiting sentences replace those that are done
+JOIN_DIVISOR = 4  # lines join a running search when they make up 1 / JOIN_DIVISOR of its batch: few are slow to encode
 LINE_BREAKS_TO_SPACES = str.maketrans("\n\r", "  ")
 SENTENCE_END_MARKS = tuple(".!?;:。！？；…")
 FULL_WIDTH_END_MARKS = tuple("。！？；…")  # need no space after them
@@ -47,6 +49,37 @@ class LinePart:
     prefix_words: list[str]  # the word of each prefix id; only used to replace unknown words
     source_words: list[str]  # the word of each source id; only used to replace unknown words
     prepared: PreparedLine  # the line as it is translated
+
+
+@dataclass(slots=True)
+class LineParts:
+    """The parts of lines, and their translations as they are found."""
+
+    are_samples: bool  # whether translations are samples, and not ordered
+    parts: list[LinePart] = field(default_factory=list)
+    rows_of_lines: list[list[int]] = field(default_factory=list)  # the indices of the parts of each line
+    results: dict[int, list[Translation]] = field(default_factory=dict)  # of each part
+
+    def add(self, num_lines: int, parts: Sequence[LinePart]) -> range:
+        """Add lines, and return the indices of their parts."""
+        rows = range(len(self.parts), len(self.parts) + len(parts))
+        self.parts += parts
+        self.rows_of_lines += [[] for _ in range(num_lines)]
+        for row in rows:
+            self.rows_of_lines[self.parts[row].line].append(row)
+        return rows
+
+    def find_missing(self) -> list[int]:
+        """Return the indices of parts without a translation."""
+        return [row for row in range(len(self.parts)) if row not in self.results]
+
+    def is_complete(self, line: int) -> bool:
+        """Return whether all parts of a line have translations."""
+        return all(row in self.results for row in self.rows_of_lines[line])
+
+    def join_results(self, line: int) -> list[Translation]:
+        """Return the translations of a line."""
+        return combine_parts([self.results[row] for row in self.rows_of_lines[line]], self.are_samples)
 
 
 def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
@@ -108,6 +141,7 @@ class Translator:
         results: list[list[Translation]] | None = None,
         watch: Mapping[int, Callable[[str], object]] | None = None,
         deliver: Callable[[int, list[Translation]], object] | None = None,
+        get_more: Callable[[int, int], Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
         """Return the `search.n_best` translations of each line with different texts, best first, or that many samples.
 
@@ -121,49 +155,80 @@ class Translator:
             results: a list to append the results to. If an exception ends the work, it has those of the first lines.
             watch: functions by the index of a line, which are called after each step with the best translation so far.
             deliver: called once for each line, with its index and its translations, as soon as they are found.
+            get_more: called again and again, with two numbers of lines: how many are worth a change of the batch, and
+                how many it has room for. It returns further lines, as many as the second number at most; they are
+                numbered after those before, and translated together with them.
 
         Raises:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
         """
         results = [] if results is None else results
-        parts = self.split_lines(lines, prefixes, first_line)
-        warn_if_out_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         config = self.config
         if config.n_best > 1 and not config.sample:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
-        rows_of_lines: list[list[int]] = [[] for _ in lines]  # the indices of each line's parts
-        for row, part in enumerate(parts):
-            rows_of_lines[part.line].append(row)
-        results_of_parts: dict[int, list[Translation]] = {}
-        missing_of_lines = [*map(len, rows_of_lines)]  # the number of its parts without a result
-
-        def join_results(line: int) -> list[Translation]:
-            return combine_parts([results_of_parts[row] for row in rows_of_lines[line]], config.sample)
-
+        work = LineParts(config.sample)
+        lengths: dict[int, int] = {}  # pieces of each part
         texts_so_far: dict[int, dict[int, str]] = {}  # by line, and by the index of its part; used with `watch`
-        for line, rows_of_line in enumerate(rows_of_lines):
-            if deliver is not None and not rows_of_line:
-                deliver(line, join_results(line))
-        for row, part in enumerate(parts if watch else ()):
-            texts_so_far.setdefault(part.line, {})[row] = ""
+
+        def add_lines(lines: Sequence[str], prefixes: Sequence[str] | None) -> range:
+            """Add lines to the work, and return the indices of their parts."""
+            first = len(work.rows_of_lines)
+            rows = work.add(len(lines), self.split_lines(lines, prefixes, first_line, first))
+            lengths.update({row: len(work.parts[row].ids) for row in rows})
+            warn_if_out_of_reach(self.model, [lengths[row] + 1 for row in rows], "lines or parts of lines")
+            for row in rows if watch else ():
+                texts_so_far.setdefault(work.parts[row].line, {})[row] = ""
+            for line in range(first, len(work.rows_of_lines)):
+                if deliver is not None and not work.rows_of_lines[line]:
+                    deliver(line, work.join_results(line))
+            return rows
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
-            batch = make_batch([parts[row].ids for row in rows]).to(self.device)
-            prefix_ids = [parts[row].prefix_ids for row in rows]
+            nonlocal get_more
+            # Nothing is added to a search that is repeated after an error, in smaller batches.
+            get_lines, get_more = get_more, None
+            waiting = deque(
+                row for row in work.find_missing() if row not in rows
+            )  # parts that are not in the search yet
+
+            def get_sentences(num_active: int, positions: int) -> NewSentences | None:
+                assert get_lines is not None
+                longest = positions - 1 if num_active else 0
+                room = choose_batch_size(longest, config.width, config, self.device) - num_active
+                enough = max(1, num_active // JOIN_DIVISOR)
+                if not waiting and room >= enough:
+                    waiting.extend(add_lines(get_lines(enough, room), None))
+                first = len(rows)
+                while waiting:
+                    longest = max(longest, lengths[waiting[0]])
+                    limit = choose_batch_size(longest, config.width, config, self.device)
+                    if num_active + len(rows) - first >= limit:
+                        break
+                    rows.append(waiting.popleft())
+                if len(rows) == first:
+                    return None
+                rows[first:] = sorted(rows[first:], key=lambda row: -lengths[row])
+                ids = [work.parts[row].ids for row in rows[first:]]
+                batch = make_batch(ids).to(self.device)
+                return NewSentences(batch.source_BS, batch.source_length_B, None, self.preparer.find_required(ids))
+
+            ids = [work.parts[row].ids for row in rows]
+            batch = make_batch(ids).to(self.device)
             search_results = stream_search(
                 self.model,
                 batch.source_BS,
                 batch.source_length_B,
                 config,
                 search_keeps_weights,
-                prefix_ids,
+                [work.parts[row].prefix_ids for row in rows],
                 size,
-                partial(self.notify_watchers, watch, parts, rows, texts_so_far) if watch else None,
-                self.preparer.find_required([parts[row].ids for row in rows]),
+                partial(self.notify_watchers, watch, work.parts, rows, texts_so_far) if watch is not None else None,
+                self.preparer.find_required(ids),
+                get_sentences if get_lines is not None else None,
             )
             for index, hypotheses in search_results:
-                part = parts[rows[index]]
+                part = work.parts[rows[index]]
                 options = [
                     self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.prepared)
                     for hypothesis in hypotheses
@@ -171,18 +236,19 @@ class Translator:
                 if not config.sample:
                     options = drop_duplicate_texts(options)[: self.config.n_best]
                 yield rows[index], options
-                # Now the result is in `results_of_parts`.
-                missing_of_lines[part.line] -= 1
-                if deliver is not None and not missing_of_lines[part.line]:
-                    deliver(part.line, join_results(part.line))
+                if deliver is not None and work.is_complete(part.line):
+                    deliver(part.line, work.join_results(part.line))
+            get_more = get_lines
 
-        lengths = [len(part.ids) for part in parts]
+        add_lines(lines, prefixes)
         try:
-            self.run_in_batches(lengths, config.width, BATCHES_PER_SEARCH, run, progress, results_of_parts)
+            while rows := work.find_missing():
+                lengths_of_rows = {row: lengths[row] for row in rows}
+                self.run_in_batches(lengths_of_rows, config.width, BATCHES_PER_SEARCH, run, progress, work.results)
         finally:
-            missing = (part.line for row, part in enumerate(parts) if row not in results_of_parts)
-            complete = next(missing, len(lines))  # lines before the first one that has a part without a result
-            results += map(join_results, range(complete))
+            missing = (work.parts[row].line for row in work.find_missing())
+            complete = next(missing, len(work.rows_of_lines))  # lines before the first one that is not complete
+            results += map(work.join_results, range(complete))
         if keep_weights and self.model.attends:
             best = enumerate((options[0] for options in results), first_line)
             unaligned = [line for line, option in best if option.weights_TS is None and option.source_pieces]
@@ -206,6 +272,8 @@ class Translator:
             texts_so_far: the best translations so far by line and by the index of its part; updated here.
             beams: the hypotheses after a step.
         """
+        if not watch:
+            return
         changed = set()  # lines
         for sentence, tokens in zip(beams.sentence_B.tolist(), beams.tokens_BKT[:, 0].tolist(), strict=True):
             part = parts[rows[sentence]]
@@ -231,8 +299,16 @@ class Translator:
             )
         return prepared_lines
 
-    def split_lines(self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int) -> list[LinePart]:
-        """Return the parts to translate: none for an empty line, several for a line that is too long."""
+    def split_lines(
+        self, lines: Sequence[str], prefixes: Sequence[str] | None, first_line: int, first_index: int = 0
+    ) -> list[LinePart]:
+        """Return the parts to translate: none for an empty line, several for a line that is too long.
+
+        Args:
+            first_line: number, in messages, of the line with index 0.
+            first_index: index of the first of these lines.
+        """
+        first_line += first_index
         ids_of_prefixes = [[] for _ in lines] if prefixes is None else self.tokenizer.target.encode(list(prefixes))
         prepared_lines = self.prepare_lines(lines, first_line)
         ids_of_lines = self.tokenizer.source.encode([line.text for line in prepared_lines])
@@ -265,7 +341,9 @@ class Translator:
             for part_ids in ids_of_parts:
                 end = start + len(part_ids)
                 words = source_words[start:end]
-                parts.append(LinePart(index, part_ids, prefix_ids, prefix_words, words, prepared_lines[index]))
+                parts.append(
+                    LinePart(first_index + index, part_ids, prefix_ids, prefix_words, words, prepared_lines[index])
+                )
                 prefix_ids, prefix_words = [], []
                 start = end
         if split_line_numbers:
@@ -383,25 +461,27 @@ class Translator:
             )
             return zip(rows, hypotheses, strict=True)
 
-        lengths = [max(len(s), len(t)) for s, t in zip(source_ids, target_ids, strict=True)]
+        pairs = zip(source_ids, target_ids, strict=True)
+        lengths = {row: max(len(source), len(target)) for row, (source, target) in enumerate(pairs)}
         results: dict[int, Hypothesis] = {}
         self.run_in_batches(lengths, 1, 1, run, progress, results)
         return [results[row] for row in range(len(lengths))]
 
     def run_in_batches(
         self,
-        lengths: list[int],
+        lengths: Mapping[int, int],
         width: int,
         batches_per_call: int,
         run: Callable[[list[int], int], Iterable[tuple[int, R]]],
         progress: bool,
         results: dict[int, R],
     ) -> None:
-        """Call `run(rows, size)` until every row has a result, and store the pairs (row, result) it yields.
+        """Call `run(rows, size)` until each row has a result, and store the pairs (row, result) that it yields.
 
-        `rows` have similar lengths and are sorted by decreasing length. There are up to `batches_per_call * size` of
-        them, to be processed `size` at a time. If memory is too small, sizes are halved from there on. The processes of
-        a job share the rows, and all of them get all results.
+        The rows are the keys of `lengths`. `rows` have similar lengths and are sorted by decreasing length. There are
+        up to `batches_per_call * size` of them, to be processed `size` at a time; `run` may append others. If memory is
+        too small, sizes are halved from there on. The processes of a job share the rows, and all of them get all
+        results.
         """
         remaining = list(shard(sort_longest_first(lengths)))
         max_size = len(remaining)
@@ -426,6 +506,7 @@ class Translator:
                     for row in remaining[: batches_per_call * size]
                     if choose_batch_size(lengths[row], width, self.config, self.device) < 2 * full_size
                 ]
+                taken = len(rows)
                 width_key = "n_best" if self.config.sample else "beam"
                 remedy = f"; lower search.{width_key}={width}" if width > 1 else ""
                 error = UserError(f"out of memory for one line of {longest + 1:,} pieces{remedy}", any_rank=True)
@@ -436,7 +517,9 @@ class Translator:
                         extra={"any_rank": True},
                     )
                     max_size, batches_per_call = fitting_size, 1
-                remaining = [row for row in rows if row not in results] + remaining[len(rows) :]
+                remaining = [row for row in rows[:taken] if row not in results] + remaining[taken:]
+                if len(rows) > taken:
+                    remaining = [row for row in remaining if row not in results]
         for part in all_gather(results):
             results.update(part)
 
@@ -526,9 +609,9 @@ def default_batch_tokens(device: torch.device) -> int:
     return 64_000 if device.type == "cuda" else 8_000
 
 
-def sort_longest_first(lengths: Sequence[int]) -> list[int]:
-    """Return the indices of lengths, sorted by decreasing length."""
-    return sorted(range(len(lengths)), key=lambda row: -lengths[row])
+def sort_longest_first(lengths: Mapping[int, int]) -> list[int]:
+    """Return the keys of lengths, sorted by decreasing length."""
+    return sorted(lengths, key=lambda row: -lengths[row])
 
 
 def choose_batch_size(longest: int, width: int, config: SearchConfig, device: torch.device) -> int:

@@ -24,6 +24,7 @@ from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext, AttentionWeights, NoAttention
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import tanh
+from nmt.model.parts import resize_last
 from nmt.model.reference import RNNState
 from nmt.model.windows import Memory
 
@@ -55,9 +56,9 @@ class RecurrentState(NamedTuple):
         """Return the state itself: a recurrent state does not grow."""
         return self
 
-    def trim_source(self, positions: int) -> "RecurrentState":
-        """Keep the first `positions` source positions."""
-        return self._replace(coverage_NS=None if self.coverage_NS is None else self.coverage_NS[:, :positions])
+    def resize_source(self, positions: int) -> "RecurrentState":
+        """Return a copy with this many source positions, of which the last are padding."""
+        return self._replace(coverage_NS=resize_last(self.coverage_NS, positions))
 
 
 class Bridge(nn.Module):

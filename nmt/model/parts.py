@@ -1,8 +1,18 @@
-"""A memory or decoder state that consists of several, of the layers of a decoder or the members of an ensemble."""
+"""Memories and decoder states that consist of several, of the layers of a decoder or the members of an ensemble."""
 
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
+from torch.nn import functional as F
+
+
+@overload
+def resize_last(x: Tensor, size: int, value: float = 0) -> Tensor: ...
+@overload
+def resize_last(x: None, size: int, value: float = 0) -> None: ...
+def resize_last(x: Tensor | None, size: int, value: float = 0) -> Tensor | None:
+    """Cut the last dimension, or fill it up with `value`. None stays None."""
+    return None if x is None else F.pad(x, (0, size - x.shape[-1]), value=value)
 
 
 class Parts(tuple[Any, ...]):
@@ -22,5 +32,5 @@ class Parts(tuple[Any, ...]):
     def make_room(self, steps: int) -> "Parts":
         return Parts(part.make_room(steps) for part in self)
 
-    def trim_source(self, positions: int) -> "Parts":
-        return Parts(part.trim_source(positions) for part in self)
+    def resize_source(self, positions: int) -> "Parts":
+        return Parts(part.resize_source(positions) for part in self)

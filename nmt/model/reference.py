@@ -149,8 +149,8 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return context_BHQM and weights_BHQS of the additive score with softmax, Bahdanau et al. 2014, eq. 5-6.
 
-    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`), or, on a GPU with
-    `model.kernels=triton`, all of this in one kernel.
+    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`); or a few sentences at
+    a time, for translation on a CPU; or all in one kernel, on a GPU with `model.kernels=triton`.
     """
     is_hidden_BHQS = (torch.arange(keys_BHSA.shape[2], device=length_B.device) >= length_B.unsqueeze(1))[:, None, None]
     scores_BHQS = additive_score(query_BHQA, keys_BHSA, v_HA).to(accumulation_dtype(keys_BHSA.dtype))

@@ -17,7 +17,7 @@ from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext, AttentionWeights, average_weights
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import accumulation_dtype
-from nmt.model.parts import Parts
+from nmt.model.parts import Parts, resize_last
 from nmt.model.windows import Memory, build_memory
 
 ROOM_MULTIPLE = 32  # target positions by which the room for keys and values grows while a translation is written
@@ -176,13 +176,14 @@ class TransformerState(NamedTuple):
         needed = -(-needed // ROOM_MULTIPLE) * ROOM_MULTIPLE
         return self._replace(layers=tuple(layer.resize(needed) for layer in self.layers))
 
-    def trim_source(self, positions: int) -> "TransformerState":
-        """Keep the first `positions` source positions, and drop room that only longer translations needed."""
+    def resize_source(self, positions: int) -> "TransformerState":
+        """Return a copy with this many source positions, of which the last are padding.
+
+        Room that only longer translations needed is dropped.
+        """
         written = int(self.position_N.max())
         layers = (
-            layer.resize(written)._replace(
-                coverage_NS=None if layer.coverage_NS is None else layer.coverage_NS[:, :positions]
-            )
+            layer.resize(written)._replace(coverage_NS=resize_last(layer.coverage_NS, positions))
             for layer in self.layers
         )
         return self._replace(layers=tuple(layers))

@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nmt.config.model import AttentionConfig
 from nmt.model.kernels import Kernels
 from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
+from nmt.model.parts import resize_last
 
 MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
 MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
@@ -47,10 +49,14 @@ class Memory(NamedTuple):
         """Overwrite the given rows in place with `new_rows`."""
         return Memory(*(target.index_copy_(0, rows_B, source) for target, source in zip(self, new_rows, strict=True)))
 
-    def trim_source(self, positions: int) -> "Memory":
-        """Keep the first `positions` source positions. No sentence may be longer."""
-        values_BHSM, keys_BHSA = (part[..., :positions, :].contiguous() for part in self[:2])
-        return Memory(values_BHSM, keys_BHSA, self.length_B, self.visible_B, self.bias_BS[:, :positions])
+    def resize_source(self, positions: int) -> "Memory":
+        """Return a copy with this many source positions, of which the last are padding. No sentence may be longer."""
+        values_BHSM, keys_BHSA = (
+            F.pad(part, (0, 0, 0, positions - self.positions)).contiguous()
+            for part in (self.values_BHSM, self.keys_BHSA)
+        )
+        bias_BS = resize_last(self.bias_BS, positions, MASK_BIAS)
+        return Memory(values_BHSM, keys_BHSA, self.length_B, self.visible_B, bias_BS)
 
 
 class WindowView(NamedTuple):

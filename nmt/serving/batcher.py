@@ -2,13 +2,15 @@
 
 Requests are handled by an event loop, translation by one thread: the processor or GPU is shared, and requests that
 wait are best translated together. The thread takes waiting lines in the order of their arrival, up to about one batch
-of the search, translates them, and takes the lines that have arrived meanwhile. So a line that is alone is translated
-at once, and the batches grow with the load. Each line is answered as soon as it is translated: most clients have sent
-their next one when the round ends.
+of the search. While it translates them, others join the search as soon as they arrive and fit into the batch, also
+where earlier lines are done. So a line that is alone is translated at once, and the batch grows with the load. Each
+line is answered as soon as it is translated.
 """
 
 import copy
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,13 +21,14 @@ from typing import NamedTuple
 from nmt.decoding.translation import Translation, check_scores
 from nmt.decoding.translator import Translator, default_batch_tokens
 from nmt.runtime.logging import log
-from nmt.serving.prometheus import BATCH_LINES, WAITING
+from nmt.serving.prometheus import SEARCH_LINES, WAITING
 
-CHARACTERS_PER_PIECE = 4  # of source text, about; limits a round by its text, which is not tokenized yet
-# A round has few lines compared with a file, and its last lines leave the batch nearly empty. So it is one search in
-# one large batch rather than several after each other: the default of search.batch_tokens is this many times that of
-# the search.
-BATCH_FACTOR = 4
+CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a search, which are not tokenized yet
+# Lines of many clients are better translated in one large batch than after each other: the default of
+# search.batch_tokens is this many times that of the search.
+BATCH_FACTOR = 8
+JOIN_SECONDS = 0.2  # after which lines join a search even if they are few
+LINES_PER_SEARCH = 4096  # after which a new search begins: a search keeps something of each of its lines
 
 
 class QueueFullError(Exception):
@@ -51,10 +54,17 @@ class Job:
     group: Group
     lines: Sequence[str]
     show: Callable[[int, str], object] | None  # called with index and best translation so far of a line
+    taken: int = 0  # lines that the thread has taken, which are the first ones
+    arrival: float = field(default_factory=time.monotonic)  # in seconds
     futures: "list[Future[list[Translation]]]" = field(init=False)  # of each line
 
     def __post_init__(self) -> None:
         self.futures = [Future() for _ in self.lines]
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of lines that the thread has not taken."""
+        return len(self.lines) - self.taken
 
 
 class JobLine(NamedTuple):
@@ -115,7 +125,7 @@ class Batcher:
         return job.futures
 
     def close(self) -> None:
-        """Refuse new jobs, and end the thread after the current round. Jobs without a result are cancelled."""
+        """Refuse new jobs, and end the thread after the current search. Jobs without a result are cancelled."""
         with self.changed:
             self.closed = True
             self.changed.notify()
@@ -130,44 +140,71 @@ class Batcher:
                 self.changed.wait_for(lambda: self.jobs or self.closed)
                 if self.closed:
                     return
-                lines = self.take_round()
-            self.translate(lines)
+                lines = self.take_first_lines()
+            self.translate(lines, self.take_more_lines)
 
     def remove_done_jobs(self) -> None:
         """Remove jobs from the queue of which each line has its result or was cancelled."""
         self.jobs = deque(job for job in self.jobs if not all(future.done() for future in job.futures))
         WAITING.set(len(self.jobs))
 
-    def take_round(self) -> list[JobLine]:
-        """Return lines of the first job, and of those after it in the same group, as many as make up a round."""
+    def take_first_lines(self) -> list[JobLine]:
+        """Return the lines to begin a search with: of the first job, and of those after it in the same group."""
         self.remove_done_jobs()
         if not self.jobs:
             return []
         group = self.jobs[0].group
         translator = self.translators[group.translator]
         assert translator.config.batch_tokens is not None
-        room = CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width
-        lines = []
+        return self.take(group, CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width)
+
+    def take_more_lines(self, group: Group, min_lines: int, max_lines: int) -> list[JobLine]:
+        """Return lines that join a search: none if too few wait, if a job of another group waits, or at the end."""
+        with self.changed:
+            waiting = [job for job in self.jobs if job.num_waiting]
+            if self.closed or not waiting or any(job.group != group for job in waiting):
+                return []
+            is_late = time.monotonic() - waiting[0].arrival > JOIN_SECONDS
+            if not is_late and sum(job.num_waiting for job in waiting) < min_lines:
+                return []
+            self.remove_done_jobs()
+            return self.take(group, max_lines=max_lines)
+
+    def take(self, group: Group, max_characters: float = math.inf, max_lines: float = math.inf) -> list[JobLine]:
+        """Return the next lines of a group, at least one, in the order of their arrival."""
+        lines: list[JobLine] = []
         for job in self.jobs:
-            for number in range(len(job.lines)) if job.group == group else ():
-                line = JobLine(job, number)
+            while job.group == group and job.num_waiting:
+                if lines and (max_characters <= 0 or len(lines) >= max_lines):
+                    return lines
+                line = JobLine(job, job.taken)
+                job.taken += 1
                 if not line.future.done():
                     lines.append(line)
-                    room -= len(line.text) + 1
-                    if room <= 0:
-                        return lines
+                    max_characters -= len(line.text) + 1
         return lines
 
-    def translate(self, lines: list[JobLine]) -> None:
-        """Translate lines of jobs; if that fails, each half by itself, so that only the lines that cannot be fail."""
+    def translate(
+        self, lines: list[JobLine], take_more: Callable[[Group, int, int], list[JobLine]] | None = None
+    ) -> None:
+        """Translate lines of jobs; if that fails, each half by itself, so that only the lines that cannot be fail.
+
+        Args:
+            take_more: returns further lines of a group that join the search, given how many there should be at least
+                and at most.
+        """
         lines = [line for line in lines if not line.future.done()]  # some may have been cancelled meanwhile
         if not lines:
             return
         group = lines[0].job.group
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
-        watch = {row: partial(job.show, number) for row, (job, number) in enumerate(lines) if job.show is not None}
-        BATCH_LINES.observe(len(lines))
+        watch: dict[int, Callable[[str], object]] = {}
+
+        def watch_lines(first: int) -> None:
+            for row, (job, number) in enumerate(lines[first:], first):
+                if job.show is not None:
+                    watch[row] = partial(job.show, number)
 
         def deliver(row: int, options: list[Translation]) -> None:
             check_scores(options[:1], lines[row].number + 1)
@@ -175,16 +212,31 @@ class Batcher:
             if lines[row].future.set_running_or_notify_cancel():
                 lines[row].future.set_result(options)
 
+        def get_more(min_lines: int, max_lines: int) -> list[str]:
+            assert take_more is not None
+            first = len(lines)
+            lines.extend(take_more(group, min_lines, max_lines) if first < LINES_PER_SEARCH else [])
+            watch_lines(first)
+            return [line.text for line in lines[first:]]
+
+        watch_lines(0)
         try:
-            translator.translate([line.text for line in lines], group.keep_weights, watch=watch, deliver=deliver)
+            translator.translate(
+                [line.text for line in lines],
+                group.keep_weights,
+                watch=watch,
+                deliver=deliver,
+                get_more=None if take_more is None else get_more,
+            )
         except Exception as error:
             if len(lines) > 1:
-                log.warning(f"a batch of {len(lines)} lines failed; translating its halves")
+                log.warning(f"a search of {len(lines)} lines failed; translating its halves")
                 half = len(lines) // 2
                 self.translate(lines[:half])
                 self.translate(lines[half:])
             elif lines[0].future.set_running_or_notify_cancel():
                 lines[0].future.set_exception(error)
+        SEARCH_LINES.observe(len(lines))
 
 
 def enlarge_batches(translator: Translator) -> Translator:

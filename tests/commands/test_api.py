@@ -18,13 +18,13 @@ from builders import run_error, run_ok
 from safetensors.torch import load_file
 
 import nmt
-from nmt.config import AttentionConfig, ModelConfig
+from nmt.config import AttentionConfig, ModelConfig, SearchConfig
 from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.data.words import join_sentences
 from nmt.decoding import translator
 from nmt.decoding.preparation import PreparedLine
-from nmt.decoding.translation import join_translations
+from nmt.decoding.translation import Translation, join_translations
 from nmt.model.seq2seq import build_model
 from nmt.training.checkpoint import load_config
 
@@ -208,6 +208,62 @@ def test_out_of_memory_halves_batch(
     monkeypatch.setattr(translator, "stream_search", search_with_limited_batch)
     with pytest.raises(nmt.UserError, match="out of memory for one line of .* lower search.beam=3"):
         model.translate(LINES)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 3, "n_best": 3},
+        {"beam": 1, "batch_tokens": 150},  # some lines have to wait until there is room
+        {"beam": 2, "n_best": 2, "max_source": 6, "coverage_penalty": 0.2},
+        {"sample": True, "n_best": 2, "batch_sentences": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_lines_that_join_a_search_get_the_same_translations(
+    model: nmt.Model, options: dict[str, Any], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines arrive when others have been delivered. Once, memory becomes too small while others have joined."""
+    chosen = copy(model.translator)
+    chosen.config = SearchConfig(**options)
+    lines = [" ".join(["Der Hund schläft .", *["Die Frau liest ."] * (i % 5)]) for i in range(24)]
+    lines[5] = lines[9] = ""
+    expected = chosen.translate(lines, keep_weights=True)
+    arrived, delivered, calls = 3, {}, 0
+    stream_search = translator.stream_search
+
+    def get_more(enough: int, room: int) -> list[str]:
+        nonlocal arrived
+        assert 1 <= enough <= room
+        more = lines[arrived : arrived + min(room, max(1, len(delivered) - arrived + 4))]
+        arrived += len(more)
+        return more
+
+    def search(*arguments: Any) -> Iterator[Any]:
+        nonlocal calls
+        calls += 1
+        for index, result in enumerate(stream_search(*arguments)):
+            if fails and calls == 1 and index == 6:
+                raise torch.OutOfMemoryError("CUDA")
+            yield result
+
+    monkeypatch.setattr(translator, "stream_search", search)
+    results = chosen.translate(
+        lines[:3], keep_weights=True, deliver=delivered.__setitem__, get_more=get_more, watch={20: list[str]().append}
+    )
+    assert fails or arrived == len(lines)
+    assert list(map(texts_of, results)) == list(map(texts_of, expected))[:arrived]
+    assert {line: texts_of(options) for line, options in delivered.items()} == dict(enumerate(map(texts_of, results)))
+    for result, same in zip(results, expected, strict=False):
+        for option, same_option in zip(result, same, strict=True):
+            assert option.score == pytest.approx(same_option.score, abs=1e-4)
+            if option.weights_TS is not None:
+                np.testing.assert_allclose(option.weights_TS, same_option.weights_TS, atol=1e-4)
+
+
+def texts_of(options: list[Translation]) -> list[str]:
+    return [option.text for option in options]
 
 
 def test_other_runtime_errors_are_raised(model: nmt.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,7 @@ def test_other_endpoints_answer_json(served: Running) -> None:
     assert json.loads(get("/health")) == {"status": "ok"}
     settings = json.loads(get("/frontend/settings"))
     assert settings["charLimit"] == 10_000 and settings["language"]["target"]["code"] == "en"
-    assert b"nmt_batch_lines_bucket" in get("/metrics") and b"Content-Security-Policy" in get("/")
+    assert b"nmt_search_lines_bucket" in get("/metrics") and b"Content-Security-Policy" in get("/")
     assert post(served.url, b"x", "text/plain") == (
         415,
         {"error": "send JSON (Content-Type: application/json) or a form"},
@@ -221,7 +221,7 @@ def test_requests_that_arrive_together_share_batches(served: Running) -> None:
 
     def count_batches() -> float:
         with urllib.request.urlopen(f"{served.url}/metrics") as response:
-            return float(re.findall(rb"nmt_batch_lines_count (\S+)", response.read())[0])
+            return float(re.findall(rb"nmt_search_lines_count (\S+)", response.read())[0])
 
     before = count_batches()
     with ThreadPoolExecutor(20) as pool:
@@ -498,7 +498,7 @@ def test_large_answer_is_built_beside_other_requests(monkeypatch: pytest.MonkeyP
         assert answers[0].result()["translatedText"] == "A" and answers[1].result()[-1][0] == "done"
 
 
-def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
+def test_searches_begin_with_lines_for_one_batch_in_order() -> None:
     translator = FakeTranslator(SearchConfig(beam=2, batch_tokens=50))  # 4 x 25 characters
     batcher = Batcher([translator], 100)  # type: ignore[list-item]
     plain, other = Group(0, 1, False), Group(0, 2, False)
@@ -513,6 +513,56 @@ def test_rounds_have_the_size_of_a_batch_and_lines_in_order() -> None:
     batcher.close()
     with pytest.raises(ClosedError):
         batcher.submit(plain, ["x"])
+
+
+def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    class JoiningTranslator(FakeTranslator):
+        joined: list[list[str]] = []
+
+        def translate(self, lines: list[str], *arguments: Any, **options: Any) -> None:
+            assert self.gate.wait(20)
+            for enough, room in asked:
+                more = options["get_more"](enough, room)
+                self.joined.append(more)
+                lines += more
+            super().translate(lines, *arguments, **options)
+
+    translator = JoiningTranslator()
+    monkeypatch.setattr("nmt.serving.batcher.JOIN_SECONDS", 60)
+    asked = [(4, 9), (3, 2), (1, 9)]
+    batcher = Batcher([translator], 100)  # type: ignore[list-item]
+    plain, other = Group(0, 1, False), Group(0, 2, False)
+    first = batcher.submit(plain, ["a"])
+    while not batcher.jobs[0].taken:
+        time.sleep(0.01)
+    futures = [*first, *batcher.submit(plain, ["b", "c"]), *batcher.submit(plain, ["d"])]
+    translator.gate.set()
+    assert [future.result(20)[0].text for future in futures] == ["A", "B", "C", "D"]
+    assert translator.joined == [[], ["b", "c"], ["d"]]
+
+    translator.gate.clear()
+    asked = [(2, 9), (2, 9)]
+    translator.joined.clear()
+    first = batcher.submit(plain, ["a"])
+    while not batcher.jobs[-1].taken:
+        time.sleep(0.01)
+    monkeypatch.setattr("nmt.serving.batcher.JOIN_SECONDS", -1)
+    late = batcher.submit(plain, ["b"])
+    translator.gate.set()
+    assert [future.result(20)[0].text for future in [*first, *late]] == ["A", "B"]
+    assert translator.joined == [["b"], []]
+
+    translator.gate.clear()
+    asked = [(1, 9)]
+    translator.joined.clear()
+    first = batcher.submit(plain, ["a"])
+    while not batcher.jobs[-1].taken:
+        time.sleep(0.01)
+    last = [*batcher.submit(other, ["b"]), *batcher.submit(plain, ["c"])]
+    translator.gate.set()
+    assert [future.result(20)[0].text for future in [*first, *last]] == ["A", "B", "C"]
+    assert translator.joined == [[], [], []]  # nothing joins while lines of another group wait
+    batcher.close()
 
 
 @pytest.fixture

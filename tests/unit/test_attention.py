@@ -317,7 +317,7 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
                 if dense is not None:
                     torch.testing.assert_close(step_weights.dense(6)[:, 0], dense[:, t], msg=describe(options))
             # A Transformer's state may have more room after single steps.
-            states = list_tensors(last.trim_source(6)), list_tensors(state.trim_source(6))
+            states = list_tensors(last.resize_source(6)), list_tensors(state.resize_source(6))
             torch.testing.assert_close(*states, msg=describe(options))
 
             rows_N = torch.arange(4).repeat_interleave(2)

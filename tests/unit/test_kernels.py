@@ -19,6 +19,7 @@ from nmt.model.kernels import KERNELS, REFERENCE
 from nmt.model.kernels.linear import Dropout
 from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
 from nmt.model.kernels.recurrence import RNN
+from nmt.model.reference import additive_attention
 from nmt.training import step as update
 from nmt.training.state import TrainState
 from nmt.training.step import GraphedBackward, backward, train_step
@@ -40,6 +41,25 @@ def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", 200)
     patch.setitem(MAX_FP32_LOGITS, "cpu", 100)
     patch.setattr("nmt.model.kernels.loss.ROWS_PER_PRODUCT", 7)
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize("lengths", [(7, 6, 3, 3, 2, 1, 1), (1, 7, 2, 5), (4,)])
+@pytest.mark.parametrize("cache", [1, 100, 2**19])  # numbers: one sentence at a time, a few, all
+def test_attention_of_few_sentences_at_a_time_matches_reference(
+    heads: int, queries: int, lengths: tuple[int, ...], cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", cache)
+    torch.manual_seed(1)
+    sentences, positions = len(lengths), 8
+    keys, values = torch.randn(sentences, heads, positions, 4), torch.randn(sentences, heads, positions, 5)
+    query, v_HA, length_B = torch.randn(sentences, heads, queries, 4), torch.randn(heads, 4), torch.tensor(lengths)
+    assert KERNELS["fast"].attention_for_steps(keys, values, v_HA.flatten(), length_B) is None  # in training
+    with torch.no_grad():
+        actual = KERNELS["fast"].attention_for_steps(keys, values, v_HA.flatten(), length_B)(query)
+    expected = additive_attention(query, keys, values, v_HA, length_B)
+    for value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, expected_value)
 
 
 def compute_gradients(state: TrainState) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ from builders import (
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
-from nmt.decoding.hypotheses import init_beams
-from nmt.decoding.search import Literals, beam_step, score_targets
+from nmt.decoding.hypotheses import Hypothesis, init_beams
+from nmt.decoding.search import Literals, NewSentences, beam_step, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
 from nmt.model.ensemble import Ensemble
@@ -247,7 +247,10 @@ REFILLED = sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH
 def test_refilling_finished_rows_does_not_change_results(
     options: str, attention_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare tokens, scores and weights of searches that refill the batch with a search of all sentences at once."""
+    """Compare tokens, scores and weights of searches that refill the batch with a search of all sentences at once.
+
+    Also of searches that sentences join while they run: as soon as others are done, and before.
+    """
     monkeypatch.setattr("nmt.decoding.search.REFILL_DIVISOR", 3)  # refill only after several sentences are done
     if attention_name == "two models":
         model: Any = Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))])
@@ -264,13 +267,49 @@ def test_refilling_finished_rows_does_not_change_results(
         unlimited = search(model, source_BS, length_B, config, **given)
         assert max_active == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 1
         limited = search(model, source_BS, length_B, config, **given, max_active=max_active)
-        for actual, expected, length in zip(limited, unlimited, lengths, strict=True):
-            assert [h.tokens for h in actual] == [h.tokens for h in expected]
-            assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-9)
-            for a, e in zip(actual, expected, strict=True):
-                assert (a.weights_TS is None) == (e.weights_TS is None) == (attention_name == "none")
-                if a.weights_TS is not None and e.weights_TS is not None:
-                    torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+        joined = search_while_sentences_join(model, source_BS, length_B, config, max_active, given)
+        for results in (limited, joined):
+            for actual, expected, length in zip(results, unlimited, lengths, strict=True):
+                assert [h.tokens for h in actual] == [h.tokens for h in expected]
+                assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-9)
+                for a, e in zip(actual, expected, strict=True):
+                    assert (a.weights_TS is None) == (e.weights_TS is None) == (attention_name == "none")
+                    if a.weights_TS is not None and e.weights_TS is not None:
+                        torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+
+
+def search_while_sentences_join(
+    model: Any, source_BS: Tensor, length_B: Tensor, config: SearchConfig, first: int, given: dict[str, Any]
+) -> list[list[Hypothesis]]:
+    """Search the first sentences. The others join after every second step, up to 1, 2, 5, 1, ... at a time.
+
+    The last one joins when all others are done.
+    """
+    calls, start, sizes = 0, first, itertools.cycle([1, 2, 5])
+
+    def take(start: int, end: int) -> NewSentences:
+        literals = given["literals"]._replace(of_sentences=given["literals"].of_sentences[start:end])
+        positions = int(length_B[start:end].max())
+        return NewSentences(
+            source_BS[start:end, :positions], length_B[start:end], given["prefixes"][start:end], literals
+        )
+
+    def get_more(num_active: int, positions: int) -> NewSentences | None:
+        nonlocal calls, start
+        calls += 1
+        end = min(start + next(sizes), len(source_BS) - 1) if calls % 2 else start
+        if num_active == 0:  # without new sentences the search ends here
+            end = min(start + 1, len(source_BS))
+        if end <= start:
+            return None
+        sentences, start = take(start, end), end
+        return sentences
+
+    source, lengths, prefixes, literals = take(0, first)
+    options = {"keep_weights": True, "prefixes": prefixes, "literals": literals, "get_more": get_more}
+    results = search(model, source, lengths, config, **options, max_active=max(1, first - 1))
+    assert start == len(source_BS)
+    return results
 
 
 def test_coverage_penalty_handles_padding_and_zero_weights() -> None:

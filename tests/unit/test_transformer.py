@@ -116,9 +116,9 @@ def test_state_grows_in_steps_and_is_cut_to_what_is_written() -> None:
             torch.testing.assert_close(features[:, 0], expected[:, step])
             rooms.append(state.layers[0].keys_NHCA.shape[2])
             if step == 35:
-                state = state.trim_source(6)
+                state = state.resize_source(6)
     assert rooms == [1] + [32] * 31 + [64] * 8
-    assert state.trim_source(6).layers[1].values_NHCD.shape[2] == 40
+    assert state.resize_source(6).layers[1].values_NHCD.shape[2] == 40
 
 
 def test_local_window_limits_what_a_position_sees() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmt.model import reference
 from nmt.model.kernels import with_triton
-from nmt.model.kernels.additive import additive_score
+from nmt.model.kernels.additive import additive_score, attention_for_steps
 from nmt.model.kernels.gather import permute_positions, rows_for_steps
 from nmt.model.kernels.linear import Dropout, Linear
 from nmt.model.kernels.loss import cross_entropy
@@ -34,7 +34,9 @@ class Kernels(NamedTuple):
     attention_for_steps: Callable[..., Callable[[Tensor], tuple[Tensor, Tensor]] | None] | None = None
 
 
-FAST = Kernels(Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy)
+FAST = Kernels(
+    Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy, attention_for_steps
+)
 TRITON = FAST._replace(
     RNN=with_triton.RNN,
     cross_entropy=with_triton.cross_entropy,

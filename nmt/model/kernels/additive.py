@@ -3,13 +3,14 @@
 Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmt.model.kernels.inference_weights import add_optional
-from nmt.model.numerics import CACHE_NUMEL
+from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
 
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
@@ -66,3 +67,47 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
     if extra_RHQWA is not None or should_keep_hidden or fits:
         return score_hidden(compute_hidden(query_RHQA, keys_RHWA, extra_RHQWA), v_HA)
     return _ChunkedAdditiveScore.apply(rows_per_chunk, query_RHQA, keys_RHWA, v_HA)
+
+
+def attention_for_steps(
+    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """Return query_BHQA -> (context_BHQM, weights_BHQS) for translation on a CPU, see `reference.additive_attention`.
+
+    It runs for a few sentences at a time, whose hidden values fit into the CPU caches, and only up to the end of the
+    longest of them, so sentences should be sorted by length. Returns None in training and on other devices.
+    """
+    if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
+        return None
+    v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
+    lengths = length_B.tolist()
+
+    def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
+        shape_BHQS = *query_BHQA.shape[:3], keys_BHSA.shape[2]
+        weights_BHQS = query_BHQA.new_zeros(shape_BHQS, dtype=accumulation_dtype(query_BHQA.dtype))
+        contexts = []
+        for start, end, positions in split_by_size(lengths, CACHE_NUMEL // query_BHQA[0].numel()):
+            hidden = compute_hidden(query_BHQA[start:end], keys_BHSA[start:end, :, :positions])
+            is_padding = torch.arange(positions) >= length_B[start:end, None, None, None]
+            scores = score_hidden(hidden, v_HA).to(weights_BHQS.dtype).masked_fill_(is_padding, float("-inf"))
+            weights = torch.softmax(scores, 3)
+            weights_BHQS[start:end, :, :, :positions] = weights
+            contexts.append(weights.to(values_BHSM.dtype) @ values_BHSM[start:end, :, :positions])
+        return torch.cat(contexts), weights_BHQS
+
+    return attend
+
+
+def split_by_size(lengths: Sequence[int], max_positions: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and longest length of consecutive parts with at most `max_positions`, padding included.
+
+    A part has at least one length.
+    """
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        longest_with = max(longest, length)
+        if index > start and (index + 1 - start) * longest_with > max_positions:
+            yield start, index, longest
+            start, longest_with = index, length
+        longest = longest_with
+    yield start, len(lengths), longest

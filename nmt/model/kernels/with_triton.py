@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nmt.errors import UserError
-from nmt.model.kernels import loss, recurrence
+from nmt.model.kernels import additive, loss, recurrence
 from nmt.model.loss import Loss
 from nmt.model.reference import LinearFn, RNNState
 
@@ -99,7 +99,7 @@ def attention_for_steps(
     `v` has the values of all heads. Returns None if the parts of attention have to run one by one.
     """
     if not uses_triton(keys_BHSA):
-        return None
+        return additive.attention_for_steps(keys_BHSA, values_BHSM, v, length_B)
     from nmt.model.kernels import triton_attention
 
     if keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
