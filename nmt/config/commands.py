@@ -43,6 +43,8 @@ IMMUTABLE_KEYS = {
     "train.batch_sentences",
     "train.monitor",
 }
+# Keys of these sections that it may change with a warning. All kernels compute the same, but round differently.
+MUTABLE_KEYS = {"model.kernels"}
 # Keys that do not affect results, so that a resumed run may change them without a warning. The text in data.path is
 # compared by content.
 NON_NUMERIC_KEYS = {
@@ -88,7 +90,7 @@ def select_immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten_keys(settings)
-        if {key, key.split(".")[0]} & IMMUTABLE_KEYS and key not in NON_NUMERIC_KEYS
+        if {key, key.split(".")[0]} & IMMUTABLE_KEYS and key not in NON_NUMERIC_KEYS | MUTABLE_KEYS
     }
 
 

@@ -49,7 +49,7 @@ from faults import TRIALS, count_operations, run_trials
 from safetensors.torch import load_file, save_file
 
 import nmt
-from nmt.config import OptimConfig, TrainConfig, TrainRun, select_immutable_settings
+from nmt.config import ModelConfig, OptimConfig, TrainConfig, TrainRun, select_immutable_settings
 from nmt.data.cache import get_or_build
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, escape_controls
@@ -344,6 +344,8 @@ def test_resume_rejects_or_logs_changed_settings(caplog: pytest.LogCaptureFixtur
             ("WARNING", "train.max_epochs=30 (was 20)"),
         ]
     assert get_messages(TrainRun(optim=OptimConfig(lr=0.1)), default) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
+    reference = TrainRun(model=ModelConfig(kernels="reference"))
+    assert get_messages(reference, default) == [("WARNING", "model.kernels=reference (was fast)")]
     for key, changed in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
         with pytest.raises(UserError, match=f"these differ: {key}="):
             check_resumed_settings(changed, default)
