@@ -134,7 +134,7 @@ class ActiveBatch(NamedTuple):
         )
 
     def resize_source(self, positions: int) -> "ActiveBatch":
-        """Return a copy with this many source positions, of which the last are padding. No sentence may be longer."""
+        """Return the batch with this many source positions, the last ones padding. No sentence may be longer."""
         if positions == self.memory.positions:
             return self._replace(beams=self.beams.resize_source(positions))
         return ActiveBatch(

@@ -398,9 +398,9 @@ def stream_search(
             so that source positions can be dropped as sentences get shorter.
         on_step: called after each step with the hypotheses of the batch.
         literals: the literal pieces that the hypotheses of each sentence must have.
-        get_more: called after each step if no sentence is waiting, with the number of sentences that are not done and
-            their number of source positions. It returns sentences that join the search at once, or None. They are
-            numbered from the last one on.
+        get_more: called after each step if no sentence is waiting, with the number of sentences that are not done (on a
+            GPU, at the step before) and the source positions of the batch. It returns sentences that the batch has room
+            for, which join the search and are numbered after those before, or None.
     """
     device = source_BS.device
     waiting = prepare_sentences(NewSentences(source_BS, length_B, prefixes, literals), config, model.dtype, 0)
@@ -433,6 +433,7 @@ def stream_search(
     active = encoded = encode(0, positions)
     num_started = num_encoded = encode_size  # of those in `waiting`: whose search has started; that are encoded
     num_sentences = len(source_BS)
+    max_size = encode_size  # rows up to which the batch may grow
     steps = 1
     while len(active.beams.sentence_B):
         steps += 1
@@ -447,9 +448,8 @@ def stream_search(
         active.beams.finished_BK |= done_B.unsqueeze(1)  # freezes sentences that are done but stay in the batch
         num_done = count_done(done_B)
         if get_more is not None and num_done:
-            yield from finish(done_B)  # who gets them may have more
+            yield from finish(done_B)  # first, since whoever receives them may then have more sentences
         num_active = len(done_B) - num_done
-        num_added = 0  # rows by which the batch grows
         if get_more is not None and num_started == len(waiting.source_BS):
             new_sentences = get_more(num_active, positions)
             if new_sentences is not None:
@@ -457,17 +457,21 @@ def stream_search(
                 num_started = num_encoded = 0
                 num_sentences += len(waiting.source_BS)
                 encode_size = max(encode_size, len(waiting.source_BS))
-        num_ready = num_encoded - num_started or min(encode_size, len(waiting.source_BS) - num_started)
-        if get_more is not None:
-            num_added = round_down_batch_size(num_active + num_ready, device) - len(done_B)
-        if not num_ready:
-            # No sentence is left to start: shrink the batch when a smaller size is enough.
-            batch_size = round_up_batch_size(num_active, device)
-            if batch_size < len(done_B):
-                yield from finish(done_B)
-                active = active.select(done_B.int().argsort(stable=True)[:batch_size].sort().values)
-                count_done.reset()
-        elif num_added > 0 or num_done >= max(1, len(done_B) // REFILL_DIVISOR):
+                max_size = num_active + len(waiting.source_BS)
+        num_left = len(waiting.source_BS) - num_started
+        num_ready = num_encoded - num_started or min(encode_size, num_left)
+        grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
+        should_refill = num_ready > 0 and (
+            grown_size > len(done_B) or num_done >= max(1, len(done_B) // REFILL_DIVISOR)
+        )
+        batch_size = round_up_batch_size(num_active + num_left, device)
+        if batch_size < len(done_B):
+            # A smaller batch is enough for all that are left.
+            yield from finish(done_B)
+            kept_B = order_done_last(active.beams, done_B)[:batch_size].sort().values
+            active, done_B = active.select(kept_B), done_B[kept_B]
+            count_done.reset()
+        if should_refill:
             # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
             if num_started == num_encoded:
                 longest = torch.cat([active.beams.source_length_B, waiting.beams.source_length_B[num_started:]]).max()
@@ -477,12 +481,15 @@ def stream_search(
                 num_encoded += len(encoded.beams.sentence_B)
                 del history.steps[: -int(active.beams.step_B.max())]
             yield from finish(done_B)
-            rows_B = done_B.nonzero().squeeze(1)[:num_ready]
-            num_added = min(num_added, num_ready - len(rows_B))
-            if num_added > 0:
+            num_done = int(done_B.sum())  # `count_done` may be late
+            num_active = len(done_B) - num_done
+            # Those with most steps are replaced first, so that the hypotheses of none get longer and longer.
+            rows_B = order_done_last(active.beams, done_B)[num_active:].flip(0)[:num_ready].sort().values
+            grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
+            if grown_size > len(done_B):
                 # Repeat any sentence in the new rows, which waiting ones replace.
                 old_B = torch.arange(len(done_B), device=device)
-                new_B = torch.arange(len(done_B), len(done_B) + num_added, device=device)
+                new_B = torch.arange(len(done_B), grown_size, device=device)
                 active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
                 rows_B = torch.cat([rows_B, new_B])
             first = num_started - num_encoded + len(encoded.beams.sentence_B)
@@ -490,6 +497,11 @@ def stream_search(
             active = active.scatter_rows(rows_B, encoded.select(next_B))
             num_started += len(rows_B)
             count_done.reset()
+
+
+def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:
+    """Return the rows of a batch: first those that are not done, then the others by their number of steps."""
+    return (beams.step_B * done_B).argsort(stable=True)
 
 
 def advance(

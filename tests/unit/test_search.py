@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from builders import (
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
-from nmt.decoding.hypotheses import Hypothesis, init_beams
+from nmt.decoding import search as search_module
+from nmt.decoding.hypotheses import Beams, Hypothesis, init_beams
 from nmt.decoding.search import Literals, NewSentences, beam_step, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
@@ -310,6 +312,83 @@ def search_while_sentences_join(
     results = search(model, source, lengths, config, **options, max_active=max(1, first - 1))
     assert start == len(source_BS)
     return results
+
+
+@pytest.fixture
+def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the shapes of batches, and count sentences that are done, as on a GPU."""
+    names = ["round_up_batch_size", "round_down_batch_size", "round_up_source_length"]
+    for name, function in zip(names, [getattr(search_module, name) for name in names], strict=True):
+        monkeypatch.setattr(search_module, name, lambda n, _, function=function: function(n, torch.device("cuda")))
+    counter = search_module.AsyncCounter
+    monkeypatch.setattr(search_module, "AsyncCounter", lambda delayed: counter(delayed=True))
+
+
+@pytest.mark.usefixtures("gpu_shapes")
+@pytest.mark.parametrize("seed", range(3))
+def test_joining_with_shapes_of_a_gpu_does_not_change_results(seed: int) -> None:
+    """All batches have a power of two of rows, also when the number of sentences that are done is known late."""
+    numbers = random.Random(seed)
+    lengths = tuple(numbers.randint(1, 14) for _ in range(30))
+    source_BS, length_B, _ = make_ragged_batch(lengths)
+    model, config = sharpen(make_model()), SearchConfig(beam=3, n_best=3, max_length=15, coverage_penalty=0.4)
+    first, sizes = 8, set()
+
+    def take(start: int, end: int) -> NewSentences:
+        return NewSentences(source_BS[start:end, : max(lengths[start:end])], length_B[start:end])
+
+    def get_more(num_active: int, positions: int) -> NewSentences | None:
+        nonlocal first
+        if first == len(lengths) or (num_active and numbers.random() < 0.5):
+            return None
+        start, first = first, min(len(lengths), first + numbers.randint(1, 9))
+        return take(start, first)
+
+    together = search(model, source_BS, length_B, config, keep_weights=True)
+    given = {"max_active": 4, "on_step": lambda beams: sizes.add(len(beams.sentence_B)), "get_more": get_more}
+    joined = search(model, *take(0, first)[:2], config, keep_weights=True, **given)
+    assert sizes <= {1, 2, 4, 8, 16, 32}
+    for actual, expected, length in zip(joined, together, lengths, strict=True):
+        assert [h.tokens for h in actual] == [h.tokens for h in expected]
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+
+
+def test_search_that_sentences_join_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the number of rows at first, the steps that are kept while sentences go on joining, and the memory."""
+    model = sharpen(make_model())
+    config = SearchConfig(beam=1, min_length=9, max_length=9)  # 9 steps each
+    source_BS, length_B, _ = make_ragged_batch((5,) * 64)
+    long_BS, long_B, _ = make_ragged_batch((100,))
+    batches: list[tuple[int, int]] = []  # rows, and source positions or steps
+
+    def add_steps(beams: Beams) -> None:
+        batches.append((len(beams.sentence_B), beams.tokens_BKT.shape[2]))
+
+    search(model, source_BS, length_B, config, max_active=4, get_more=lambda *_: None, on_step=add_steps)
+    assert max(rows for rows, _ in batches) == 4
+
+    batches.clear()
+    joining = iter([NewSentences(source_BS[:1], length_B[:1])] * 64)  # one after the other
+
+    def get_next(num_active: int, positions: int) -> NewSentences | None:
+        return next(joining, None) if num_active <= 1 else None
+
+    assert len(search(model, source_BS[:8], length_B[:8], config, get_more=get_next, on_step=add_steps)) == 72
+    assert max(steps for _, steps in batches) < 9 * 8
+
+    # A long sentence joins when all others are done: they leave before the memory gets that length.
+    batches.clear()
+    joining = iter([NewSentences(long_BS, long_B)])
+    decode = model.decode
+
+    def decode_and_measure(tokens_NT: Tensor, state: Any, memory: Any) -> Any:
+        batches.append((len(memory.length_B), memory.positions))
+        return decode(tokens_NT, state, memory)
+
+    monkeypatch.setattr(model, "decode", decode_and_measure)
+    search(model, source_BS, length_B, config, get_more=lambda n, _: None if n else next(joining, None))
+    assert max(rows * positions for rows, positions in batches) == 8 * 100
 
 
 def test_coverage_penalty_handles_padding_and_zero_weights() -> None:
