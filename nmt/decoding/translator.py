@@ -186,11 +186,19 @@ class Translator:
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
             nonlocal get_more
-            # Nothing is added to a search that is repeated after an error, in smaller batches.
+            # Nothing joins a search that is repeated after an error, in smaller batches.
             get_lines, get_more = get_more, None
-            waiting = deque(
-                row for row in work.find_missing() if row not in rows
-            )  # parts that are not in the search yet
+            waiting: deque[int] = deque()  # parts that are not in the search yet
+            if get_lines is not None:
+                rows_of_search = set(rows)
+                waiting.extend(row for row in work.find_missing() if row not in rows_of_search)
+
+            def make_sentences(rows: list[int]) -> NewSentences:
+                parts = [work.parts[row] for row in rows]
+                ids = [part.ids for part in parts]
+                batch = make_batch(ids).to(self.device)
+                prefixes = [part.prefix_ids for part in parts]
+                return NewSentences(batch.source_BS, batch.source_length_B, prefixes, self.preparer.find_required(ids))
 
             def get_sentences(num_active: int, positions: int) -> NewSentences | None:
                 assert get_lines is not None
