@@ -217,22 +217,19 @@ class Translator:
                 if len(rows) == first:
                     return None
                 rows[first:] = sorted(rows[first:], key=lambda row: -lengths[row])
-                ids = [work.parts[row].ids for row in rows[first:]]
-                batch = make_batch(ids).to(self.device)
-                return NewSentences(batch.source_BS, batch.source_length_B, None, self.preparer.find_required(ids))
+                return make_sentences(rows[first:])
 
-            ids = [work.parts[row].ids for row in rows]
-            batch = make_batch(ids).to(self.device)
+            first = make_sentences(rows)
             search_results = stream_search(
                 self.model,
-                batch.source_BS,
-                batch.source_length_B,
+                first.source_BS,
+                first.length_B,
                 config,
                 search_keeps_weights,
-                [work.parts[row].prefix_ids for row in rows],
+                first.prefixes,
                 size,
                 partial(self.notify_watchers, watch, work.parts, rows, texts_so_far) if watch is not None else None,
-                self.preparer.find_required(ids),
+                first.literals,
                 get_sentences if get_lines is not None else None,
             )
             for index, hypotheses in search_results:

@@ -229,8 +229,9 @@ def test_lines_that_join_a_search_get_the_same_translations(
     chosen.config = SearchConfig(**options)
     lines = [" ".join(["Der Hund schläft .", *["Die Frau liest ."] * (i % 5)]) for i in range(24)]
     lines[5] = lines[9] = ""
-    expected = chosen.translate(lines, keep_weights=True)
-    arrived, delivered, calls = 3, {}, 0
+    prefixes = ["A dog"] * 5  # also of lines that are much shorter than others, and join their search later
+    expected = chosen.translate(lines, keep_weights=True, prefixes=[*prefixes, *[""] * 19])
+    arrived, delivered, calls = 5, {}, 0
     stream_search = translator.stream_search
 
     def get_more(enough: int, room: int) -> list[str]:
@@ -250,7 +251,12 @@ def test_lines_that_join_a_search_get_the_same_translations(
 
     monkeypatch.setattr(translator, "stream_search", search)
     results = chosen.translate(
-        lines[:3], keep_weights=True, deliver=delivered.__setitem__, get_more=get_more, watch={20: list[str]().append}
+        lines[:5],
+        keep_weights=True,
+        prefixes=prefixes,
+        deliver=delivered.__setitem__,
+        get_more=get_more,
+        watch={20: list[str]().append},
     )
     assert fails or arrived == len(lines)
     assert list(map(texts_of, results)) == list(map(texts_of, expected))[:arrived]
