@@ -2,9 +2,9 @@
 
 Requests are handled by an event loop, translation by one thread: the processor or GPU is shared, and requests that
 wait are best translated together. The thread takes waiting lines in the order of their arrival, up to about one batch
-of the search. While it translates them, others join the search as soon as they arrive and fit into the batch, also
-where earlier lines are done. So a line that is alone is translated at once, and the batch grows with the load. Each
-line is answered as soon as it is translated.
+of the search. While it translates them, others join the search when there is room in the batch, as soon as they are
+many enough to be worth a change of it or have waited for `JOIN_SECONDS`. So a line that is alone is translated at once,
+and the batch grows with the load. Each line is answered as soon as it is translated.
 """
 
 import copy
@@ -28,7 +28,7 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a s
 # search.batch_tokens is this many times that of the search.
 BATCH_FACTOR = 8
 JOIN_SECONDS = 0.2  # after which lines join a search even if they are few
-LINES_PER_SEARCH = 4096  # after which a new search begins: a search keeps something of each of its lines
+LINES_PER_SEARCH = 4096  # after which none joins: a search keeps something of each of its lines
 
 
 class QueueFullError(Exception):
@@ -159,19 +159,25 @@ class Batcher:
         return self.take(group, CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width)
 
     def take_more_lines(self, group: Group, min_lines: int, max_lines: int) -> list[JobLine]:
-        """Return lines that join a search: none if too few wait, if a job of another group waits, or at the end."""
+        """Return lines that join a search.
+
+        There are none if fewer than `min_lines` wait and none is late, if a job of another group waits, or if the
+        batcher is closed.
+        """
         with self.changed:
+            if self.closed or not any(job.num_waiting for job in self.jobs):
+                return []
+            self.remove_done_jobs()  # those of clients that have gone, too
             waiting = [job for job in self.jobs if job.num_waiting]
-            if self.closed or not waiting or any(job.group != group for job in waiting):
+            if not waiting or any(job.group != group for job in waiting):
                 return []
             is_late = time.monotonic() - waiting[0].arrival > JOIN_SECONDS
             if not is_late and sum(job.num_waiting for job in waiting) < min_lines:
                 return []
-            self.remove_done_jobs()
             return self.take(group, max_lines=max_lines)
 
     def take(self, group: Group, max_characters: float = math.inf, max_lines: float = math.inf) -> list[JobLine]:
-        """Return the next lines of a group, at least one, in the order of their arrival."""
+        """Return the next lines of a group in the order of their arrival: at least one, unless all are cancelled."""
         lines: list[JobLine] = []
         for job in self.jobs:
             while job.group == group and job.num_waiting:
@@ -190,8 +196,7 @@ class Batcher:
         """Translate lines of jobs; if that fails, each half by itself, so that only the lines that cannot be fail.
 
         Args:
-            take_more: returns further lines of a group that join the search, given how many there should be at least
-                and at most.
+            take_more: returns further lines of a group that join the search, see `take_more_lines`.
         """
         lines = [line for line in lines if not line.future.done()]  # some may have been cancelled meanwhile
         if not lines:

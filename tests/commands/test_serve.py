@@ -562,6 +562,17 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytes
     translator.gate.set()
     assert [future.result(20)[0].text for future in [*first, *last]] == ["A", "B", "C"]
     assert translator.joined == [[], [], []]  # nothing joins while lines of another group wait
+
+    translator.gate.clear()
+    translator.joined.clear()
+    first = batcher.submit(plain, ["a"])
+    while not batcher.jobs[-1].taken:
+        time.sleep(0.01)
+    [cancelled], last = batcher.submit(other, ["b"]), batcher.submit(plain, ["c"])
+    cancelled.cancel()
+    translator.gate.set()
+    assert [future.result(20)[0].text for future in [*first, *last]] == ["A", "C"]
+    assert translator.joined == [["c"]]  # for the cancelled line nobody waits
     batcher.close()
 
 
