@@ -23,6 +23,7 @@ from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
 from nmt.data.words import join_sentences
 from nmt.decoding import translator
+from nmt.decoding.line_parts import LinePart, split_long_line
 from nmt.decoding.preparation import PreparedLine
 from nmt.decoding.translation import Translation, join_translations
 from nmt.model.seq2seq import build_model
@@ -153,7 +154,7 @@ def test_each_line_is_delivered_once_and_as_soon_as_it_is_found(model: nmt.Model
 
 
 def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt.Model) -> None:
-    class CountedParts(list[translator.LinePart]):
+    class CountedParts(list[LinePart]):
         reads = 0
 
         def __getitem__(self, row: Any) -> Any:
@@ -162,7 +163,7 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
 
     lines = [row // 2 for row in range(600)]  # two parts each
     prepared = PreparedLine("", {}, {}, 0, ("", ""), False)
-    parts = CountedParts([translator.LinePart(line, [], [], [], [], prepared) for line in lines])
+    parts = CountedParts([LinePart(line, [], [], [], [], prepared) for line in lines])
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}
     tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))
@@ -361,12 +362,12 @@ def test_split_long_line_keeps_words_whole(limit: int) -> None:
     """Parts end between words, and after punctuation only if a space follows or none is needed."""
     line = "▁On ly ▁3 . 50 ▁at ▁www . x . de . ▁He ▁said : ▁ No . ' ▁ Wait ! ▁And 好 。 再 见"
     pieces = line.replace("▁ ", "▁").split()
-    parts = translator.split_long_line(list(range(len(pieces))), pieces, limit)
+    parts = split_long_line(list(range(len(pieces))), pieces, limit)
     assert sum(parts, []) == list(range(len(pieces))) and all(0 < len(part) <= limit for part in parts)
     for part in parts[1:]:
         before, first = pieces[part[0] - 1], pieces[part[0]]
         assert first.startswith("▁") or before == "。"
-    [first, *_] = translator.split_long_line(list(range(20)), [*pieces[:14], *["▁and"] * 6], 16)
+    [first, *_] = split_long_line(list(range(20)), [*pieces[:14], *["▁and"] * 6], 16)
     assert pieces[first[-1]] == "." and len(first) == 12
 
 

@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 
 from nmt.config import AlignRun, TranslateRun
 from nmt.data.readers import read_jsonl_pairs, read_text_pairs, read_tsv_pairs
-from nmt.decoding.translator import split_long_line
+from nmt.decoding.line_parts import split_long_line
 from nmt.errors import UserError
 from nmt.runtime import lines as lines_module
 from nmt.runtime.lines import LineReader, open_decompressed

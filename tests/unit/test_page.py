@@ -35,9 +35,9 @@ from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
+from nmt.decoding.line_parts import split_long_line
 from nmt.decoding.preparation import Preparer
 from nmt.decoding.search import Literals
-from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import (
