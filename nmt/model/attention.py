@@ -56,9 +56,9 @@ def average_weights(weights: Sequence[AttentionWeights], positions: int) -> Atte
 AttendFn = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, AttentionWeights | None]]
 
 
-def prepare_projection(module: nn.Module, dtype: torch.dtype) -> LinearFn:
-    """Return a `Linear` prepared for a step loop, or the module itself if it is the identity."""
-    return module.prepare_steps(dtype) if isinstance(module, reference.Linear) else module
+def prepare_projection(module: nn.Module, dtype: torch.dtype, is_loop: bool) -> LinearFn:
+    """Return a `Linear` prepared for a step loop, or the module itself if there is no loop or it is the identity."""
+    return module.prepare_steps(dtype) if is_loop and isinstance(module, reference.Linear) else module
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -237,7 +237,7 @@ class Attention(nn.Module):
         dtype = accumulation_dtype(memory.values_BHSM.dtype)
         return position_B, memory.values_BHSM.new_zeros(sentences, positions, dtype=dtype)
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> AttendFn:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype, is_loop: bool = True) -> AttendFn:
         """Return attend(query_BQD, position_BQ, coverage_BQS) -> (context_BQM, weights) for one step loop.
 
         c = sum_s a_s v_s with a = normalize(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
@@ -247,10 +247,10 @@ class Attention(nn.Module):
 
         `position_BQ` is the position of each query in its own sequence, from 0, and `coverage_BQS` the sum of the
         weights of earlier queries. Either may be None if it is not used. All linear maps are prepared for the loop, see
-        `linear_for_steps`.
+        `linear_for_steps`. That is not worth it for a single call: `is_loop=False`.
         """
-        project_query = prepare_projection(self.score.query, dtype)
-        project_output = prepare_projection(self.output, dtype)
+        project_query = prepare_projection(self.score.query, dtype, is_loop)
+        project_output = prepare_projection(self.output, dtype, is_loop)
         get_view = self.window.prepare_steps(memory, dtype)
         attend_at_once = None
         if self.attention_for_steps is not None:
@@ -299,7 +299,7 @@ class NoAttention(nn.Module):
     def init_state(self, memory: Memory) -> tuple[None, None]:
         return None, None
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype) -> AttendFn:
+    def prepare_steps(self, memory: Memory, dtype: torch.dtype, is_loop: bool = True) -> AttendFn:
         def attend(query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None) -> tuple[Tensor, None]:
             return query_BQD[..., :0], None
 
@@ -309,8 +309,8 @@ class NoAttention(nn.Module):
 class AttentionContext:
     """Attention during one call of a decoder, or of a Transformer layer.
 
-    Advances position and coverage, and collects the weights. N rows: the hypotheses of the sentences, in order. T
-    target positions.
+    Advances position and coverage, and collects the weights. `is_loop` says whether there is a call of `attend` for
+    each target position. N rows: the hypotheses of the sentences, in order. T target positions.
     """
 
     def __init__(
@@ -320,8 +320,9 @@ class AttentionContext:
         position_N: Tensor | None,
         coverage_NS: Tensor | None,
         dtype: torch.dtype,
+        is_loop: bool = False,
     ) -> None:
-        self.attend_fn = attention.prepare_steps(memory, dtype)
+        self.attend_fn = attention.prepare_steps(memory, dtype, is_loop or coverage_NS is not None)
         self.sentences, _, self.positions, _ = memory.values_BHSM.shape
         self.position_N = position_N
         self.coverage_NS = coverage_NS

@@ -148,7 +148,9 @@ class RecurrentDecoder(nn.Module):
         `inputs_NTG` is the result of the bottom layer's `project`, if it is already known. It is used only if
         `has_step_loop`.
         """
-        context = AttentionContext(self.attention, memory, state.position_N, state.coverage_NS, embedded_NTE.dtype)
+        context = AttentionContext(
+            self.attention, memory, state.position_N, state.coverage_NS, embedded_NTE.dtype, self.has_step_loop
+        )
         if self.has_step_loop:
             if inputs_NTG is None:
                 inputs_NTG = self.layers[0].project(embedded_NTE)
