@@ -22,13 +22,9 @@ PRECISION_DTYPES = {
 def choose_device(name: str) -> torch.device:
     """Return the device of this rank. `auto` is a GPU if there is one; each local rank gets its own GPU.
 
-    Also let the CPU round numbers below 1.2e-38 to 0, in this thread and in those that it starts later. Attention
-    weights get that small, and CPUs are slow with such numbers: a Transformer trained at two thirds of its speed.
-
     Raises:
         UserError: the machine does not have this device.
     """
-    torch.set_flush_denormal(True)  # before the first operation that starts threads
     local_rank, local_world_size = LAUNCH_ENV["LOCAL_RANK"], LAUNCH_ENV["LOCAL_WORLD_SIZE"]
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
