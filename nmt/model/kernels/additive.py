@@ -12,6 +12,8 @@ from torch import Tensor
 from nmt.model.kernels.inference_weights import add_optional
 from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
 
+MAX_FULL = 0.8  # share of positions that are not padding up to which attention runs for a few sentences at a time
+
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
     """Return hidden_RHQWA = tanh(q + k + extra) for each pair of query and key."""
@@ -75,12 +77,15 @@ def attention_for_steps(
     """Return query_BHQA -> (context_BHQM, weights_BHQS) for translation on a CPU, see `reference.additive_attention`.
 
     It runs for a few sentences at a time, whose hidden values fit into the CPU caches, and only up to the end of the
-    longest of them, so sentences should be sorted by length. Returns None in training and on other devices.
+    longest of them, so sentences should be sorted by length. Returns None in training, on other devices, and where
+    little would be saved.
     """
     if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
         return None
-    v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
     lengths = length_B.tolist()
+    if sum(lengths) > MAX_FULL * len(lengths) * keys_BHSA.shape[2]:
+        return None
+    v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
 
     def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
         shape_BHQS = *query_BHQA.shape[:3], keys_BHSA.shape[2]
