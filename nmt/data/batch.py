@@ -17,6 +17,11 @@ SHAPE_MULTIPLE = 8  # sizes are rounded to multiples of it, since libraries comp
 TokenIds = Sequence[int] | npt.NDArray[Any]
 
 
+def round_down_to_shape(sentences: int) -> int:
+    """Return the largest multiple of `SHAPE_MULTIPLE` up to a number of sentences; a smaller number as it is."""
+    return sentences if sentences < SHAPE_MULTIPLE else sentences - sentences % SHAPE_MULTIPLE
+
+
 class Batch(NamedTuple):
     """Padded ids of B pairs, int64."""
 

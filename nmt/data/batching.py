@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from nmt.config import EOS, TrainConfig
-from nmt.data.batch import SHAPE_MULTIPLE, Batch, TokenIds, make_batch
+from nmt.data.batch import SHAPE_MULTIPLE, Batch, TokenIds, make_batch, round_down_to_shape
 from nmt.data.corpus import take_rows
 from nmt.data.encoding import EncodedPairs, Indices, RowArray
 from nmt.data.tokenizer import Tokenizer
@@ -114,10 +114,7 @@ def batch_boundaries(sizes: Indices, counts: Indices, budget: int) -> Indices:
             end = run_starts[last_run] + (max_sum - run_sums[last_run]) // run_sizes[last_run]
         else:
             end = run_starts[-1]
-        count = max(1, end - start)
-        if count > SHAPE_MULTIPLE:
-            count -= count % SHAPE_MULTIPLE
-        ends.append(start + count)
+        ends.append(start + round_down_to_shape(max(1, end - start)))
     return np.array(ends)
 
 

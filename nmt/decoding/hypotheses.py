@@ -101,8 +101,7 @@ class SearchInputs(NamedTuple):
         uniform_BTK = None
         if self.uniform_BTK is not None and new.uniform_BTK is not None:
             steps = max(self.uniform_BTK.shape[1], new.uniform_BTK.shape[1])
-            parts = (F.pad(part, (0, 0, 0, steps - part.shape[1])) for part in (self.uniform_BTK, new.uniform_BTK))
-            old_BTK, new_BTK = parts
+            old_BTK, new_BTK = (F.pad(x, (0, 0, 0, steps - x.shape[1])) for x in (self.uniform_BTK, new.uniform_BTK))
             uniform_BTK = old_BTK.index_copy(0, rows_B, new_BTK)
         return SearchInputs(old_BP.index_copy(0, rows_B, new_BP), self.literal_M, literals_BM, uniform_BTK)
 
@@ -162,7 +161,7 @@ class History:
     steps: list[BeamStep]  # the following steps; empty without attention, or if weights are not kept
 
     def add_first(self, weights_BS: Tensor) -> None:
-        """Record the first step of sentences that follow those before."""
+        """Record the weights at the first token of the next sentences."""
         positions = max(self.first_weights_BS.shape[1], weights_BS.shape[1])
         weights = (resize_last(part_BS, positions) for part_BS in (self.first_weights_BS, weights_BS))
         self.first_weights_BS = torch.cat([*weights])

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import EOS, PAD, SearchConfig
-from nmt.data.batch import SHAPE_MULTIPLE
+from nmt.data.batch import SHAPE_MULTIPLE, round_down_to_shape
 from nmt.decoding.hypotheses import (
     ActiveBatch,
     Beams,
@@ -306,7 +306,7 @@ def round_down_batch_size(sentences: int, device: torch.device) -> int:
     """Return the largest batch size that needs no idle rows for this many sentences."""
     if sentences and device.type == "cuda":
         return 1 << (sentences.bit_length() - 1)
-    return sentences if sentences < SHAPE_MULTIPLE else sentences - sentences % SHAPE_MULTIPLE
+    return round_down_to_shape(sentences)
 
 
 def round_up_source_length(positions: int, device: torch.device) -> int:

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from nmt.config import BOS, EOS, PAD, UNK, SearchConfig
-from nmt.data.batch import SHAPE_MULTIPLE, make_batch
+from nmt.data.batch import make_batch, round_down_to_shape
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
@@ -102,14 +102,14 @@ class Translator:
             config = replace(config, n_best=config.beam)  # different pieces may spell the same text
         search_keeps_weights = keep_weights or config.replace_unknown
         work = LineParts(config.sample)
-        lengths: dict[int, int] = {}  # pieces of each part
+        lengths: list[int] = []  # pieces of each part
         texts_so_far: dict[int, dict[int, str]] = {}  # by line, and by the index of its part; used with `watch`
 
         def add_lines(lines: Sequence[str], prefixes: Sequence[str] | None) -> range:
             """Add lines to the work, and return the indices of their parts."""
             first = len(work.rows_of_lines)
             rows = work.add(len(lines), self.split_lines(lines, prefixes, first_line, first))
-            lengths.update({row: len(work.parts[row].ids) for row in rows})
+            lengths.extend(len(work.parts[row].ids) for row in rows)
             warn_if_out_of_reach(self.model, [lengths[row] + 1 for row in rows], "lines or parts of lines")
             for row in rows if watch else ():
                 texts_so_far.setdefault(work.parts[row].line, {})[row] = ""
@@ -150,7 +150,7 @@ class Translator:
                     rows.append(waiting.popleft())
                 if len(rows) == first:
                     return None
-                rows[first:] = sorted(rows[first:], key=lambda row: -lengths[row])
+                rows[first:] = sort_longest_first(rows[first:], lengths)
                 return make_sentences(rows[first:])
 
             first = make_sentences(rows)
@@ -182,8 +182,7 @@ class Translator:
         add_lines(lines, prefixes)
         try:
             while rows := work.find_missing():
-                lengths_of_rows = {row: lengths[row] for row in rows}
-                self.run_in_batches(lengths_of_rows, config.width, BATCHES_PER_SEARCH, run, progress, work.results)
+                self.run_in_batches(rows, lengths, config.width, BATCHES_PER_SEARCH, run, progress, work.results)
         finally:
             missing = (work.parts[row].line for row in work.find_missing())
             complete = next(missing, len(work.rows_of_lines))  # lines before the first one that is not complete
@@ -400,15 +399,15 @@ class Translator:
             )
             return zip(rows, hypotheses, strict=True)
 
-        pairs = zip(source_ids, target_ids, strict=True)
-        lengths = {row: max(len(source), len(target)) for row, (source, target) in enumerate(pairs)}
+        lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
         results: dict[int, Hypothesis] = {}
-        self.run_in_batches(lengths, 1, 1, run, progress, results)
+        self.run_in_batches(range(len(lengths)), lengths, 1, 1, run, progress, results)
         return [results[row] for row in range(len(lengths))]
 
     def run_in_batches(
         self,
-        lengths: Mapping[int, int],
+        rows: Iterable[int],
+        lengths: Sequence[int],
         width: int,
         batches_per_call: int,
         run: Callable[[list[int], int], Iterable[tuple[int, R]]],
@@ -417,12 +416,11 @@ class Translator:
     ) -> None:
         """Call `run(rows, size)` until each row has a result, and store the pairs (row, result) that it yields.
 
-        The rows are the keys of `lengths`. `rows` have similar lengths and are sorted by decreasing length. There are
-        up to `batches_per_call * size` of them, to be processed `size` at a time; `run` may append others. If memory is
-        too small, sizes are halved from there on. The processes of a job share the rows, and all of them get all
-        results.
+        The rows of a call have similar lengths and are sorted by decreasing length. There are up to
+        `batches_per_call * size` of them, to be processed `size` at a time; `run` may append others. If memory is too
+        small, sizes are halved from there on. The processes of a job share the rows, and all of them get all results.
         """
-        remaining = list(shard(sort_longest_first(lengths)))
+        remaining = list(shard(sort_longest_first(rows, lengths)))
         max_size = len(remaining)
 
         with tqdm(total=len(remaining), unit=" lines", disable=None if progress and not rank() else True) as bar:
@@ -548,9 +546,9 @@ def default_batch_tokens(device: torch.device) -> int:
     return 64_000 if device.type == "cuda" else 8_000
 
 
-def sort_longest_first(lengths: Mapping[int, int]) -> list[int]:
-    """Return the keys of lengths, sorted by decreasing length."""
-    return sorted(lengths, key=lambda row: -lengths[row])
+def sort_longest_first(rows: Iterable[int], lengths: Sequence[int]) -> list[int]:
+    """Return rows sorted by decreasing length, `lengths[row]`."""
+    return sorted(rows, key=lambda row: -lengths[row])
 
 
 def choose_batch_size(longest: int, width: int, config: SearchConfig, device: torch.device) -> int:
@@ -562,5 +560,4 @@ def choose_batch_size(longest: int, width: int, config: SearchConfig, device: to
     if config.batch_sentences:
         return config.batch_sentences
     tokens = config.batch_tokens or default_batch_tokens(device)
-    size = max(1, tokens // ((longest + 1) * width))
-    return size if size < SHAPE_MULTIPLE else size - size % SHAPE_MULTIPLE
+    return round_down_to_shape(max(1, tokens // ((longest + 1) * width)))

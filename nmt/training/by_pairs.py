@@ -17,7 +17,7 @@ BY_PAIRS_REASONS = {
     "tokenizer.vocab_size": "in a small corpus, only the pieces of a small vocabulary are frequent",
     "model.embed": "the more pairs, the more a model can learn about each piece",
     "model.hidden": "the fewer the pairs, the sooner a large model overfits",
-    "model.encoder_layers": "the fewer the pairs, the sooner a deep model overfits",
+    "model.encoder_layers": "a deeper model needs more pairs",
     "model.decoder_layers": "as many as in the encoder",
     "model.residual": "upper layers refine the output of lower layers",
     "model.attention.normalizer": "with 20,000 pairs, entmax15 gave sharper attention and a higher BLEU",

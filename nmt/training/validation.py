@@ -88,7 +88,7 @@ def iter_forced_batches(
 ) -> Iterator[tuple[list[int], ForcedBatch]]:
     """Yield this rank's rows in batches, with their results of forced decoding."""
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    order = sort_longest_first(dict(enumerate(lengths)))
+    order = sort_longest_first(range(len(lengths)), lengths)
     if too_long := sorted(row + 1 for row in order if lengths[row] > MAX_VALIDATION_PIECES):
         count = pluralize(len(too_long), "pair")
         log.warning(

@@ -50,7 +50,7 @@ def test_attention_of_few_sentences_at_a_time_matches_reference(
     heads: int, queries: int, lengths: tuple[int, ...], cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", cache)
-    monkeypatch.setattr("nmt.model.kernels.additive.MAX_FULL", 1)
+    monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", 1)
     torch.manual_seed(1)
     sentences, positions = len(lengths), 8
     keys, values = torch.randn(sentences, heads, positions, 4), torch.randn(sentences, heads, positions, 5)

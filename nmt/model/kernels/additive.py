@@ -1,6 +1,7 @@
 """The additive score, for a few rows at a time on a CPU.
 
-Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head.
+Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head. Where a row is a sentence: B sentences, S
+source positions, M memory (encoder output) size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 from nmt.model.kernels.inference_weights import add_optional
 from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
 
-MAX_FULL = 0.8  # share of positions that are not padding up to which attention runs for a few sentences at a time
+MAX_FILLED_SHARE = 0.8  # where more of the positions are not padding, attention runs for all sentences at once
 
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
@@ -83,7 +84,7 @@ def attention_for_steps(
     if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
         return None
     lengths = length_B.tolist()
-    if sum(lengths) > MAX_FULL * len(lengths) * keys_BHSA.shape[2]:
+    if sum(lengths) > MAX_FILLED_SHARE * len(lengths) * keys_BHSA.shape[2]:
         return None
     v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
 
