@@ -80,14 +80,17 @@ def run(command, *arguments):
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
-import _thread, http.client, socket, threading, time
+import _thread, http.client, queue, socket, threading, time
+ports, real_bind = queue.SimpleQueue(), socket.socket.bind
+def bind(self, address):
+    real_bind(self, address)
+    ports.put(self.getsockname()[1])
+socket.socket.bind = bind
+
 def run_server(command, path, *arguments):
     # request a path of the server once it listens, and end it as Ctrl-C does
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
     def request():
+        port = ports.get(timeout=60)
         # not urllib: from Python 3.12 on it reads the certificates of Windows even for http
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -101,7 +104,7 @@ def run_server(command, path, *arguments):
         _thread.interrupt_main()
 
     threading.Thread(target=request).start()
-    run(command, *arguments, f"port={port}")
+    run(command, *arguments, "port=0")
 """
 
 
