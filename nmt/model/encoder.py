@@ -4,11 +4,15 @@ Shapes: B sentences, S source positions, R = B x S positions of a batch, E embed
 direction, M output size: D times the number of directions.
 """
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.kernels import KERNELS
+from nmt.model.kernels.cuda_graphs import run_on_two_streams
 
 
 def compute_reverse_order(length_B: Tensor, positions: int) -> Tensor:
@@ -57,13 +61,11 @@ class RecurrentEncoder(nn.Module):
         x = embedded_BSE
         lasts: list[Tensor] = []
         for depth, directions in enumerate(self.layers):
-            outputs: list[Tensor] = []
-            ends: list[Tensor] = []
-            for direction, rnn in enumerate(directions):  # type: ignore[arg-type, var-annotated]
-                inputs = self.permute_positions(x, order_R) if direction else x
-                h_BSD, _ = rnn(inputs, rnn.init_state(inputs))
-                ends.append(h_BSD.gather(1, end_B11.expand(-1, 1, h_BSD.shape[2])).squeeze(1))
-                outputs.append(self.permute_positions(h_BSD, order_R) if direction else h_BSD)
+            runs = [
+                partial(self.run_direction, rnn, x, end_B11, order_R if direction else None)
+                for direction, rnn in enumerate(directions.children())
+            ]
+            outputs, ends = zip(*run_on_two_streams(runs, x.device), strict=True)
             h_BSM = torch.cat(outputs, 2)
             lasts.append(torch.cat(ends, 1))
             x = h_BSM + x if depth and self.residual else h_BSM
@@ -72,3 +74,10 @@ class RecurrentEncoder(nn.Module):
         if self.shortcut is not None:
             x = x + self.shortcut(embedded_BSE)
         return x * inside_BS1, lasts
+
+    def run_direction(self, rnn: Any, x_BSI: Tensor, end_B11: Tensor, order_R: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the states h_BSD of one direction, and its last one, h_BD. With `order_R` it reads from the end."""
+        inputs = x_BSI if order_R is None else self.permute_positions(x_BSI, order_R)
+        h_BSD, _ = rnn(inputs, rnn.init_state(inputs))
+        last_BD = h_BSD.gather(1, end_B11.expand(-1, 1, h_BSD.shape[2])).squeeze(1)
+        return h_BSD if order_R is None else self.permute_positions(h_BSD, order_R), last_BD

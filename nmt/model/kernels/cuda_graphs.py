@@ -6,9 +6,9 @@ longer than running them.
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nmt.runtime.memory import get_device_index, get_free_device_memory, is_out_of_memory, measure_peak_allocation
 
+T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
 MAX_GRAPHS = 192  # per `GraphedCallable`
 MEMORY_MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
@@ -82,6 +83,30 @@ def capture_graph(function: Callable[[], Any], device: torch.device) -> tuple[An
     del graph
     clean_up_after_capture(device, pool)
     return None
+
+
+@cache
+def get_second_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of `run_on_two_streams`."""
+    return torch.cuda.Stream(device)
+
+
+def run_on_two_streams(functions: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """Return the results of one or two functions, which a CUDA graph runs at the same time, as it does their backward.
+
+    They draw no random numbers, and neither reads what the other computes. Outside of a capture they run one after the
+    other: there the launches take longer than the kernels.
+    """
+    if len(functions) == 1 or device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return [function() for function in functions]
+    first, second = functions
+    main, side = torch.cuda.current_stream(device), get_second_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        second_result = second()
+    first_result = first()
+    main.wait_stream(side)
+    return [first_result, second_result]
 
 
 def clean_up_after_capture(device: torch.device, pool: Any) -> None:
