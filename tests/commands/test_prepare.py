@@ -148,6 +148,12 @@ def test_training_text_is_cleaned_of_existing_test_set(prepared: Path) -> None:
     assert count_leaks({**splits, "test": test[:-1]}) == 0
 
 
+def test_little_training_text_is_reported(prepared: Path) -> None:
+    sizes = "valid_size=250", "test_size=250"
+    result = run_nmt("prepare", "input=raw", "output=out_little", *sizes, folder=prepared)
+    assert b"pairs, fewer than valid and test together (500); use a smaller valid_size=N" in result.stderr
+
+
 def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     for name in ("valid", "test"):
         write_pairs(prepared, make_pairs(600)[:3], name=f"same_{name}")
@@ -159,7 +165,7 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     ("arguments", "message"),
     [
         (("input=raw", "output=out"), "error: output=out exists; give the name of a new folder"),
-        (("input=raw", "output=o", "test_size=2000"), "error: test_size=2,000: "),
+        (("input=raw", "output=o", "test_size=2000"), "error: test_size=2,000: only 600 pairs left after cleaning; use"),
         (("input=raw", "output=o", "test_size=30", "valid_size=570"), "can be held out, because the others share"),
         (("input=raw", "output=o", "test=raw", "valid_size=0"), "no pairs are left for training (dropped: "),
         (("output=o",), "error: input is not set"),

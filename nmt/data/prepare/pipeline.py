@@ -336,10 +336,13 @@ def choose_rows(
                 for key, side in zip(keys, used, strict=True):
                     side.add(key)
     if len(chosen) < size:
-        raise UserError(
-            f"{split}_size={size:,}: of the {pluralize(len(rows), 'pair')} left after cleaning, only {len(chosen):,} "
-            f"can be held out, because the others share a sentence with them; use a smaller {split}_size=N"
-        )
+        reason = f"only {pluralize(len(rows), 'pair')} left after cleaning"
+        if size <= len(rows):
+            reason = (
+                f"of the {pluralize(len(rows), 'pair')} left after cleaning, only {len(chosen):,} can be held out, "
+                "because the others share a sentence with them"
+            )
+        raise UserError(f"{split}_size={size:,}: {reason}; use a smaller {split}_size=N")
     return np.array(chosen, np.int64)
 
 
@@ -386,4 +389,10 @@ def write_splits(
         raise UserError(
             f"no pairs are left for training (dropped: {dropped}); use more text, hold out less, or turn off some "
             "clean.* rules"
+        )
+    train, held_out_pairs = done.splits["train"], sum(map(len, held_out.values()))
+    if train < held_out_pairs:
+        log.warning(
+            f"the training text has {pluralize(train, 'pair')}, fewer than valid and test together ({held_out_pairs:,});"
+            " use a smaller valid_size=N and test_size=N to train on more"
         )
