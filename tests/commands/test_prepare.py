@@ -165,7 +165,7 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     ("arguments", "message"),
     [
         (("input=raw", "output=out"), "error: output=out exists; give the name of a new folder"),
-        (("input=raw", "output=o", "test_size=2000"), "error: test_size=2,000: only 600 pairs left after cleaning; use"),
+        (("input=raw", "output=o", "test_size=2000"), "test_size=2,000: only 600 pairs left after cleaning; use"),
         (("input=raw", "output=o", "test_size=30", "valid_size=570"), "can be held out, because the others share"),
         (("input=raw", "output=o", "test=raw", "valid_size=0"), "no pairs are left for training (dropped: "),
         (("output=o",), "error: input is not set"),

@@ -393,6 +393,6 @@ def write_splits(
     train, held_out_pairs = done.splits["train"], sum(map(len, held_out.values()))
     if train < held_out_pairs:
         log.warning(
-            f"the training text has {pluralize(train, 'pair')}, fewer than valid and test together ({held_out_pairs:,});"
-            " use a smaller valid_size=N and test_size=N to train on more"
+            f"the training text has {pluralize(train, 'pair')}, fewer than valid and test together "
+            f"({held_out_pairs:,}); use a smaller valid_size=N and test_size=N to train on more"
         )
