@@ -16,7 +16,7 @@ from nmt.errors import UserError
 from nmt.runtime.cli import main
 from nmt.runtime.files import replacing_folder
 from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.messages import format_first_lines, pluralize
+from nmt.runtime.messages import pluralize
 from nmt.runtime.quoting import quote_setting
 from nmt.runtime.text_io import echo
 from nmt.runtime.torchrun import check_single_process
@@ -37,7 +37,7 @@ def prepare(command: PrepareRun) -> None:
             # Names of files may hold bytes that are not UTF-8.
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder
-    warn_of_losses(done)
+    warn_of_leaks(command, done)
     print_preparation(command, done)
 
 
@@ -47,21 +47,16 @@ def check_output(output: Path) -> None:
         raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
 
 
-def warn_of_losses(done: Preparation) -> None:
-    """Log what was not read, and a large loss of training pairs to the other splits."""
-    for path in done.inputs.unused:
-        log.warning(f"{path} was not read: it is not a file with sentence pairs of these languages")
-    for (file, problem), count in done.bad_lines.items():
-        lines = pluralize(count, "line")
-        log.warning(
-            f"left out {lines} of {file}: {problem} ({format_first_lines(done.first_bad_lines[file, problem])})"
-        )
+def warn_of_leaks(command: PrepareRun, done: Preparation) -> None:
+    """Log a large loss of training pairs to the other splits."""
     leaks = done.dropped["leaks"] + done.dropped["near_leaks"]
     if leaks > MAX_LEAK_SHARE * (leaks + done.splits["train"]):
+        sizes = " ".join(f"{split}_size=N" for split in ("valid", "test") if getattr(command, split) is None)
+        remedies = [f"a smaller {sizes}"] * bool(sizes) + ["near=false"] * bool(done.dropped["near_leaks"])
+        remedy = f"; use {' or '.join(remedies)} to keep more of them" if remedies else ""
         log.warning(
             f"{pluralize(leaks, 'pair')} left out of the training text, because of a sentence that is the same or "
-            "nearly the same as one of the validation or test split; use a smaller valid_size=N test_size=N to keep "
-            "more of them"
+            f"nearly the same as one of the validation or test split{remedy}"
         )
 
 
@@ -76,7 +71,8 @@ def print_preparation(command: PrepareRun, done: Preparation) -> None:
     echo(f"{'report':<12}{output / 'report.html'}")
     data = {"data.path": str(output), "data.source": command.source, "data.target": command.target}
     settings = " ".join(quote_setting(key, value) for key, value in data.items())
-    echo(f"{'next':<12}python -m nmt.train experiment=small {settings} name=mine resume=auto")
+    if done.splits["valid"]:  # which training needs
+        echo(f"{'next':<12}python -m nmt.train experiment=small {settings} name=mine resume=auto")
 
 
 if __name__ == "__main__":

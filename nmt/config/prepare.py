@@ -6,6 +6,8 @@ from typing import Any
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_at_least, check_choice
 
+SPLIT_SIZE = 1000  # pairs of a validation or test split by default
+
 
 @dataclass(slots=True)
 class CleaningConfig:
@@ -47,8 +49,8 @@ class PrepareRun:
     source: str = setting("de", "source language: file extension, language in TMX, and name of the column")
     target: str = setting("en", "same as source, for the target side")
     columns: list[str] = setting(list, "[SOURCE,TARGET]: names or numbers of columns, if not the two languages")
-    valid_size: int = setting(1000, "pairs of the validation split")
-    test_size: int = setting(1000, "pairs of the test split")
+    valid_size: int = setting(SPLIT_SIZE, "pairs of the validation split")
+    test_size: int = setting(SPLIT_SIZE, "pairs of the test split")
     valid: Any = setting(None, "existing validation set, used as it is instead of valid_size pairs of the input")
     test: Any = setting(None, "existing test set, used as it is instead of test_size pairs of the input")
     near: bool = setting(
@@ -75,4 +77,7 @@ class PrepareRun:
         if len(self.columns) not in (0, 2) or self.columns and self.columns[0] == self.columns[1]:
             raise UserError(f"columns=[{','.join(self.columns)}] must be two different columns: columns=[1,2]")
         check_at_least(0, "", self, "valid_size", "test_size")
+        for split, size in (("valid", self.valid_size), ("test", self.test_size)):
+            if getattr(self, split) is not None and size != SPLIT_SIZE:
+                raise UserError(f"{split}_size={size} has no effect with {split}=...; remove one of them")
         check_choice("invalid", self.invalid, ("drop", "refuse"))

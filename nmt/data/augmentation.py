@@ -249,6 +249,6 @@ def is_shared_name(source: str, target: str, link: Link) -> bool:
 
 def remove_final_marks(sides: list[str]) -> list[str]:
     """Remove the marks at the ends of both sides, if both have one."""
-    if all(text[-1:] in FINAL_MARKS and text[-2:-1] not in FINAL_MARKS for text in sides if text):
+    if all(text[-1:] in FINAL_MARKS and text[-2:-1] not in FINAL_MARKS for text in sides):
         return [text[:-1].rstrip() for text in sides]
     return sides

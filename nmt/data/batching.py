@@ -54,7 +54,7 @@ def epoch_batches(encoded: EncodedPairs, config: TrainConfig, seed: int, epoch: 
     counts its longer side with `</s>` and without padding. A pair longer than that forms an update of its own.
 
     Every epoch has the same number of updates, since only pairs of equal size are shuffled before the rows are split.
-    With fractional weights or subword sampling, the number may differ by one.
+    With fractional weights, subword sampling or augmentation, the number differs somewhat.
 
     Memory use is 4 bytes per pair (8 for more than 4 billion pairs) plus the boundaries.
     """

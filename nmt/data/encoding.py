@@ -153,8 +153,10 @@ def encode_corpus(
     log_dropped(len(pairs), report["kept"], report["empty"], limit)
     for reason, i, count, first in report["left out"]:
         log_left_out(describe_origins(run.data, "train")[i], SIDES[i], reason, count, first, pairs)
-    if not report["kept"]:
-        raise make_no_pairs_error(limit)
+    order = map_file(folder / ORDER_FILE, row_dtype(len(pairs)))
+    main_pairs = mixture_weights[0][0] if mixture_weights else len(pairs)  # pairs of `data.corpora` come after these
+    if not (order < main_pairs).any():
+        raise make_no_pairs_error(limit, " of data.path" if mixture_weights else "")
     source, target = (
         EncodedSide(map_file(folder / f"{name}.ids", id_dtype(side)), map_file(folder / f"{name}.offsets", np.int64))
         for name, side in sides.items()
@@ -165,7 +167,7 @@ def encode_corpus(
         tokenizer=tokenizer,
         source=source,
         target=target,
-        order=map_file(folder / ORDER_FILE, row_dtype(len(pairs))),
+        order=order,
         runs=map_file(folder / RUNS_FILE, np.int64).reshape(3, -1),
         max_length=limit,
         sampling=run.tokenizer.sampling,
@@ -187,6 +189,8 @@ def row_dtype(count: int) -> type[np.uint32] | type[np.int64]:
 
 
 def map_file(path: Path, dtype: type[np.generic]) -> Array:
+    if not path.stat().st_size:
+        return np.empty(0, dtype)  # which cannot be mapped
     return np.asarray(np.memmap(path, dtype, "r"))
 
 
@@ -266,9 +270,9 @@ def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
     log.info(f"train: {pairs:,} pairs; dropped {empty:,} with an empty side and {too_long}")
 
 
-def make_no_pairs_error(limit: int) -> UserError:
+def make_no_pairs_error(limit: int, where: str = "") -> UserError:
     return UserError(
-        "no training pair is left: every pair has an empty side or a side longer than "
+        f"no training pair{where} is left: every pair has an empty side or a side longer than "
         f"data.max_length={limit} pieces; check the text or raise data.max_length"
     )
 

@@ -32,11 +32,12 @@ from nmt.errors import UserError
 from nmt.runtime.messages import clip_repr
 
 log = logging.getLogger("nmt")
-OVERLAP_CACHE_VERSION = 1  # of the comparison; part of the cache key
+OVERLAP_CACHE_VERSION = 2  # of the comparison; part of the cache key
 KINDS_FILE = "kinds.npy"
 MAX_REMEMBERED_WORDS = 1_000_000
 MIN_WORDS = 3  # of the longer of two nearly equal sentences; with fewer words, most are one word apart
 UNSEEN, NEAR, EXACT = 0, 1, 2  # how a sentence occurs in the other text
+EMPTY = 0  # the hash of a sentence without words, which tells nothing about where it comes from
 WORD = regex.compile(r"\w+")  # letters with their marks, digits and underscores
 WORD_OR_UNSPACED = regex.compile(rf"{UNSPACED_CHARACTER}\p{{M}}*|(?:(?!{UNSPACED_CHARACTER})\w)+")
 BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
@@ -157,6 +158,7 @@ class OverlapIndex:
         kinds_N[other.sentence_W[self.longer.find(other.shortened_W)]] = NEAR
         kinds_N[other.sentence_W[self.replaced.find(other.replaced_W)]] = NEAR
         kinds_N[self.same.find(other.whole_N)] = EXACT
+        kinds_N[other.whole_N == EMPTY] = UNSEEN
         return kinds_N
 
     def kinds(self) -> npt.NDArray[np.int8]:
@@ -166,6 +168,7 @@ class OverlapIndex:
         for index in (self.shorter, self.replaced):
             kinds_N[self.own.sentence_W[index.marks()]] = NEAR
         kinds_N[self.same.marks()] = EXACT
+        kinds_N[self.own.whole_N == EMPTY] = UNSEEN
         return kinds_N
 
 

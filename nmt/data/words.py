@@ -128,7 +128,7 @@ def join_sentences(texts: Iterable[str]) -> str:
     joined = ""
     for text in texts:
         if text:
-            separator = "" if not joined or NO_SPACE_AFTER.search(joined) else " "
+            separator = "" if not joined or NO_SPACE_AFTER.search(joined[-1:]) else " "
             joined += separator + text
     return joined
 

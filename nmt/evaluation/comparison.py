@@ -24,6 +24,7 @@ from nmt.evaluation.plot import draw_curves
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
 from nmt.runtime.files import replacing_files, write_atomically
 from nmt.runtime.logging import log
+from nmt.runtime.messages import pluralize
 
 MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
 MAX_COMPARED_SENTENCES = 20_000  # the bootstrap takes 72 KB of memory for each sentence
@@ -67,7 +68,7 @@ def compare_systems(
         }
     if len(sources) < MIN_RELIABLE_SENTENCES:
         log.warning(
-            f"{len(sources)} sentences are too few for reliable intervals and p-values; use at least "
+            f"{pluralize(len(sources), 'sentence')}: too few for reliable intervals and p-values; use at least "
             f"{MIN_RELIABLE_SENTENCES}"
         )
     scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]

@@ -169,8 +169,8 @@ def compare_means(
     sentence_variance = max(0.0, sampled_variance - pooled.of_reactions * per_run)
     seed_variance = pooled.of_seeds * per_run
     variance = sentence_variance + seed_variance
-    if not variance:
-        return MeanTest(difference, 0.0, 0.0 if difference else 1.0, pooled.of_seeds, sentence_variance)
+    if variance <= 1e-12 * difference**2:  # nothing varies but rounding, as with a single sentence: no evidence at all
+        return MeanTest(difference, 0.0, 1.0, pooled.of_seeds, sentence_variance)
     # Satterthwaite, where the variance from the bootstrap counts as known.
     freedom = pooled.freedom * (variance / seed_variance) ** 2 if seed_variance else math.inf
     error = math.sqrt(variance)

@@ -21,8 +21,9 @@ from nmt.runtime.messages import pluralize
 
 TRAINING_PAIRS = 200_000  # on which the aligner is trained; more would take memory and help little
 PAIRS_PER_CHUNK = 20_000  # aligned at a time
-MAX_FREQUENCY = 0.005  # words that more of the pairs contain, mostly function words, are left out
-VERSION = 1  # of the links; raise it when they change
+MAX_FREQUENCY = 0.005  # words that occur more often per pair, mostly function words, are left out
+MIN_FREQUENT = 2  # ... but not those that occur only this often, in a small text
+VERSION = 2  # of the links; raise it when they change
 
 
 def build_augmenter(run: TrainRun, pairs: pa.Table) -> Augmenter | None:
@@ -55,7 +56,8 @@ def get_or_align(run: TrainRun, pairs: pa.Table) -> PairLinks:
 def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
     """Return the links of words that have no other link.
 
-    Words in more than `MAX_FREQUENCY` of the pairs are left out, unless they are the same on both sides, like names.
+    Words that occur more often than `MAX_FREQUENCY` times the number of pairs are left out, unless they are the same on
+    both sides, like names.
     """
     chosen = np.unique(np.linspace(0, len(sources) - 1, min(len(sources), TRAINING_PAIRS), dtype=np.int64)).tolist()
     aligner = train_aligner(
@@ -63,7 +65,7 @@ def align_pairs(sources: list[str], targets: list[str]) -> PairLinks:
     )
     vocabularies = aligner.lexicon.source, aligner.lexicon.target
     source_frequent, target_frequent = (
-        find_frequent_words(vocabulary, MAX_FREQUENCY * len(chosen)) for vocabulary in vocabularies
+        find_frequent_words(vocabulary, max(MIN_FREQUENT, MAX_FREQUENCY * len(chosen))) for vocabulary in vocabularies
     )
 
     def may_be_replaced(source: str, target: str) -> bool:

@@ -58,7 +58,7 @@ def fit(state: TrainState) -> float:
     batches = prepare_epoch(state)
     total_steps = count_total_steps(state, batches)
     log_plan(state, batches, total_steps)
-    if progress.step and not rank() and not is_complete(state, total_steps):
+    if progress.step and not rank() and not is_complete(state, total_steps, len(batches)):
         save_config(state.folder, run)  # the settings of a resumed run may have changed
     with (
         deferred_signals() as signals,
@@ -70,7 +70,7 @@ def fit(state: TrainState) -> float:
             record_validation(state, validate(state))
         meter, saved_at = ProgressMeter(state), time.monotonic()
 
-        while not is_finished(state, total_steps):
+        while not is_finished(state, total_steps, len(batches)):
             # Once all batches of the epoch are done, start the next one.
             if progress.position >= len(batches):
                 meter.count_failures()  # while the pairs that a failure would report are still loaded
@@ -112,13 +112,13 @@ def fit(state: TrainState) -> float:
 
     if progress.validated_step != progress.step:
         record_validation(state, validate(state))
-    log_outcome(state, total_steps)
+    log_outcome(state, total_steps, len(batches))
     return progress.best[0].score
 
 
 def log_plan(state: TrainState, batches: Batches, total_steps: int) -> None:
     """Log the length of training, and warn of settings that will not have the expected effect."""
-    config, progress = state.run.train, state.progress
+    config = state.run.train
     unit = "epoch" if state.stream is None else f"window of {len(state.train_pairs):,} pairs"
     padding = padding_waste(state.train_pairs, batches)
     log.info(f"{len(batches)} updates per {unit}, {total_steps} in total; {padding:.1%} padding")
@@ -129,17 +129,18 @@ def log_plan(state: TrainState, batches: Batches, total_steps: int) -> None:
         )
     if state.model.reach is not None:
         warn_if_out_of_reach(state.model, state.train_pairs.source_lengths, "training pairs")
-    if is_complete(state, total_steps):
-        limit = "train.max_epochs or train.max_steps" if progress.step >= total_steps else "train.patience"
+    if is_complete(state, total_steps, len(batches)):
+        is_limit = is_at_limit(state, total_steps, len(batches))
+        limit = "train.max_epochs or train.max_steps" if is_limit else "train.patience"
         log.info(f"{state.folder} is already finished; increase {limit} to continue training")
 
 
-def log_outcome(state: TrainState, total_steps: int) -> None:
+def log_outcome(state: TrainState, total_steps: int, epoch_updates: int) -> None:
     """Log which limit ended training, and the best score."""
     config, progress = state.run.train, state.progress
-    if progress.step >= total_steps:
-        is_step_limit = total_steps == config.max_steps
-        limit = f"max_steps={total_steps}" if is_step_limit else f"max_epochs={config.max_epochs}"
+    if is_at_limit(state, total_steps, epoch_updates):
+        is_step_limit = progress.step == config.max_steps
+        limit = f"max_steps={config.max_steps}" if is_step_limit else f"max_epochs={config.max_epochs}"
         log.info(f"reached train.{limit}")
     best = progress.best[0]
     log.info(f"finished at step {progress.step}: best {config.monitor} {best.score:.4g} at step {best.step}")
@@ -212,16 +213,23 @@ def should_save(config: TrainConfig, step: int, seconds: float) -> bool:
     return config.save_minutes is not None and seconds >= 60 * config.save_minutes
 
 
-def is_finished(state: TrainState, total_steps: int) -> bool:
+def is_at_limit(state: TrainState, total_steps: int, epoch_updates: int) -> bool:
+    """Whether the last update is made. The last epoch may be over before, if epochs differ in length."""
+    progress, max_epochs = state.progress, state.run.train.max_epochs
+    is_last_epoch = state.stream is None and max_epochs is not None and progress.epoch + 1 >= max_epochs
+    return progress.step >= total_steps or is_last_epoch and progress.position >= epoch_updates
+
+
+def is_finished(state: TrainState, total_steps: int, epoch_updates: int) -> bool:
     """Whether the last update is made, or patience has run out."""
     config, progress = state.run.train, state.progress
     is_out_of_patience = config.patience is not None and progress.bad_validations >= config.patience
-    return progress.step >= total_steps or is_out_of_patience
+    return is_at_limit(state, total_steps, epoch_updates) or is_out_of_patience
 
 
-def is_complete(state: TrainState, total_steps: int) -> bool:
+def is_complete(state: TrainState, total_steps: int, epoch_updates: int) -> bool:
     """Whether training is finished and its last step validated."""
-    return is_finished(state, total_steps) and state.progress.validated_step == state.progress.step
+    return is_finished(state, total_steps, epoch_updates) and state.progress.validated_step == state.progress.step
 
 
 # --------------------------------------------------------------------------------------------------------- validation

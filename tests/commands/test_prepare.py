@@ -165,9 +165,16 @@ def test_overlap_of_existing_sets_is_reported(prepared: Path) -> None:
     ("arguments", "message"),
     [
         (("input=raw", "output=out"), "error: output=out exists; give the name of a new folder"),
-        (("input=raw", "output=o", "test_size=2000"), "test_size=2,000: only 600 pairs left after cleaning; use"),
+        (("input=raw", "output=o", "test_size=2000"), "test_size=2,000: only 600 pairs left (dropped: duplicates 300)"),
         (("input=raw", "output=o", "test_size=30", "valid_size=570"), "can be held out, because the others share"),
-        (("input=raw", "output=o", "test=raw", "valid_size=0"), "no pairs are left for training (dropped: "),
+        (
+            ("input=raw", "output=o", "test=raw", "valid=raw"),
+            "no pairs are left for training (dropped: duplicates 300, leaks 600)",
+        ),
+        (
+            ("input=raw", "output=o", "test=raw", "test_size=5"),
+            "error: test_size=5 has no effect with test=...; remove",
+        ),
         (("output=o",), "error: input is not set"),
         (("input=raw",), "error: output is not set"),
         (("input=raw", "output=o", "clean.max_ratio=1"), "error: clean.max_ratio=1.0 must be above 1"),

@@ -44,6 +44,16 @@ def link_words(source: str, target: str) -> list[tuple[int, int, int, int]]:
     return [(*s, *t) for s, t in zip(*spans, strict=False)]
 
 
+def test_links_of_few_pairs(tmp_path: Path) -> None:
+    """Words that occur once or twice are not frequent, and no link at all is no error, with the cache and without."""
+    sources, targets = (["Hund", "Katze", "Haus"] * 2, ["dog", "cat", "house"] * 2)
+    assert len(align_pairs(sources, targets).links) == 6
+    run = make_run(tmp_path, numbers=0.3)
+    for _ in range(2):
+        augmenter = build_augmenter(run, pa.table({"source": ["ja"] * 9, "target": ["yes"] * 9}))
+        assert augmenter is not None and not len(augmenter.links.links)
+
+
 @given(
     words=st.lists(
         st.sampled_from(["Hund", "4711", "<b>", "a@b.org", "die", "犬", "كلب", "İ"]), min_size=1, max_size=9

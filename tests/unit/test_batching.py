@@ -153,6 +153,13 @@ def test_corpus_without_usable_pairs_raises(
         encode_corpus(make_corpus(sources, targets), tokenizer, run(max_length=10))
 
 
+def test_main_corpus_without_usable_pairs_raises(run: Run, tokenizer: Tokenizer) -> None:
+    """Without its pairs an epoch may be empty, since others have fractional weights."""
+    pairs = make_corpus(["ab " * 20, "ab", "cd"], ["ab", "ab", "cd"])
+    with pytest.raises(UserError, match="no training pair of data.path is left: .*data.max_length=10 pieces"):
+        encode_corpus(pairs, tokenizer, run(max_length=10), [(1, 1.0), (3, 0.1)])
+
+
 def test_log_names_original_line_numbers_of_dropped_pairs(
     run: Run, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -7,7 +7,9 @@ from nmt.data.overlap import EXACT, MIN_WORDS, NEAR, UNSEEN, OverlapIndex, norma
 
 
 def compare_words(a: list[str], b: list[str]) -> int:
-    """Return how two sentences compare, word by word."""
+    """Return how two sentences compare, word by word. Empty ones are not compared."""
+    if not a or not b:
+        return UNSEEN
     if a == b:
         return EXACT
     short, long = sorted((a, b), key=len)

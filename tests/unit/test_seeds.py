@@ -88,7 +88,10 @@ def test_systems_without_variance() -> None:
     scores = np.array([1.0, 1.0])
     samples = np.ones((10, 2))
     assert compare_systems(scores, scores, samples, samples)[:3] == (0.0, 0.0, 1.0)
-    assert compare_systems(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 0.0)
+    # Without any variation, as of a single sentence, a difference is no evidence, and neither is one with rounding.
+    assert compare_systems(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 1.0)
+    samples_b = samples + 1 + 1e-15 * np.arange(20).reshape(10, 2)
+    assert compare_systems(scores, scores + 1, samples, samples_b).p_value == 1.0
 
 
 def test_scores_are_those_of_sacrebleu() -> None:

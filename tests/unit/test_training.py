@@ -109,7 +109,7 @@ def test_checkpoints_are_ranked_by_monitored_score(monitor: str, corpus: Path, t
         assert [(entry.score, entry.step) for entry in progress.best] == [(scores[step], step) for step in best]
         assert (progress.validated_step, progress.bad_validations, progress.decays) == (step, bad_validations, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
-        assert is_finished(state, 100) == (bad_validations == 3)
+        assert is_finished(state, 100, 100) == (bad_validations == 3)
     state.run.optim.schedule = "constant"
     record_validation(state, dict.fromkeys(BETTER_DIRECTION, 5.0) | {monitor: math.nan})
     assert (progress.bad_validations, progress.decays) == (4, 4)
@@ -143,7 +143,7 @@ def test_equal_scores_are_ranked_by_loss_and_zero_scores_do_not_use_patience(
         record_validation(state, {monitor: score, "loss": loss})
         assert [entry.step for entry in progress.best] == best
         assert (progress.bad_validations, progress.decays) == (bad_validations, decays)
-        assert is_finished(state, 100) == (bad_validations == 2)
+        assert is_finished(state, 100, 100) == (bad_validations == 2)
         assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
 
 
@@ -307,6 +307,23 @@ def test_log_names_limit_that_ends_training(
     )
     assert any(early_end in message for message in caplog.messages) == (limit is None)
     assert f"reached train.{limit or 'max_epochs=1'}" in caplog.messages
+
+
+def test_no_epoch_beyond_the_last(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of three epochs has more updates than the others, so that three like it would reach into a fourth."""
+    validated: list[int] = []
+    monkeypatch.setattr(
+        "nmt.training.loop.validate",
+        lambda state: validated.append(state.progress.step) or {"bleu": 0.0, "loss": 1.0},
+    )
+    whole_epoch = epoch_batches
+    monkeypatch.setattr(
+        "nmt.training.loop.epoch_batches", lambda *given: [*whole_epoch(*given)][: 3 if given[-1] == 0 else 2]
+    )
+    state = make_state(corpus, tmp_path, max_epochs=3)
+    fit(state)
+    assert (state.progress.step, state.progress.epoch, state.progress.position) == (7, 2, 2)
+    assert validated == [3, 5, 7]
 
 
 def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from nmt.data.prepare.clean import (
 from nmt.data.prepare.inputs import FoundInputs, InputFile, find_inputs, read_input
 from nmt.data.readers import TEXT_SCHEMA, BadLine
 from nmt.errors import UserError
-from nmt.runtime.messages import pluralize
+from nmt.runtime.messages import format_first_lines, pluralize
 
 log = logging.getLogger("nmt")
 STORED_SCHEMA = TEXT_SCHEMA.append(pa.field("file", pa.int32())).append(pa.field("line", pa.int64()))
@@ -166,18 +166,35 @@ def prepare_corpus(command: PrepareRun, folder: Path) -> Preparation:
         warn_of_common_sentences(held_out, command)
     path = folder / STORED_NAME
     hashes_N, lengths_2xN = store_cleaned(command, done, path)
+    warn_of_unread_lines(done)
     stored = StoredPairs(path, done.inputs.files)
     is_kept_N = apply_corpus_rules(command, done, stored, hashes_N, lengths_2xN)
     for split in HELD_OUT_SPLITS:
         if split not in held_out:
             others = [pair for pairs in held_out.values() for pair in pairs]
-            rows = choose_rows(split, command, stored, hashes_N, is_kept_N, others)
+            rows = choose_rows(split, command, done, stored, hashes_N, is_kept_N, others)
             is_kept_N[rows] = False
             held_out[split] = stored.take(rows)
     write_splits(command, done, stored, is_kept_N, held_out, folder)
     del stored  # Windows does not remove a file that is mapped into memory
     path.unlink()
     return done
+
+
+def warn_of_unread_lines(done: Preparation) -> None:
+    """Log which files and lines of the input were not read."""
+    for path in done.inputs.unused:
+        log.warning(f"{path} was not read: it is not a file with sentence pairs of these languages")
+    for (file, problem), count in done.bad_lines.items():
+        lines = pluralize(count, "line")
+        log.warning(
+            f"left out {lines} of {file}: {problem} ({format_first_lines(done.first_bad_lines[file, problem])})"
+        )
+
+
+def list_dropped(done: Preparation) -> str:
+    """Return how many pairs each rule has dropped, for messages."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in done.dropped.items() if count) or "none"
 
 
 def read_held_out(split: str, files: Sequence[InputFile], command: PrepareRun) -> Iterator[Pair]:
@@ -301,6 +318,7 @@ def apply_corpus_rules(
 def choose_rows(
     split: str,
     command: PrepareRun,
+    done: Preparation,
     stored: StoredPairs,
     hashes_N: npt.NDArray[np.int64],
     is_kept_N: npt.NDArray[np.bool_],
@@ -336,10 +354,10 @@ def choose_rows(
                 for key, side in zip(keys, used, strict=True):
                     side.add(key)
     if len(chosen) < size:
-        reason = f"only {pluralize(len(rows), 'pair')} left after cleaning"
+        reason = f"only {pluralize(len(rows), 'pair')} left (dropped: {list_dropped(done)})"
         if size <= len(rows):
             reason = (
-                f"of the {pluralize(len(rows), 'pair')} left after cleaning, only {len(chosen):,} can be held out, "
+                f"of the {pluralize(len(rows), 'pair')} left, only {len(chosen):,} can be held out, "
                 "because the others share a sentence with them"
             )
         raise UserError(f"{split}_size={size:,}: {reason}; use a smaller {split}_size=N")
@@ -385,10 +403,9 @@ def write_splits(
                     file.write(f"{text}\n")
                     lengths[count_words(text)] += 1
     if not done.splits["train"]:
-        dropped = ", ".join(f"{rule} {count:,}" for rule, count in done.dropped.items()) or "none"
         raise UserError(
-            f"no pairs are left for training (dropped: {dropped}); use more text, hold out less, or turn off some "
-            "clean.* rules"
+            f"no pairs are left for training (dropped: {list_dropped(done)}); use more text, hold out less, or turn "
+            "off near or some of clean.*"
         )
     train, held_out_pairs = done.splits["train"], sum(map(len, held_out.values()))
     if train < held_out_pairs:
