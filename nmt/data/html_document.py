@@ -113,10 +113,11 @@ def make_tag(document: str, match: re.Match[str]) -> Token:
     if name in VOID or raw.endswith("/>") and (raw[-3] in "\"' \t\n\r\f" or "=" not in raw):
         return Token(Kind.OTHER, raw, name)
     if name in RAW:
-        end = re.compile(rf"</{name}(?=[\s/>])[^>]*>", re.IGNORECASE).search(document, match.end())
-        if end is None:
+        end_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(document, match.end())
+        end = document.find(">", end_tag.end()) if end_tag else -1
+        if end < 0:
             return Token(Kind.OTHER, document[match.start() :], UNFINISHED)
-        return Token(Kind.OTHER, document[match.start() : end.end()], name)
+        return Token(Kind.OTHER, document[match.start() : end + 1], name)
     return Token(Kind.OPEN, raw, name)
 
 

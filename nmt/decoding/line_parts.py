@@ -1,5 +1,6 @@
 """The parts of lines that are translated as one sentence each, and their translations as they are found."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +9,9 @@ from nmt.decoding.translation import Translation, combine_parts
 
 SENTENCE_END_MARKS = tuple(".!?;:。！？；…")
 FULL_WIDTH_END_MARKS = tuple("。！？；…")  # need no space after them
+CONTINUATION_BYTE = re.compile(
+    "<0x[89AB][0-9A-F]>"
+)  # the piece of a byte of UTF-8 that is not the first of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class LineParts:
 def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:
     """Split the ids of a line into parts of at most `limit` pieces.
 
-    Splits after punctuation at the end of a word if possible, else before a word, else anywhere.
+    Splits after punctuation at the end of a word if possible, else before a word, else before a character.
     """
     parts = []
     start = 0
@@ -69,7 +73,8 @@ def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[
             for i in places
             if pieces[i - 1].endswith(SENTENCE_END_MARKS if i in is_word_start else FULL_WIDTH_END_MARKS)
         ]
-        end = (sentence_ends or word_starts or [start + limit])[-1]
+        characters = [i for i in places if not CONTINUATION_BYTE.fullmatch(pieces[i])]
+        end = (sentence_ends or word_starts or characters or [start + limit])[-1]
         parts.append(ids[start:end])
         start = end
     return [*parts, ids[start:]]

@@ -2,22 +2,24 @@
 
 const SENTENCE_END = /[.!?;:。！？；…]$/u;
 const FULL_WIDTH_END = /[。！？；…]$/u;  // needs no space after it
+const CONTINUATION_BYTE = /^<0x[89AB][0-9A-F]>$/;  // a byte of UTF-8 that is not the first of a character
 const NO_SPACE_AFTER = /[\p{sc=Han}\p{sc=Bopomofo}\p{sc=Hira}\p{sc=Kana}\u3001-\u303f\u30fc\uff01-\uff60\uff70]$/u;
 const BLANK = /^(?:(?!\ufeff)[\s\x1c-\x1f\x85])*$/;  // what Python's `strip` leaves nothing of
 const CACHED_LINES = 500;
 
-/** Split the ids of a line into parts of at most `limit`: after a sentence, else before a word, else anywhere. */
+/** Split the ids of a line into parts of at most `limit`: after a sentence, else before a word or a character. */
 function splitLongLine(ids, pieces, limit) {
   const parts = [];
   let start = 0;
   while (ids.length - start > limit) {
-    let sentenceEnd = 0, wordStart = 0;
+    let sentenceEnd = 0, wordStart = 0, characterStart = 0;
     for (let i = start + Math.max(1, Math.floor(limit / 2)) + 1; i <= start + limit; i++) {
       const startsWord = pieces[i].startsWith(SPACE_SYMBOL);
       if (startsWord) wordStart = i;
+      if (!CONTINUATION_BYTE.test(pieces[i])) characterStart = i;
       if ((startsWord ? SENTENCE_END : FULL_WIDTH_END).test(pieces[i - 1])) sentenceEnd = i;
     }
-    const end = sentenceEnd || wordStart || start + limit;
+    const end = sentenceEnd || wordStart || characterStart || start + limit;
     parts.push(ids.slice(start, end));
     start = end;
   }
@@ -26,7 +28,7 @@ function splitLongLine(ids, pieces, limit) {
 
 /** Join texts with single spaces, but without a space after Chinese or Japanese. */
 function joinTexts(texts) {
-  const join = (joined, text) => joined + (NO_SPACE_AFTER.test(joined) ? "" : " ") + text;
+  const join = (joined, text) => joined + (NO_SPACE_AFTER.test(joined.slice(-2)) ? "" : " ") + text;
   return texts.filter(Boolean).reduce((joined, text) => joined ? join(joined, text) : text, "");
 }
 

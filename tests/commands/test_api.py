@@ -371,6 +371,15 @@ def test_split_long_line_keeps_words_whole(limit: int) -> None:
     assert pieces[first[-1]] == "." and len(first) == 12
 
 
+@pytest.mark.parametrize("limit", range(6, 20))
+def test_split_long_line_keeps_characters_whole(limit: int) -> None:
+    """Characters that training never saw are spelled as bytes, three to a Chinese character."""
+    text = "日本語文章漢字" * 3
+    pieces = [f"<0x{byte:02X}>" for byte in text.encode()]
+    parts = split_long_line(list(range(len(pieces))), pieces, limit)
+    assert "".join(bytes(text.encode()[i] for i in part).decode() for part in parts) == text
+
+
 def test_n_best_of_line_in_parts(home: Path) -> None:
     lines = [LINES[0], " ".join(LINES * 9), ""]
     sampling = nmt.load(home / "runs" / "mine", sample=True, n_best=3, max_length=20, max_source=30)

@@ -307,7 +307,9 @@ def test_words_of_scripts_without_spaces_are_separated(evaluate: Evaluate) -> No
 def test_long_lines_are_split_as_in_python(evaluate: Evaluate) -> None:
     rng = random.Random(6)
     for _ in range(50):
-        pieces = rng.choices(["▁a", "b", "▁.", ".", "。", "▁c!", "d;"], k=rng.randint(1, 40))
+        pieces = rng.choices(
+            ["▁a", "b", "▁.", ".", "。", "▁c!", "d;", "<0xE6>", "<0x97>", "<0x97>"], k=rng.randint(1, 40)
+        )
         ids, limit = list(range(len(pieces))), rng.randint(1, 9)
         found = evaluate(f"splitLongLine({ids}, {json.dumps(pieces)}, {limit})")
         assert found == split_long_line(ids, pieces, limit)
