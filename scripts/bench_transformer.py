@@ -111,7 +111,7 @@ def compare_decoding(size: int, written: int) -> None:
     source_BS = torch.randint(4, VOCABULARY, (BEAM_ROWS, LONGEST))
     tokens_NT = torch.randint(4, VOCABULARY, (BEAM_ROWS, written + 1))
     memory, start = model.start(source_BS, torch.full((BEAM_ROWS,), LONGEST))
-    state = model.decode(tokens_NT[:, :-1], start, memory)[2].make_room(1)  # as 31 of 32 steps find it
+    state = model.decode(tokens_NT[:, :-1], start, memory)[2].make_room(written + 1)  # as 31 of 32 steps find it
     order_N = torch.randperm(BEAM_ROWS)
 
     def step() -> None:

@@ -1,24 +1,25 @@
 """Greedy, beam and diverse beam search, sampling, and forced decoding.
 
-The search uses a model only through the `SearchModel` protocol. Each step of a batch is `advance`: decode, mask tokens
-that are not allowed (`filter_logits`), then either `sample_tokens` or `beam_step`, which expands each hypothesis and
-selects the best ones. A finished hypothesis stays in the beam while it is among the K best. A sentence is done
-(`is_done`) when none of its unfinished hypotheses can outrank those that would be returned, so a beam of 1 is greedy
-search, and stopping early does not change the result. `stream_search` is the loop. Finished sentences are replaced by
-waiting ones, so that nearly all steps run on full batches.
+The search uses a model only through the `SearchModel` protocol. Each step of a batch is `advance`, on a GPU a CUDA
+graph: decode, mask tokens that are not allowed (`filter_logits`), then either `sample_tokens` or `beam_step`, which
+expands each hypothesis and selects the best ones. A finished hypothesis stays in the beam while it is among the K best.
+A sentence is done (`is_done`) when none of its unfinished hypotheses can outrank those that would be returned, so a
+beam of 1 is greedy search, and stopping early does not change the result. `stream_search` is the loop. Finished
+sentences are replaced by waiting ones, so that nearly all steps run on full batches.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
 and T target positions, V vocabulary, P prefix positions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from nmt.config import EOS, PAD, SearchConfig
@@ -32,21 +33,25 @@ from nmt.decoding.hypotheses import (
     apply_penalties,
     finalize_hypotheses,
     init_beams,
+    limit_lengths,
 )
 from nmt.model.attention import AttentionWeights
+from nmt.model.kernels.cuda_graphs import GraphedModel
 from nmt.model.logits import log_probabilities, top_continuations
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import resize_last
 
-SOURCE_LENGTH_MULTIPLE = 16  # on a GPU, source lengths are padded to a multiple of this number of positions
+LENGTH_MULTIPLE = 16  # on a GPU, lengths are padded to a multiple of this number of positions
 REFILL_DIVISOR = 16  # refill a batch when 1 / REFILL_DIVISOR of it is done; every refill copies tensors
 
 
 class SearchModel(Protocol):
     """The interface of a model to the search.
 
-    The encoder memory and the decoder state are opaque. Both have `select(rows)`; `scatter_rows(rows, others)`, which
-    may overwrite the object it is called on; and `resize_source(positions)`.
+    The encoder memory and the decoder state are opaque, but on a GPU nested tuples of tensors. Both have
+    `select(rows)`; `scatter_rows(rows, others)`, which may overwrite the object it is called on; and
+    `resize_source(positions)`. The memory has `positions`, the state `make_room(positions)`, which `decode` needs from
+    the second call on.
     """
 
     dtype: torch.dtype
@@ -82,6 +87,18 @@ class WaitingSentences(NamedTuple):
     inputs: SearchInputs
 
 
+class StepOutput(NamedTuple):
+    """What a step returns besides the new state and hypotheses. The next step may overwrite it."""
+
+    done_B: Tensor  # whether the search of each sentence is over
+    num_done: Tensor  # number of sentences that are done
+    parent_BK: Tensor | None  # the hypotheses that were continued; None if each slot continues its own
+    weights_BKS: Tensor | None  # the attention weights of the hypotheses before this step, if they are kept
+
+
+StepFn = Callable[..., tuple[Any, Beams, StepOutput]]
+
+
 # ----------------------------------------------------------------------------------------------------------- one step
 def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
     """Set the log-probabilities of tokens that are not allowed at this step to -inf.
@@ -95,10 +112,10 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: 
     if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix or has_literals):
         return logp_BKV
     filtered_BKV = logp_BKV.clone()
-    too_short_B = beams.step_B + 1 < beams.min_length_B
+    too_short_B = beams.step_B + 1 < inputs.min_length_B
     filtered_BKV[..., EOS].masked_fill_(too_short_B.unsqueeze(1), float("-inf"))
     if config.no_repeat_ngram:
-        banned_BKT = find_banned_tokens(beams.tokens_BKT, config.no_repeat_ngram)
+        banned_BKT = find_banned_tokens(beams, config.no_repeat_ngram)
         filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
     stuck_BK = filtered_BKV.amax(2) == float("-inf")
     filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
@@ -122,7 +139,7 @@ def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, input
     written_BKM = (beams.tokens_BKT.unsqueeze(3) == literal_M).any(2)
     missing_BKM = inputs.literals_BM.unsqueeze(1) & ~written_BKM
     missing_BK1 = missing_BKM.sum(2, keepdim=True)
-    steps_left_B = beams.max_length_B - beams.step_B
+    steps_left_B = inputs.max_length_B - beams.step_B
     wants_to_end_BK1 = filtered_BKV.argmax(2, keepdim=True) == EOS
     is_due_BK1 = wants_to_end_BK1 | (missing_BK1 + 1 >= steps_left_B.view(-1, 1, 1))
     filtered_BKV.masked_fill_((missing_BK1 > 0) & is_due_BK1, float("-inf"))
@@ -131,28 +148,29 @@ def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, input
     return filtered_BKV
 
 
-def find_banned_tokens(tokens_BKT: Tensor, n: int) -> Tensor:
+def find_banned_tokens(beams: Beams, n: int) -> Tensor:
     """Return the tokens that would complete an n-gram that the hypothesis already contains, with PAD in between."""
-    length = tokens_BKT.shape[2]
-    if length < n:
+    tokens_BKT = beams.tokens_BKT
+    if tokens_BKT.shape[2] < n:
         return tokens_BKT[:, :, :0]
+    # Of fewer than n - 1 tokens the first is repeated; what that gives occurs in no hypothesis so short.
+    position_Bn = beams.step_B.unsqueeze(1) + torch.arange(1 - n, 0, device=tokens_BKT.device)
+    position_BKn = position_Bn.clamp(min=0).unsqueeze(1).expand(-1, tokens_BKT.shape[1], -1)
+    last_tokens_BK1n = tokens_BKT.gather(2, position_BKn).unsqueeze(2)
     ngrams_BKTn = tokens_BKT.unfold(2, n, 1)
-    last_tokens_BK1n = tokens_BKT[:, :, None, length - n + 1 :]
     matches_BKT = (ngrams_BKTn[..., :-1] == last_tokens_BK1n).all(3)
     return ngrams_BKTn[..., -1].where(matches_BKT, PAD)
 
 
-def update_coverage(beams: Beams, weights: AttentionWeights) -> Beams:
+def update_coverage(beams: Beams, weights_BKS: Tensor) -> Beams:
     """Add the attention weights of a step to the coverage of unfinished hypotheses.
 
     The log coverage is sum_s log min(sum_t a_ts, 1) (Wu et al. 2016, eq. 14), where each sum over t is at least e^-20.
     """
     assert beams.coverage_BKS is not None
-    sentences, _, positions = beams.coverage_BKS.shape
-    weights_BKS = weights.dense(positions).view(sentences, -1, positions)
     coverage_BKS = beams.coverage_BKS + weights_BKS * ~beams.finished_BK.unsqueeze(2)
     log_coverage_BK = coverage_BKS.clamp(max=1).log().clamp(min=-20).sum(2)
-    return replace(beams, coverage_BKS=coverage_BKS, log_coverage_BK=log_coverage_BK)
+    return beams._replace(coverage_BKS=coverage_BKS, log_coverage_BK=log_coverage_BK)
 
 
 def expand_hypotheses(
@@ -203,17 +221,17 @@ def append_tokens(beams: Beams, parent_BK: Tensor | None, token_BK: Tensor, scor
     """
     if parent_BK is not None:
         rows_B1 = torch.arange(len(parent_BK), device=parent_BK.device).unsqueeze(1)
-        beams = replace(
-            beams,
+        beams = beams._replace(
             tokens_BKT=beams.tokens_BKT[rows_B1, parent_BK],
             length_BK=beams.length_BK.gather(1, parent_BK),
             finished_BK=beams.finished_BK.gather(1, parent_BK),
             log_coverage_BK=None if beams.log_coverage_BK is None else beams.log_coverage_BK.gather(1, parent_BK),
             coverage_BKS=None if beams.coverage_BKS is None else beams.coverage_BKS[rows_B1, parent_BK],
         )
-    return replace(
-        beams,
-        tokens_BKT=torch.cat([beams.tokens_BKT, token_BK.unsqueeze(2)], 2),
+    position_BK1 = beams.step_B.view(-1, 1, 1).expand(*token_BK.shape, 1)
+    return beams._replace(
+        tokens_BKT=beams.make_room(1).tokens_BKT.scatter(2, position_BK1, token_BK.unsqueeze(2)),
+        last_token_BK=token_BK,
         score_BK=score_BK,
         length_BK=beams.length_BK + ~beams.finished_BK,
         finished_BK=beams.finished_BK | (token_BK == EOS),
@@ -242,13 +260,13 @@ def beam_step(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Bea
         group = beams.slice_hypotheses(slots)
         candidates = expand_hypotheses(logp_BKV[:, slots], group, config.diversity * token_counts_BV)
         group, parent_BK = select_best(*candidates, group, config)
-        new_token_BK = group.tokens_BKT[:, :, -1]
-        token_counts_BV.scatter_add_(1, new_token_BK, torch.ones_like(new_token_BK, dtype=token_counts_BV.dtype))
+        token_BK = group.last_token_BK
+        token_counts_BV.scatter_add_(1, token_BK, torch.ones_like(token_BK, dtype=token_counts_BV.dtype))
         groups.append(group)
         parents.append(parent_BK + first)
     merged = (
         tensors[0] if tensors[0] is None or tensors[0].dim() == 1 else torch.cat(tensors, 1)
-        for tensors in zip(*(group.tensors() for group in groups), strict=True)
+        for tensors in zip(*groups, strict=True)
     )
     return Beams(*merged), torch.cat(parents, 1)
 
@@ -275,20 +293,80 @@ def sample_tokens(logp_BKV: Tensor, beams: Beams, config: SearchConfig, uniform_
     return append_tokens(beams, None, token_BK.masked_fill(beams.finished_BK, PAD), score_BK)
 
 
-def is_done(beams: Beams, config: SearchConfig) -> Tensor:
+def is_done(beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
     """Return done_B: whether the search of each sentence is over.
 
     It is over when hypotheses have reached their maximum length, or when no unfinished hypothesis can outrank those
     that would be returned.
     """
+    is_longest_B = inputs.max_length_B <= beams.step_B
+    if beams.finished_BK.device.type == "cpu" and not beams.finished_BK.any():
+        return is_longest_B  # what follows would take time and change nothing
     returned = config.width if config.groups > 1 or config.sample else config.n_best
     ranking_score_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.log_coverage_BK, config)
     # Upper bound: scores can only decrease, dividing by a longer length raises them, and coverage may become complete.
-    bound_BK = apply_penalties(beams.score_BK, beams.max_length_B.unsqueeze(1), None, config)
+    bound_BK = apply_penalties(beams.score_BK, inputs.max_length_B.unsqueeze(1), None, config)
     bound_B = bound_BK.masked_fill(beams.finished_BK, float("-inf")).amax(1)
     all_finished_B = beams.finished_BK[:, :returned].all(1)
     worst_B = ranking_score_BK[:, :returned].amin(1)
-    return all_finished_B & (worst_B >= bound_B) | (beams.max_length_B <= beams.step_B)
+    return all_finished_B & (worst_B >= bound_B) | is_longest_B
+
+
+def advance(
+    model: SearchModel,
+    config: SearchConfig,
+    keep_weights: bool,
+    state: Any,
+    beams: Beams,
+    memory: Any,
+    inputs: SearchInputs,
+) -> tuple[Any, Beams, StepOutput]:
+    """Decode one token of each hypothesis. Return the new state and hypotheses, and what else came of it.
+
+    State and hypotheses must have room for it, except for the first token. Before that all hypotheses of a sentence are
+    equal, and the state has one row for each sentence.
+    """
+    sentences, slots = beams.last_token_BK.shape
+    is_first_token = beams.tokens_BKT.shape[2] == 0
+    last_token_BK = beams.last_token_BK[:, :1] if is_first_token else beams.last_token_BK
+    features_NTD, weights, state = model.decode(last_token_BK.reshape(-1, 1), state, memory)
+    logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
+    logp_BKV = filter_logits(logp_BKV, beams, config, inputs)
+    weights_BKS = None
+    if weights is not None and (keep_weights or config.coverage_penalty):
+        weights_BKS = weights.dense(memory.positions).view(sentences, -1, memory.positions)
+    if config.coverage_penalty:
+        assert weights_BKS is not None
+        beams = update_coverage(beams, weights_BKS)
+    parent_BK = None
+    if inputs.uniform_BTK is not None:
+        step_B = beams.step_B.clamp(max=inputs.uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
+        uniform_BK = inputs.uniform_BTK[torch.arange(sentences, device=step_B.device), step_B]
+        beams = sample_tokens(logp_BKV, beams, config, uniform_BK)
+    else:
+        beams, parent_BK = beam_step(logp_BKV, beams, config)
+    if is_first_token and slots > 1:
+        state = state.select(torch.arange(sentences, device=logp_BKV.device).repeat_interleave(slots))
+    elif parent_BK is not None:
+        first_row_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
+        state = state.select((first_row_B1 + parent_BK).flatten())
+    done_B = is_done(beams, config, inputs)
+    beams = beams._replace(finished_BK=beams.finished_BK | done_B.unsqueeze(1))  # sentences may stay in the batch
+    return state, beams, StepOutput(done_B, done_B.sum(), parent_BK, weights_BKS if keep_weights else None)
+
+
+def take_step(step: StepFn, active: ActiveBatch) -> tuple[ActiveBatch, StepOutput]:
+    """Return the batch after `step`, which is `advance` with its first arguments, and what else the step returns."""
+    state, beams, output = step(active.state, active.beams, active.memory, active.inputs)
+    return active._replace(state=state, beams=beams), output
+
+
+def prepare_step(model: SearchModel, config: SearchConfig, keep_weights: bool) -> AbstractContextManager[StepFn]:
+    """Return a context with `advance` for this model and these settings: for a `GraphedModel` as CUDA graphs."""
+    if not isinstance(model, GraphedModel):
+        return nullcontext(partial(advance, model, config, keep_weights))
+    settings = replace(config, seed=1, batch_tokens=None, batch_sentences=None)  # without those that a step ignores
+    return model.lend_graphs(advance, settings, keep_weights)
 
 
 # -------------------------------------------------------------------------------------------------------- batch shapes
@@ -309,15 +387,15 @@ def round_down_batch_size(sentences: int, device: torch.device) -> int:
     return round_down_to_shape(sentences)
 
 
-def round_up_source_length(positions: int, device: torch.device) -> int:
-    """Return the padded source length: on a GPU a multiple of `SOURCE_LENGTH_MULTIPLE`, to keep shapes few."""
+def round_up_length(positions: int, device: torch.device) -> int:
+    """Return a padded length, such as that of sources: on a GPU a multiple of `LENGTH_MULTIPLE`, to keep shapes few."""
     if device.type == "cuda":
-        return -(-positions // SOURCE_LENGTH_MULTIPLE) * SOURCE_LENGTH_MULTIPLE
+        return -(-positions // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     return positions
 
 
 class AsyncCounter:
-    """Counts true values, optionally with a delay of one call.
+    """Reads counts from a device, optionally with a delay of one call.
 
     A delayed counter returns the count of the previous call (0 at first), so that the CPU does not wait for the GPU.
     """
@@ -326,12 +404,12 @@ class AsyncCounter:
         self.delayed = delayed
         self.counts: list[tuple[Tensor, torch.cuda.Event | None]] = []
 
-    def __call__(self, done_B: Tensor) -> int:
+    def __call__(self, count: Tensor) -> int:
         if not self.delayed:
-            return int(done_B.sum())
-        count = done_B.sum().to("cpu", non_blocking=True)
-        copied = torch.cuda.current_stream(done_B.device).record_event() if done_B.is_cuda else None
-        self.counts.append((count, copied))
+            return int(count)
+        copy = count.to("cpu", non_blocking=True, copy=True)
+        copied = torch.cuda.current_stream(count.device).record_event() if count.is_cuda else None
+        self.counts.append((copy, copied))
         if len(self.counts) == 1:
             return 0
         count, copied = self.counts.pop(0)
@@ -363,16 +441,20 @@ def prepare_sentences(
     device = source_BS.device
     prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * len(source_BS)]
     prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
-    prefix_BP = F.pad(prefix_BP, (0, 1), value=PAD).to(device)
-    beams = init_beams(length_B, source_BS.shape[1], prefix_BP, config, dtype, first_sentence)
+    prefix_BP = resize_last(prefix_BP, round_up_length(prefix_BP.shape[1], device) + 1, PAD).to(device)
+    min_length_B, max_length_B = limit_lengths(length_B, prefix_BP, config)
     literal_M = source_BS.new_tensor(literals.vocabulary if literals else [])
     wanted = literals.of_sentences if literals else [[]] * len(source_BS)
     literals_BM = torch.stack([torch.isin(literal_M, source_BS.new_tensor(ids)) for ids in wanted])
     uniform_BTK = None
     if config.sample:
-        uniform_BTK = draw_uniform_numbers(source_BS, length_B, int(beams.max_length_B.max()), config)
-        uniform_BTK = uniform_BTK.to(device, accumulation_dtype(dtype))
-    return WaitingSentences(source_BS, beams, SearchInputs(prefix_BP, literal_M, literals_BM, uniform_BTK))
+        steps = round_up_length(int(max_length_B.max()), device)
+        uniform_BTK = draw_uniform_numbers(source_BS, length_B, steps, config).to(device, accumulation_dtype(dtype))
+    sentence_B = torch.arange(first_sentence, first_sentence + len(length_B), device=device)
+    inputs = SearchInputs(
+        literal_M, sentence_B, length_B, min_length_B, max_length_B, literals_BM, prefix_BP, uniform_BTK
+    )
+    return WaitingSentences(source_BS, init_beams(length_B, source_BS.shape[1], config, dtype), inputs)
 
 
 @torch.inference_mode()
@@ -384,7 +466,7 @@ def stream_search(
     keep_weights: bool = False,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_active: int | None = None,
-    on_step: Callable[[Beams], object] | None = None,
+    on_step: Callable[[ActiveBatch], object] | None = None,
     literals: Literals | None = None,
     get_more: Callable[[int, int], NewSentences | None] | None = None,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -396,7 +478,7 @@ def stream_search(
         prefixes: target tokens that the hypotheses of each sentence start with.
         max_active: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
             so that source positions can be dropped as sentences get shorter.
-        on_step: called after each step with the hypotheses of the batch.
+        on_step: called after each step with the batch, which the next step may overwrite.
         literals: the literal pieces that the hypotheses of each sentence must have.
         get_more: called after each step if no sentence is waiting, with the number of sentences that are not done (on a
             GPU, at the step before) and the source positions of the batch. It returns sentences that the batch has room
@@ -404,138 +486,107 @@ def stream_search(
     """
     device = source_BS.device
     waiting = prepare_sentences(NewSentences(source_BS, length_B, prefixes, literals), config, model.dtype, 0)
-    smallest_limit = int(waiting.beams.max_length_B.min())
     encode_size = min(max_active or len(source_BS), len(source_BS))  # sentences to encode at a time
-    positions = round_up_source_length(source_BS.shape[1], device)
+    positions = round_up_length(source_BS.shape[1], device)
     history = History(torch.zeros(0, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
 
     def encode(first: int, positions: int) -> ActiveBatch:
         """Encode the next waiting sentences, and decode the first token of their hypotheses."""
         rows_B = torch.arange(first, min(first + encode_size, len(waiting.source_BS)), device=device)
-        beams = waiting.beams.select(rows_B)
-        needed = round_up_source_length(int(beams.source_length_B.max()), device)
-        memory, state = model.start(resize_last(waiting.source_BS[rows_B], needed, PAD), beams.source_length_B)
-        batch = ActiveBatch(memory, state, beams.resize_source(needed), waiting.inputs.select(rows_B))
-        batch, _, weights = advance(model, batch, config)
-        if keep_weights and weights is not None:
-            history.add_first(weights.dense(needed)[:, 0])
-        batch.beams.finished_BK |= is_done(batch.beams, config).unsqueeze(1)
+        beams, inputs = waiting.beams.select(rows_B), waiting.inputs.select(rows_B)
+        needed = round_up_length(int(inputs.source_length_B.max()), device)
+        memory, state = model.start(resize_last(waiting.source_BS[rows_B], needed, PAD), inputs.source_length_B)
+        is_returned_B = torch.zeros(len(rows_B), dtype=torch.bool, device=device)
+        batch = ActiveBatch(memory, state, beams.resize_source(needed), inputs, is_returned_B)
+        batch, output = take_step(partial(advance, model, config, keep_weights), batch)
+        if output.weights_BKS is not None:
+            history.add_first(output.weights_BKS[:, 0])
         return batch.resize_source(positions)
 
     def finish(done_B: Tensor) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield the results of sentences that are done, unless that has happened before."""
-        rows_B = (done_B & ~active.beams.returned_B).nonzero().squeeze(1)
+        rows_B = (done_B & ~active.returned_B).nonzero().squeeze(1)
         if len(rows_B):
-            yield from finalize_hypotheses(active.beams.select(rows_B), history, config)
-            active.beams.returned_B[rows_B] = True
+            beams, sentence_B = active.beams.select(rows_B), active.inputs.sentence_B[rows_B]
+            yield from finalize_hypotheses(beams, sentence_B, history, config)
+            active.returned_B[rows_B] = True
 
     count_done = AsyncCounter(delayed=device.type == "cuda")
     active = encoded = encode(0, positions)
     num_started = num_encoded = encode_size  # of those in `waiting`: whose search has started; that are encoded
     num_sentences = len(source_BS)
     max_size = encode_size  # rows up to which the batch may grow
-    steps = 1
-    while len(active.beams.sentence_B):
-        steps += 1
-        active, parent_BK, weights = advance(model, active, config)
-        if keep_weights and weights is not None:
-            history.add(active.beams.sentence_B, parent_BK, weights.dense(positions))
-        if on_step is not None:
-            on_step(active.beams)
-        if device.type == "cpu" and steps < smallest_limit and not active.beams.finished_BK.any() and get_more is None:
-            continue  # no sentence can be done
-        done_B = is_done(active.beams, config)
-        active.beams.finished_BK |= done_B.unsqueeze(1)  # freezes sentences that are done but stay in the batch
-        num_done = count_done(done_B)
-        if get_more is not None and num_done:
-            yield from finish(done_B)  # first, since whoever receives them may then have more sentences
-        num_active = len(done_B) - num_done
-        if get_more is not None and num_started == len(waiting.source_BS):
-            new_sentences = get_more(num_active, positions)
-            if new_sentences is not None:
-                waiting = prepare_sentences(new_sentences, config, model.dtype, num_sentences)
-                num_started = num_encoded = 0
-                num_sentences += len(waiting.source_BS)
-                encode_size = max(encode_size, len(waiting.source_BS))
-                max_size = num_active + len(waiting.source_BS)
-        num_left = len(waiting.source_BS) - num_started
-        num_ready = num_encoded - num_started or min(encode_size, num_left)
-        grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
-        should_refill = num_ready > 0 and (
-            grown_size > len(done_B) or num_done >= max(1, len(done_B) // REFILL_DIVISOR)
-        )
-        batch_size = round_up_batch_size(num_active + num_left, device)
-        if batch_size < len(done_B):
-            # A smaller batch is enough for all that are left.
-            yield from finish(done_B)
-            kept_B = order_done_last(active.beams, done_B)[:batch_size].sort().values
-            active, done_B = active.select(kept_B), done_B[kept_B]
-            count_done.reset()
-        if should_refill:
-            # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
-            if num_started == num_encoded:
-                longest = torch.cat([active.beams.source_length_B, waiting.beams.source_length_B[num_started:]]).max()
-                positions = round_up_source_length(int(longest), device)
-                active = encoded = active.resize_source(positions)  # `encoded` is used up: this frees its memory
-                encoded = encode(num_started, positions)
-                num_encoded += len(encoded.beams.sentence_B)
-                del history.steps[: -int(active.beams.step_B.max())]
-            yield from finish(done_B)
-            num_done = int(done_B.sum())  # `count_done` may be late
+    most_steps = 1  # of all sentences in the batch
+    with prepare_step(model, config, keep_weights) as step:
+        while len(active.returned_B):
+            most_steps += 1
+            active, output = take_step(step, active.make_room(most_steps))
+            inputs, done_B = active.inputs, output.done_B
+            if output.weights_BKS is not None:
+                history.add(inputs.sentence_B, output.parent_BK, output.weights_BKS)
+            if on_step is not None:
+                on_step(active)
+            num_done = count_done(output.num_done)
+            if get_more is None and not num_done:
+                continue
+            if get_more is not None and num_done:
+                yield from finish(done_B)  # first, since whoever receives them may then have more sentences
             num_active = len(done_B) - num_done
-            # Those with most steps are replaced first, so that the hypotheses of none get longer and longer.
-            rows_B = order_done_last(active.beams, done_B)[num_active:].flip(0)[:num_ready].sort().values
+            if get_more is not None and num_started == len(waiting.source_BS):
+                new_sentences = get_more(num_active, positions)
+                if new_sentences is not None:
+                    waiting = prepare_sentences(new_sentences, config, model.dtype, num_sentences)
+                    num_started = num_encoded = 0
+                    num_sentences += len(waiting.source_BS)
+                    encode_size = max(encode_size, len(waiting.source_BS))
+                    max_size = num_active + len(waiting.source_BS)
+            num_left = len(waiting.source_BS) - num_started
+            num_ready = num_encoded - num_started or min(encode_size, num_left)
             grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
-            if grown_size > len(done_B):
-                # Repeat any sentence in the new rows, which waiting ones replace.
-                old_B = torch.arange(len(done_B), device=device)
-                new_B = torch.arange(len(done_B), grown_size, device=device)
-                active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
-                rows_B = torch.cat([rows_B, new_B])
-            first = num_started - num_encoded + len(encoded.beams.sentence_B)
-            next_B = torch.arange(first, first + len(rows_B), device=device)
-            active = active.scatter_rows(rows_B, encoded.select(next_B))
-            num_started += len(rows_B)
-            count_done.reset()
+            should_refill = num_ready > 0 and (
+                grown_size > len(done_B) or num_done >= max(1, len(done_B) // REFILL_DIVISOR)
+            )
+            batch_size = round_up_batch_size(num_active + num_left, device)
+            if batch_size < len(done_B):
+                # A smaller batch is enough for all that are left.
+                yield from finish(done_B)
+                kept_B = order_done_last(active.beams, done_B)[:batch_size].sort().values
+                active, done_B = active.select(kept_B), done_B[kept_B]
+                count_done.reset()
+            if should_refill:
+                # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
+                if num_started == num_encoded:
+                    waiting_length_B = waiting.inputs.source_length_B[num_started:]
+                    longest = torch.cat([active.inputs.source_length_B, waiting_length_B]).max()
+                    positions = round_up_length(int(longest), device)
+                    active = encoded = active.resize_source(positions)  # `encoded` is used up: this frees its memory
+                    encoded = encode(num_started, positions)
+                    num_encoded += len(encoded.returned_B)
+                    del history.steps[:-most_steps]
+                yield from finish(done_B)
+                num_done = int(done_B.sum())  # `count_done` may be late
+                num_active = len(done_B) - num_done
+                # Those with most steps are replaced first, so that the hypotheses of none get longer and longer.
+                rows_B = order_done_last(active.beams, done_B)[num_active:].flip(0)[:num_ready].sort().values
+                grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
+                if grown_size > len(done_B):
+                    # Repeat any sentence in the new rows, which waiting ones replace.
+                    old_B = torch.arange(len(done_B), device=device)
+                    new_B = torch.arange(len(done_B), grown_size, device=device)
+                    active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
+                    rows_B = torch.cat([rows_B, new_B])
+                first = num_started - num_encoded + len(encoded.returned_B)
+                next_B = torch.arange(first, first + len(rows_B), device=device)
+                active = active.scatter_rows(rows_B, encoded.select(next_B))
+                num_started += len(rows_B)
+                count_done.reset()
+            if active.inputs is not inputs and len(active.returned_B):  # the batch has changed
+                most_steps = int(active.beams.step_B.max())
 
 
 def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:
     """Return the rows of a batch: first those that are not done, then the others by their number of steps."""
     return (beams.step_B * done_B).argsort(stable=True)
-
-
-def advance(
-    model: SearchModel, active: ActiveBatch, config: SearchConfig
-) -> tuple[ActiveBatch, Tensor | None, AttentionWeights | None]:
-    """Decode one token of each hypothesis.
-
-    Before the first token all hypotheses of a sentence are equal, and `active.state` has one row for each sentence.
-    Returns the new batch; parent_BK, the hypotheses that were continued, None if each slot continues its own; and the
-    attention weights of the hypotheses before this step.
-    """
-    memory, state, beams, inputs = active
-    sentences, slots = beams.score_BK.shape
-    is_first_token = beams.tokens_BKT.shape[2] == 1
-    last_token_BK1 = beams.tokens_BKT[:, : 1 if is_first_token else slots, -1:]
-    features_NTD, weights, state = model.decode(last_token_BK1.flatten(0, 1), state, memory)
-    logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = filter_logits(logp_BKV, beams, config, inputs)
-    if config.coverage_penalty:
-        assert weights is not None
-        beams = update_coverage(beams, weights)
-    parent_BK = None
-    if inputs.uniform_BTK is not None:
-        step_B = beams.step_B.clamp(max=inputs.uniform_BTK.shape[1] - 1)  # sentences beyond the last step are done
-        uniform_BK = inputs.uniform_BTK[torch.arange(sentences, device=step_B.device), step_B]
-        beams = sample_tokens(logp_BKV, beams, config, uniform_BK)
-    else:
-        beams, parent_BK = beam_step(logp_BKV, beams, config)
-    if is_first_token and slots > 1:
-        state = state.select(torch.arange(sentences, device=logp_BKV.device).repeat_interleave(slots))
-    elif parent_BK is not None:
-        first_row_B1 = torch.arange(sentences, device=logp_BKV.device).unsqueeze(1) * slots
-        state = state.select((first_row_B1 + parent_BK).flatten())
-    return ActiveBatch(memory, state, beams, inputs), parent_BK, weights
 
 
 @torch.inference_mode()

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nmt.config import BOS, EOS, PAD, UNK, SearchConfig
+from nmt.config import EOS, PAD, UNK, SearchConfig
 from nmt.data.batch import make_batch, round_down_to_shape
 from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
-from nmt.decoding.hypotheses import Beams, Hypothesis
+from nmt.decoding.hypotheses import ActiveBatch, Hypothesis
 from nmt.decoding.line_parts import LinePart, LineParts, split_long_line
 from nmt.decoding.preparation import PreparedLine, Preparer
 from nmt.decoding.search import NewSentences, SearchModel, score_targets, stream_search
@@ -201,23 +201,24 @@ class Translator:
         parts: Sequence[LinePart],
         rows: Sequence[int],
         texts_so_far: dict[int, dict[int, str]],
-        beams: Beams,
+        active: ActiveBatch,
     ) -> None:
         """Call the functions in `watch` with the best translations so far.
 
         Args:
             rows: for each sentence of the search, the index of its part.
             texts_so_far: the best translations so far by line and by the index of its part; updated here.
-            beams: the hypotheses after a step.
+            active: the batch after a step.
         """
         if not watch:
             return
         changed = set()  # lines
-        for sentence, tokens in zip(beams.sentence_B.tolist(), beams.tokens_BKT[:, 0].tolist(), strict=True):
+        best_BT = active.beams.tokens_BKT[:, 0]
+        for sentence, tokens in zip(active.inputs.sentence_B.tolist(), best_BT.tolist(), strict=True):
             part = parts[rows[sentence]]
             line = part.line
             if line in watch:
-                ids = [token for token in tokens if token not in (PAD, BOS, EOS)]
+                ids = [token for token in tokens if token not in (PAD, EOS)]
                 text = self.tokenizer.target.decode(ids)
                 texts_so_far[line][rows[sentence]] = part.prepared.finish(text)
                 changed.add(line)

@@ -52,7 +52,7 @@ class RecurrentState(NamedTuple):
 
         return RecurrentState(*scatter(tuple(self), tuple(new_rows)))
 
-    def make_room(self, steps: int) -> "RecurrentState":
+    def make_room(self, positions: int) -> "RecurrentState":
         """Return the state itself: a recurrent state does not grow."""
         return self
 

@@ -32,19 +32,13 @@ class Ensemble:
         return Parts(memories), Parts(states)
 
     def decode(self, tokens_NT: Tensor, state: Parts, memory: Parts) -> tuple[Tensor, AttentionWeights | None, Parts]:
-        """Call `run_decoder` with a state that has room for the tokens."""
-        return self.run_decoder(tokens_NT, state.make_room(tokens_NT.shape[1]), memory)
-
-    def run_decoder(
-        self, tokens_NT: Tensor, state: Parts, memory: Parts
-    ) -> tuple[Tensor, AttentionWeights | None, Parts]:
         """Return the features of all members, concatenated, the mean attention weights, and the new state.
 
         The mean is over the members that have attention, and None if there are none.
         """
         features, weights, states = zip(
             *(
-                member.run_decoder(tokens_NT, member_state, member_memory)
+                member.decode(tokens_NT, member_state, member_memory)
                 for member, member_state, member_memory in zip(self.members, state, memory, strict=True)
             ),
             strict=True,

@@ -24,7 +24,7 @@ def log_probabilities(logits_NV: Tensor) -> Tensor:
         chunks = zip(logits_NV.split(rows_per_chunk), logp_NV.split(rows_per_chunk), strict=True)
         for logits_chunk, logp_chunk in chunks:
             torch.log_softmax(logits_chunk.to(dtype), 1, out=logp_chunk)
-    logp_NV[:, PAD : BOS + 1 : BOS - PAD] = float("-inf")  # both columns with one strided slice
+    logp_NV[:, PAD : BOS + 1 : BOS - PAD].fill_(float("-inf"))  # both columns with one strided slice
     return logp_NV
 
 

@@ -15,6 +15,14 @@ def resize_last(x: Tensor | None, size: int, value: float = 0) -> Tensor | None:
     return None if x is None else F.pad(x, (0, size - x.shape[-1]), value=value)
 
 
+ROOM_MULTIPLE = 32  # target positions by which the room for them grows while a translation is written
+
+
+def round_up_room(positions: int) -> int:
+    """Return the room to make for this many target positions, so that CUDA graphs see few shapes."""
+    return -(-positions // ROOM_MULTIPLE) * ROOM_MULTIPLE
+
+
 class Parts(tuple[Any, ...]):
     """A tuple of memories or decoder states, with the same methods as a single one."""
 
@@ -29,8 +37,8 @@ class Parts(tuple[Any, ...]):
     def scatter_rows(self, rows: Tensor, new_rows: "Parts") -> "Parts":
         return Parts(part.scatter_rows(rows, new) for part, new in zip(self, new_rows, strict=True))
 
-    def make_room(self, steps: int) -> "Parts":
-        return Parts(part.make_room(steps) for part in self)
+    def make_room(self, positions: int) -> "Parts":
+        return Parts(part.make_room(positions) for part in self)
 
     def resize_source(self, positions: int) -> "Parts":
         return Parts(part.resize_source(positions) for part in self)

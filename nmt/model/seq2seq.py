@@ -100,11 +100,7 @@ class Seq2Seq(nn.Module):
         return self.decoder.start(outputs_BSM, lasts, length_B)
 
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]:
-        """Call `run_decoder` with a state that has room for the tokens."""
-        return self.run_decoder(tokens_NT, state.make_room(tokens_NT.shape[1]), memory)
-
-    def run_decoder(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]:
-        """Run the decoder over T input tokens.
+        """Run the decoder over T input tokens. Unless the state is that of `start`, it must have room for them.
 
         Returns features_NTD, which predict the token after each input token, the attention weights_NTW (None without
         attention) and the new state.

@@ -17,10 +17,8 @@ from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext, AttentionWeights, average_weights
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import accumulation_dtype
-from nmt.model.parts import Parts, resize_last
+from nmt.model.parts import Parts, resize_last, round_up_room
 from nmt.model.windows import Memory, build_memory
-
-ROOM_MULTIPLE = 32  # target positions by which the room for keys and values grows while a translation is written
 
 
 def encode_positions(position: Tensor, size: int, dtype: torch.dtype) -> Tensor:
@@ -168,13 +166,12 @@ class TransformerState(NamedTuple):
         ]
         return TransformerState(tuple(layers), self.position_N.index_copy(0, rows_N, new_rows.position_N))
 
-    def make_room(self, steps: int) -> "TransformerState":
-        """Return a state with room for more target positions. The first call of the decoder needs none."""
+    def make_room(self, positions: int) -> "TransformerState":
+        """Return a state with room for this many target positions. The first call of the decoder needs none."""
         room = self.layers[0].keys_NHCA.shape[2]
-        if not room or (needed := int(self.position_N.max()) + steps) <= room:
+        if not room or positions <= room:
             return self
-        needed = -(-needed // ROOM_MULTIPLE) * ROOM_MULTIPLE
-        return self._replace(layers=tuple(layer.resize(needed) for layer in self.layers))
+        return self._replace(layers=tuple(layer.resize(round_up_room(positions)) for layer in self.layers))
 
     def resize_source(self, positions: int) -> "TransformerState":
         """Return a copy with this many source positions, of which the last are padding.

@@ -167,9 +167,10 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}
     tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))
-    beams: Any = SimpleNamespace(sentence_B=torch.arange(600), tokens_BKT=tokens_BK1)
+    inputs, beams = SimpleNamespace(sentence_B=torch.arange(600)), SimpleNamespace(tokens_BKT=tokens_BK1)
+    active: Any = SimpleNamespace(inputs=inputs, beams=beams)
     texts_so_far = {line: {2 * line: "", 2 * line + 1: ""} for line in watch}
-    model.translator.notify_watchers(watch, parts, range(600), texts_so_far, beams)
+    model.translator.notify_watchers(watch, parts, range(600), texts_so_far, active)
     texts = [model.translator.tokenizer.target.decode(tokens) for tokens in tokens_BK1[:, 0].tolist()]
     assert seen == {line: join_sentences(texts[2 * line : 2 * line + 2]) for line in watch}
     assert parts.reads == 600

@@ -312,7 +312,7 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
 
             state = start
             for t in range(target_BT.shape[1]):
-                features, step_weights, state = model.decode(target_BT[:, t : t + 1], state, memory)
+                features, step_weights, state = model.decode(target_BT[:, t : t + 1], state.make_room(t + 1), memory)
                 torch.testing.assert_close(features[:, 0], all_features[:, t], msg=describe(options))
                 if dense is not None:
                     torch.testing.assert_close(step_weights.dense(6)[:, 0], dense[:, t], msg=describe(options))

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from builders import (
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_source_length
+from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_length, stream_search
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel
 from nmt.model.out_of_memory import run_unless_out_of_memory
@@ -83,13 +84,11 @@ def test_graphed_search_matches_eager_search(
     graphed = GraphedModel(model)
     with monkeypatch.context() as patch:
         patch.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
-        patch.setattr(
-            "nmt.decoding.search.round_up_source_length",
-            lambda positions, _: round_up_source_length(positions, GPU),
-        )
+        patch.setattr("nmt.decoding.search.round_up_length", lambda positions, _: round_up_length(positions, GPU))
         patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
         assert_same_hypotheses(expected, graphed, config)
-    assert 0 < len(graphed.step.graphs) <= max_graphs
+    [[step]] = graphed.steps.values()
+    assert 0 < len(step.graphs) <= max_graphs and step.replays
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -102,24 +101,25 @@ def test_graphed_search_on_gpu_matches_cpu(name: str) -> None:
         graphed = GraphedModel(other)
         config = SearchConfig(beam=4, n_best=4, max_length=9)
         assert_same_hypotheses(search_all(model, config), graphed, config, device, abs=1e-6)
-        assert graphed.step.graphs
+        [[step]] = graphed.steps.values()
+        assert step.graphs
 
 
 def test_try_or_oom_frees_graphs_and_retries_once() -> None:
-    graphed = GraphedModel(make_model())
-    graphed.step.graphs[()] = None
+    graphed = GraphedCallable(torch.clone)
+    graphed.graphs[()] = None
 
     graph_counts: list[int] = []
 
     def function() -> str | None:
-        graph_counts.append(len(graphed.step.graphs))
-        if fits_without_graphs and not graphed.step.graphs:
+        graph_counts.append(len(graphed.graphs))
+        if fits_without_graphs and not graphed.graphs:
             return "done"
         raise MemoryError
 
     fits_without_graphs = False
     assert run_unless_out_of_memory(function) is None and graph_counts == [1, 0]
-    graphed.step.graphs[()] = None
+    graphed.graphs[()] = None
     fits_without_graphs = True
     assert run_unless_out_of_memory(function) == "done" and graph_counts == [1, 0, 1, 0]
 
@@ -141,6 +141,51 @@ def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> N
     first, second = (copies.count(id(memory[0])) for memory in memories)
     assert first == 1 and second == 2  # the second also with_context a replay of the other shape
     assert graphed.calls == 10 and graphed.replays == 8
+
+
+def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start anew, and use another shape, in between; an eager call does not overwrite its arguments."""
+    copied: list[int] = []  # what is copied to another tensor
+    graphed = GraphedCallable(lambda state, memory: ((state[0] + memory, state[1] * 2), state[0].sum()), 1)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    copy = torch.Tensor.copy_
+
+    def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        copied.extend([id(source)] if target is not source else [])
+        return copy(target, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    for size in (3, 2, 3, 2):
+        memory = torch.arange(size)
+        for _ in range(2):
+            first = state = torch.zeros(size), torch.ones(1)
+            for step in range(4):
+                copied.clear()
+                state, total = graphed(state, memory)
+                assert state[0].tolist() == [(step + 1) * i for i in range(size)] and state[1] == 2 ** (step + 1)
+                assert total == step * memory.sum()
+                assert step < 2 or not {id(tensor) for tensor in (memory, *state)} & {*copied}
+            assert [part.sum() for part in first] == [0, 1]
+    assert graphed.calls == 32 and graphed.replays == 30
+
+
+def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ones with settings that give the same steps use the same graphs again."""
+    model = sharpen(make_model())
+    source_BS, length_B, _ = make_ragged_batch(SENTENCES)
+    configs = [SearchConfig(beam=3, max_length=9), SearchConfig(beam=3, max_length=9, batch_tokens=100)]
+    expected = [sorted(stream_search(model, source_BS, length_B, config), key=itemgetter(0)) for config in configs]
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    graphed = GraphedModel(model)
+    for _ in range(3):
+        searches = [stream_search(graphed, source_BS, length_B, config, max_active=4) for config in configs]
+        found: list[list[Any]] = [[], []]
+        for results in itertools.zip_longest(*searches):  # a result of each in turn
+            for several, result in zip(found, results, strict=True):
+                several.append(result)
+        assert [sorted(several, key=itemgetter(0)) for several in found] == expected
+    [steps] = graphed.steps.values()
+    assert len(steps) == 2 and all(step.replays for step in steps)
 
 
 def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +257,7 @@ def test_is_out_of_memory(error: Exception, expected: bool) -> None:
 
 
 def test_delayed_counter_returns_previous_count() -> None:
-    counts = [torch.arange(5) < count for count in (1, 2, 4)]
+    counts = [torch.tensor(count) for count in (1, 2, 4)]
     assert [*map(AsyncCounter(delayed=False), counts)] == [1, 2, 4]
     delayed = AsyncCounter(delayed=True)
     assert [*map(delayed, counts)] == [0, 1, 2]
@@ -222,10 +267,8 @@ def test_delayed_counter_returns_previous_count() -> None:
 
 def test_gpu_shapes_are_rounded_up() -> None:
     assert {round_up_batch_size(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
-    assert {round_up_source_length(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
-    assert all(
-        round_up_batch_size(live, GPU) >= live and round_up_source_length(live, GPU) >= live for live in range(100)
-    )
+    assert {round_up_length(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
+    assert all(round_up_batch_size(live, GPU) >= live and round_up_length(live, GPU) >= live for live in range(100))
 
 
 def test_summary_counts_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def compute_scores(model: Seq2Seq, source_ids: Sequence[int], target_ids: Sequen
     """Return the log-probability of each target id, decoding one step at a time."""
     memory, state = model.start(torch.tensor([[*source_ids, EOS]]), torch.tensor([len(source_ids) + 1]))
     scores = []
-    for previous, label in itertools.pairwise([BOS, *target_ids]):
-        features_1TD, _, state = model.decode(torch.tensor([[previous]]), state, memory)
+    for step, (previous, label) in enumerate(itertools.pairwise([BOS, *target_ids])):
+        features_1TD, _, state = model.decode(torch.tensor([[previous]]), state.make_room(step + 1), memory)
         scores.append(model.logits(features_1TD[0])[0].log_softmax(0)[label].item())
     return scores
 

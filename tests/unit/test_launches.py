@@ -4,17 +4,28 @@ They are counted on PyTorch's `meta` device, which computes nothing and takes th
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import build_padded_batch, fake_capture_graph, make_training_state
-from torch.utils._python_dispatch import TorchDispatchMode
+from builders import (
+    build_padded_batch,
+    fake_capture_graph,
+    make_model,
+    make_ragged_batch,
+    make_training_state,
+    search,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from nmt.config import ModelConfig
+from nmt.config import EOS, ModelConfig, SearchConfig
+from nmt.decoding.hypotheses import ActiveBatch
+from nmt.decoding.search import AsyncCounter, NewSentences, advance, prepare_sentences, prepare_step
 from nmt.model.kernels import KERNELS, with_triton
-from nmt.model.seq2seq import build_model
+from nmt.model.kernels.cuda_graphs import GraphedModel
+from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.training.step import GraphedBackward, train_step
 
 META = torch.device("meta")
@@ -137,6 +148,14 @@ def test_launches_per_update_outside_cuda_graph(monkeypatch: pytest.MonkeyPatch)
     assert totals == [36, 36], counter.counts
 
 
+def make_meta_model(**settings: Any) -> Seq2Seq:
+    """Return a bf16 model with weights prepared for inference."""
+    model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
+    model.dtype = torch.bfloat16
+    model.prepare_for_inference(int8=False)
+    return model
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -149,12 +168,82 @@ def test_launches_per_update_outside_cuda_graph(monkeypatch: pytest.MonkeyPatch)
 def test_launches_per_search_step(settings: dict[str, Any], expected: int) -> None:
     """Decode one token of each hypothesis with weights prepared for inference, without the output layer."""
     skip_without_triton(settings.get("kernels", "fast"))
-    model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
-    model.dtype = torch.bfloat16
-    model.prepare_for_inference(int8=False)
+    model = make_meta_model(**settings)
     source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
     with torch.no_grad():
         memory, state = model.start(source_BS, source_BS[:, 0])
         with LaunchCounter() as counter:
             model.decode(source_BS[:, :1], state, memory)
     assert sum(counter.counts.values()) == expected, counter.counts
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("settings", "beam", "expected"),
+    [
+        ({"style": "bahdanau"}, 1, 64),
+        ({"style": "bahdanau"}, 5, 85),
+        ({"style": "luong"}, 1, 64),
+        ({"style": "luong"}, 5, 86),
+        ({"style": "bahdanau", "kernels": "triton"}, 1, 54),
+        ({"style": "bahdanau", "kernels": "triton"}, 5, 75),
+        ({"style": "luong", "kernels": "triton"}, 1, 54),
+        ({"style": "luong", "kernels": "triton"}, 5, 76),
+    ],
+)
+def test_launches_per_search_step_in_cuda_graph(
+    settings: dict[str, Any], beam: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count those of a whole step. When the results of a step are passed to the next one, nothing is copied."""
+    skip_without_triton(settings.get("kernels", "fast"))
+    inside = LaunchCounter()
+
+    def capture(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
+        with inside:
+            return work(), lambda: None
+
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", capture)
+    model, config = make_meta_model(**settings), SearchConfig(beam=beam)
+    source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
+    _, beams, inputs = prepare_sentences(NewSentences(source_BS, source_BS[:, 0]), config, torch.bfloat16, 0)
+    with LaunchCounter() as outside, prepare_step(GraphedModel(model), config, False) as step:
+        memory, state = model.start(source_BS, source_BS[:, 0])
+        state, beams, _ = advance(model, config, False, state, beams, memory, inputs)
+        for _ in range(3):
+            outside.counts.clear()
+            state, beams, _ = step(state, beams, memory, inputs)
+    assert (sum(inside.counts.values()), sum(outside.counts.values())) == (expected, 0), inside.counts
+
+
+@pytest.mark.parametrize(
+    ("keep_weights", "beam", "expected"), [(False, 1, 1), (False, 5, 1), (True, 1, 2), (True, 5, 3)]
+)
+def test_launches_per_search_step_outside_cuda_graph(
+    keep_weights: bool, beam: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count those of a step of the loop. One of them copies the number of sentences that are done to the CPU."""
+
+    def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
+        with _disable_current_modes():
+            results, replay = fake_capture_graph(work, device)
+
+        def replay_uncounted() -> None:
+            with _disable_current_modes():
+                replay()
+
+        return results, replay_uncounted
+
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", capture)
+    monkeypatch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
+    model, counts = make_model(), []
+    torch.nn.init.constant_(model.output.bias.detach()[EOS], -1e4)  # translations get the maximum length
+    source_BS, length_B, _ = make_ragged_batch()
+    with LaunchCounter() as counter:
+
+        def count_step(_: ActiveBatch) -> None:
+            counts.append(counter.counts.copy())
+
+        config = SearchConfig(beam=beam, max_length=9)
+        search(GraphedModel(model), source_BS, length_B, config, keep_weights, on_step=count_step)
+    counts[-1].subtract(counts[-2])
+    assert sum(counts[-1].values()) == expected, counts[-1]

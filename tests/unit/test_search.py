@@ -20,10 +20,11 @@ from builders import (
     sharpen,
 )
 from torch import Tensor
+from torch.nn import functional as F
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding import search as search_module
-from nmt.decoding.hypotheses import Beams, Hypothesis, init_beams
+from nmt.decoding.hypotheses import ActiveBatch, Hypothesis, init_beams
 from nmt.decoding.search import Literals, NewSentences, beam_step, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
@@ -195,7 +196,7 @@ def test_early_stopping_does_not_change_results(options: str, n_best: int, monke
     source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | SEARCH_OPTIONS[options])
     early = search(model, source_BS, length_B, config)
-    monkeypatch.setattr("nmt.decoding.search.is_done", lambda beams, config: beams.max_length_B <= beams.step_B)
+    monkeypatch.setattr("nmt.decoding.search.is_done", lambda beams, _, inputs: inputs.max_length_B <= beams.step_B)
     for actual, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
         assert [(h.tokens, h.score) for h in actual] == [(h.tokens, h.score) for h in expected]
 
@@ -317,7 +318,7 @@ def search_while_sentences_join(
 @pytest.fixture
 def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose the shapes of batches, and count sentences that are done, as on a GPU."""
-    names = ["round_up_batch_size", "round_down_batch_size", "round_up_source_length"]
+    names = ["round_up_batch_size", "round_down_batch_size", "round_up_length"]
     for name, function in zip(names, [getattr(search_module, name) for name in names], strict=True):
         monkeypatch.setattr(search_module, name, lambda n, _, function=function: function(n, torch.device("cuda")))
     counter = search_module.AsyncCounter
@@ -345,7 +346,7 @@ def test_joining_with_shapes_of_a_gpu_does_not_change_results(seed: int) -> None
         return take(start, first)
 
     together = search(model, source_BS, length_B, config, keep_weights=True)
-    given = {"max_active": 4, "on_step": lambda beams: sizes.add(len(beams.sentence_B)), "get_more": get_more}
+    given = {"max_active": 4, "on_step": lambda active: sizes.add(len(active.returned_B)), "get_more": get_more}
     joined = search(model, *take(0, first)[:2], config, keep_weights=True, **given)
     assert sizes <= {1, 2, 4, 8, 16, 32}
     for actual, expected, length in zip(joined, together, lengths, strict=True):
@@ -362,8 +363,8 @@ def test_search_that_sentences_join_stays_small(monkeypatch: pytest.MonkeyPatch)
     long_BS, long_B, _ = make_ragged_batch((100,))
     batches: list[tuple[int, int]] = []  # rows, and source positions or steps
 
-    def add_steps(beams: Beams) -> None:
-        batches.append((len(beams.sentence_B), beams.tokens_BKT.shape[2]))
+    def add_steps(active: ActiveBatch) -> None:
+        batches.append((len(active.returned_B), active.beams.tokens_BKT.shape[2]))
 
     search(model, source_BS, length_B, config, max_active=4, get_more=lambda *_: None, on_step=add_steps)
     assert max(rows for rows, _ in batches) == 4
@@ -471,9 +472,9 @@ def test_diverse_beam_step_matches_naive_loop_over_groups(alpha: float) -> None:
     logits_BKV += 2 * torch.randn(sentences, 1, vocabulary, generator=generator, dtype=torch.float64)
     logp_BKV = expected_log_probabilities(logits_BKV)
     finished_BK = torch.rand(sentences, 6, generator=generator) < 0.2
-    beams = replace(
-        init_beams(torch.full((sentences,), 5), 5, torch.full((sentences, 1), PAD), config, torch.float64),
-        tokens_BKT=torch.randint(4, vocabulary, (sentences, 6, 4), generator=generator),
+    beams = init_beams(torch.full((sentences,), 5), 5, config, torch.float64)._replace(
+        tokens_BKT=F.pad(torch.randint(4, vocabulary, (sentences, 6, 3), generator=generator), (0, 2)),
+        step_B=torch.full((sentences,), 3),
         score_BK=-3 * torch.rand(sentences, 6, generator=generator, dtype=torch.float64),
         length_BK=torch.where(finished_BK, 2, 3),
         finished_BK=finished_BK,
@@ -499,8 +500,10 @@ def test_diverse_beam_step_matches_naive_loop_over_groups(alpha: float) -> None:
             expected += best
         _, parents, tokens, scores = zip(*expected, strict=True)
         assert parent_BK is not None and parent_BK[row].tolist() == list(parents)
+        assert new_beams.last_token_BK[row].tolist() == list(tokens)
         assert new_beams.tokens_BKT[row].tolist() == [
-            [*beams.tokens_BKT[row, parent].tolist(), token] for parent, token in zip(parents, tokens, strict=True)
+            [*beams.tokens_BKT[row, parent, :3].tolist(), token, PAD]
+            for parent, token in zip(parents, tokens, strict=True)
         ]
         assert new_beams.score_BK[row].tolist() == pytest.approx(scores, abs=1e-12)
     assert num_repeated > 10
@@ -577,6 +580,7 @@ def test_beam_size_one_is_greedy_search(style: str) -> None:
         memory, state = model.start(*single_sentence(row, source_BS, length_B))
         tokens = [BOS]
         while tokens[-1] != EOS and len(tokens) <= 9:
+            state = state.make_room(len(tokens))
             features, _, state = model.decode(torch.tensor([[tokens[-1]]]), state, memory)
             tokens.append(int(expected_log_probabilities(model.logits(features[0, 0])).argmax()))
         assert hypothesis.tokens == tokens[1:]

@@ -112,7 +112,7 @@ def test_state_grows_in_steps_and_is_cut_to_what_is_written() -> None:
         expected, _, _ = model.decode(tokens_NT, state, memory)
         rooms = []
         for step, token_NT in enumerate(tokens_NT.split(1, 1)):
-            features, _, state = model.decode(token_NT, state, memory)
+            features, _, state = model.decode(token_NT, state.make_room(step + 1), memory)
             torch.testing.assert_close(features[:, 0], expected[:, step])
             rooms.append(state.layers[0].keys_NHCA.shape[2])
             if step == 35:

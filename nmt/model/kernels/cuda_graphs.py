@@ -6,8 +6,8 @@ longer than running them.
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -169,23 +169,36 @@ def list_tensors(tree: Any) -> list[Tensor]:
     return tensors
 
 
+def copy_tensors(targets: Any, sources: Any) -> None:
+    """Copy the tensors of one tree to those of another with the same structure."""
+    for target, source in zip(list_tensors(targets), list_tensors(sources), strict=True):
+        target.copy_(source)
+
+
 class GraphedCallable:
     """A function of nested tuples of tensors that runs as CUDA graphs.
 
     The first `MAX_GRAPHS` shapes that occur a second time are captured if memory allows. All other calls run eagerly,
     since capturing a shape takes longer than running it.
 
+    With `num_fed_back`, the first so many results are what the next call takes as its first so many arguments. The
+    graph itself writes them to the tensors that it reads these arguments from, so that they are not copied if the
+    caller passes on the objects that were returned. All results are then valid only until the next call. Such a result
+    must not contain an argument in another place.
+
     The caller must not modify an argument in place: an argument that is the same object as in the previous call is not
     copied again.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], num_fed_back: int = 0) -> None:
         self.function = function
+        self.num_fed_back = num_fed_back
         GRAPHED_CALLABLES.add(self)
         self.seen_shapes: set[Shapes] = set()
         self.too_large: set[Shapes] = set()  # shapes whose capture did not fit into memory
         self.graphs: dict[Shapes, CapturedGraph] = {}  # by the shapes of all argument tensors
-        self.last_call: tuple[CapturedGraph, tuple[Any, ...]] | None = None  # last replayed graph and its arguments
+        # The last graph that was replayed, and the objects whose tensors it has now as arguments.
+        self.last_call: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         self.calls = 0
         self.replays = 0
 
@@ -208,25 +221,33 @@ class GraphedCallable:
         static_arguments = map_tensors(torch.clone, arguments)
         # Restore the generators after the warm-up: the random numbers of this call are drawn by the replay.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            captured = capture_graph(lambda: self.function(*static_arguments), device)
+            captured = capture_graph(partial(self.run_and_feed_back, static_arguments), device)
         if captured is None:
             self.too_large.add(shapes)
             return None
         self.graphs[shapes] = CapturedGraph(device, static_arguments, *captured)
         return self.graphs[shapes]
 
+    def run_and_feed_back(self, arguments: tuple[Any, ...]) -> Any:
+        """Call the function, and write the results that are fed back to the arguments, which then are the results."""
+        results = self.function(*arguments)
+        if not self.num_fed_back:
+            return results
+        fed_back = arguments[: self.num_fed_back]
+        copy_tensors(fed_back, results[: self.num_fed_back])
+        return (*fed_back, *results[self.num_fed_back :])
+
     def replay(self, graph: CapturedGraph, arguments: tuple[Any, ...]) -> Any:
-        """Replay a graph and return copies of its results, since the next replay overwrites them."""
-        previous_arguments: tuple[Any, ...] = (None,) * len(arguments)
+        """Replay a graph. Return copies of its results, since the next replay overwrites them, unless it feeds back."""
+        known_arguments: tuple[Any, ...] = (None,) * len(arguments)
         if self.last_call and self.last_call[0] is graph:
-            previous_arguments = self.last_call[1]
-        for static, argument, previous in zip(graph.arguments, arguments, previous_arguments, strict=True):
-            if argument is not previous:
-                for target, source in zip(list_tensors(static), list_tensors(argument), strict=True):
-                    target.copy_(source)
-        self.last_call = graph, arguments
+            known_arguments = self.last_call[1]
+        for static, argument, known in zip(graph.arguments, arguments, known_arguments, strict=True):
+            if argument is not known:
+                copy_tensors(static, argument)
+        self.last_call = graph, (*graph.arguments[: self.num_fed_back], *arguments[self.num_fed_back :])
         graph.replay()
-        return map_tensors(torch.clone, graph.results)
+        return graph.results if self.num_fed_back else map_tensors(torch.clone, graph.results)
 
     def summarize(self, noun: str) -> str:
         """Return a log line with the number of calls (named `noun`, plural) that ran eagerly."""
@@ -235,7 +256,7 @@ class GraphedCallable:
 
 
 class GraphedModel:
-    """The interface of a model that search uses, with decoder steps as CUDA graphs. Its weights must not change."""
+    """The interface of a model that search uses, with its steps as CUDA graphs. Its weights must not change."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -243,14 +264,26 @@ class GraphedModel:
         self.attends = model.attends
         self.reach = model.reach
         self.start = model.start
+        self.decode = model.decode
         self.logits = model.logits
-        self.step = GraphedCallable(model.run_decoder)
+        self.steps: dict[str, list[GraphedCallable]] = {}  # by settings, those that no search uses
 
-    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> Any:
-        """Decode as the model does. Only single tokens use graphs: longer targets rarely repeat a shape."""
-        if tokens_NT.shape[1] > 1:
-            return self.model.decode(tokens_NT, state, memory)
-        return self.step(tokens_NT, state.make_room(1), memory)
+    @contextlib.contextmanager
+    def lend_graphs(self, step: Callable[..., tuple[Any, ...]], *settings: Any) -> Iterator[GraphedCallable]:
+        """Lend a search the function `step(model, *settings, state, beams, ...)`, which returns both anew, as graphs.
+
+        Graphs hold the state of a search from step to step, so no other search may use them meanwhile: one that runs at
+        the same time gets others. The next one with the same settings gets the same.
+        """
+        unused = self.steps.setdefault(repr(settings), [])
+        try:
+            graphed = unused.pop()
+        except IndexError:
+            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2)
+        try:
+            yield graphed
+        finally:
+            unused.append(graphed)
 
 
 def with_cuda_graphs(model: Any, device: torch.device) -> Any:
