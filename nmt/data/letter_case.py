@@ -10,7 +10,7 @@ DOTTED_LANGUAGES = ("tr", "az")  # the capital of i is İ, that of ı is I
 
 def to_upper(text: str, language: str) -> str:
     """Return a text in capitals. `language` is a code such as `de`."""
-    return (text.replace("i", "İ") if language in DOTTED_LANGUAGES else text).upper()
+    return dot_capitals(text, language).upper()
 
 
 def to_lower(text: str, language: str) -> str:
@@ -21,8 +21,13 @@ def to_lower(text: str, language: str) -> str:
 
 
 def to_title(text: str, language: str) -> str:
-    """Return a text with a capital at the beginning of each word."""
-    return WORD.sub(lambda match: to_upper(match[0][0], language) + match[0][1:], text)
+    """Return a text with a capital at the beginning of each word. Of a ligature only the first letter is one: ﬁ, Fi."""
+    return WORD.sub(lambda match: dot_capitals(match[0][0], language).title() + match[0][1:], text)
+
+
+def dot_capitals(text: str, language: str) -> str:
+    """Return a text in which each i is its capital, if that has a dot in the language."""
+    return text.replace("i", "İ") if language in DOTTED_LANGUAGES else text
 
 
 def is_in_capitals(text: str) -> bool:

@@ -121,6 +121,7 @@ def test_terms_stand_after_their_words_and_in_the_target() -> None:
     [
         ({"lower_case": ALWAYS}, ("Groß ist I.", "The dog"), ["groß ist i.", "The dog"]),
         ({"title": ALWAYS}, ("ein  kleiner Hund.", "a small dog."), ["Ein  Kleiner Hund.", "a small dog."]),
+        ({"title": ALWAYS}, ("ﬁn ßtrasse ǆep 犬", "x"), ["Fin Sstrasse ǅep 犬", "x"]),
         ({"lower_case": ALWAYS, "title": ALWAYS}, ("ein Hund", "a Dog"), ["ein hund", "a Dog"]),
         ({"final_mark": ALWAYS}, ("Ein Hund .", "A dog!"), ["Ein Hund", "A dog"]),
         ({"final_mark": ALWAYS}, ("犬だ。", "A dog."), ["犬だ", "A dog"]),
