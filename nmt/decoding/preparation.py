@@ -15,16 +15,18 @@ from typing import NamedTuple
 
 import regex
 
-from nmt.config import SearchConfig
+from nmt.config import UNK, SearchConfig
 from nmt.data.augmentation import annotate
 from nmt.data.letter_case import is_in_capitals, to_lower, to_upper
 from nmt.data.literals import NON_DIGIT, find_literals
-from nmt.data.tokenizer import LITERAL_PIECE, TERM_PIECE, Tokenizer, group_by_words
+from nmt.data.tokenizer import LITERAL_PIECE, SPACE_SYMBOL, SPECIALS, TERM_PIECE, Tokenizer, group_by_words
 from nmt.data.words import UNSPACED_PATTERN
 from nmt.decoding.search import Literals
 from nmt.errors import UserError
 from nmt.runtime.text_io import read_dictionary
 
+UNKNOWN_WORD = SPECIALS[UNK].removeprefix(SPACE_SYMBOL)
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 MIN_DIGITS = 2  # of numbers that are protected; a model needs to know 1, as for the plural of what is counted
 
 
@@ -41,14 +43,17 @@ class PreparedLine(NamedTuple):
     def finish(self, translation: str) -> str:
         """Undo the preparation in the translation."""
         if self.in_capitals:
-            translation = to_upper(translation, self.languages[1])
+            words = (
+                to_upper(word, self.languages[1]) if word != UNKNOWN_WORD else word for word in translation.split(" ")
+            )
+            translation = " ".join(words)
         return restore_literals(translation, self.translations)
 
     def restore_pieces(self, source: Sequence[str], target: Sequence[str]) -> tuple[list[str], list[str]]:
         """Undo the preparation in the pieces of the line and of its translation."""
         source_pieces, target_pieces = (
-            [to_upper(piece, language) if self.in_capitals and piece[:1] != "<" else piece for piece in pieces]
-            for pieces, language in zip((source, target), self.languages, strict=True)  # "<" begins bytes and `</s>`
+            [to_upper(piece, language) if self.in_capitals and is_text(piece) else piece for piece in pieces]
+            for pieces, language in zip((source, target), self.languages, strict=True)
         )
         return (
             [restore_literals(piece, self.originals) for piece in remove_annotations(source_pieces)],
@@ -170,6 +175,11 @@ def mark_boundaries(term: str) -> str:
 def is_word_character(character: str) -> bool:
     """Return whether a character is part of a word in a script with spaces between words."""
     return bool(regex.match(r"\w", character)) and not UNSPACED_PATTERN.match(character)
+
+
+def is_text(piece: str) -> bool:
+    """Return whether a piece spells text, and is neither special nor a byte."""
+    return piece not in SPECIALS and not BYTE_PIECE.fullmatch(piece)
 
 
 def remove_annotations(pieces: Iterable[str]) -> list[str]:

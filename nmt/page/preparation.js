@@ -50,8 +50,10 @@ function prepareLine(line, pieces, languages, config, literals) {
   text += line.slice(end);
   const inCapitals = config.capitals && isInCapitals(text);
   const putBack = text => text.replace(LITERAL_PIECES, piece => originals.get(piece) ?? piece);
+  const toCapitals = (text, language) =>
+    text.split(" ").map(word => word === "<unk>" ? word : word.toLocaleUpperCase(language)).join(" ");
   return {
     text: inCapitals ? text.toLocaleLowerCase(languages[0]) : text,
-    restore: (text, side) => putBack(inCapitals ? text.toLocaleUpperCase(languages[side]) : text),
+    restore: (text, side) => putBack(inCapitals ? toCapitals(text, languages[side]) : text),
   };
 }

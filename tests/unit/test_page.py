@@ -282,7 +282,7 @@ def test_lines_are_prepared_as_in_python(evaluate: Evaluate, protect: bool, lang
             {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS},
         ]
     )
-    translation = "Der \U000f0000 \U000f0002 isı ß."
+    translation = "Der \U000f0000 \U000f0002 <unk> isı ß."
     found = evaluate(
         f"(([pieces, _, config, literals]) => {json.dumps(PREPARED)}.map(line => {{ const prepared = prepareLine("
         f"line, pieces, {json.dumps(languages)}.map(languageOfCase), config, literals); "

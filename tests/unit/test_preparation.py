@@ -187,3 +187,14 @@ def test_words_are_those_of_the_line_and_its_translation() -> None:
     restored = prepared.restore_pieces(*pieces)
     words = [group_by_words(side)[0] for side in restored]
     assert words == [["STRASSE", "<a", 'href="x">', "犬", "LIEGT"], ["STREET", "<a", 'href="x">', "é"]]
+
+
+def test_special_pieces_are_not_put_in_capitals() -> None:
+    preparer = Preparer(SearchConfig(), TOKENIZER, ("de", "en"))
+    prepared = preparer.prepare("DER XYZQ <B> LÄUFT")
+    specials = ["▁<unk>", "<0xC3>", "<0xA4>", "</s>"]
+    assert prepared.restore_pieces(["▁der", "<b", *specials], ["▁the", *specials]) == (
+        ["▁DER", "<B", *specials],
+        ["▁THE", *specials],
+    )
+    assert prepared.finish("the <unk> dog <unk>") == "THE <unk> DOG <unk>"
