@@ -273,7 +273,7 @@ class Translator:
             source_words: list[str] = []
             prefix_words: list[str] = []
             if self.config.replace_unknown:
-                source_words = self.tokenizer.source.normalized_words(line)
+                source_words = self.tokenizer.source.normalized_words(prepared_lines[index].text)
                 if prefixes and prefix_ids:
                     prefix_words = self.tokenizer.target.normalized_words(prefixes[index])
             start = 0

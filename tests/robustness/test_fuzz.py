@@ -426,6 +426,13 @@ def test_unknown_words_of_prefix_are_kept(word_translator: Translator) -> None:
     assert best.text.startswith("The ocelot yawns ") and best.target_pieces[1] == "▁<unk>"
 
 
+def test_unknown_words_of_a_line_in_capitals_are_looked_up_as_the_model_sees_them(word_translator: Translator) -> None:
+    line = "die katze xyzq schläft"
+    word_translator.dictionary = {word: f"new{index}" for index, word in enumerate(line.split())}
+    [small, *_], [capital, *_] = word_translator.translate([line, line.upper()])
+    assert "new" in small.text and capital.text == small.text.upper()
+
+
 def run_command(command: Callable[[], None], folder: Path, *arguments: str) -> None:
     """Run a command in this process."""
     with pytest.MonkeyPatch.context() as patch:
