@@ -5,10 +5,11 @@ replaced by literal pieces of the vocabulary, which the model has learned to cop
 (`augment.literals`). The search writes each of them exactly once. Then the text comes back in their place; a term comes
 back as its translation. With `search.inline_terms`, the translation of a term is put after it instead, and the model
 decides what to make of it (`augment.terms`). A line in capitals is translated as one in small letters
-(`search.capitals`).
+(`search.capitals`). The prefix of a translation is prepared like the line.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import regex
 from nmt.config import UNK, SearchConfig
 from nmt.data.augmentation import annotate
 from nmt.data.letter_case import is_in_capitals, to_lower, to_upper
-from nmt.data.literals import NON_DIGIT, find_literals
+from nmt.data.literals import NON_DIGIT, NUMBER, find_literals, normalize_number
 from nmt.data.tokenizer import LITERAL_PIECE, SPACE_SYMBOL, SPECIALS, TERM_PIECE, Tokenizer, group_by_words
 from nmt.data.words import UNSPACED_PATTERN
 from nmt.decoding.search import Literals
@@ -39,14 +40,17 @@ class PreparedLine(NamedTuple):
     left_out: int  # how much could not be protected, for lack of literal pieces
     languages: tuple[str, str]  # codes of source and target
     in_capitals: bool  # whether the line was in capitals, and is in small letters now
+    prefix: str = ""  # text that the translation begins with, as the search sees it
+    shown_prefix: str = ""  # the same before it was put in small letters
 
     def finish(self, translation: str) -> str:
         """Undo the preparation in the translation."""
         if self.in_capitals:
-            words = (
-                to_upper(word, self.languages[1]) if word != UNKNOWN_WORD else word for word in translation.split(" ")
-            )
-            translation = " ".join(words)
+            size = len(self.prefix) if translation.startswith(self.prefix) else 0
+            language = self.languages[1]
+            words = translation[size:].split(" ")
+            words = [word if word == UNKNOWN_WORD else to_upper(word, language) for word in words]
+            translation = (self.shown_prefix if size else "") + " ".join(words)
         return restore_literals(translation, self.translations)
 
     def restore_pieces(self, source: Sequence[str], target: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -101,12 +105,17 @@ class Preparer:
                 f"augment.literals=0.1, or remove {key.partition('=')[0]}"
             )
 
-    def prepare(self, line: str) -> PreparedLine:
-        """Replace what is to be protected in a line by literal pieces, one for each place, and capitals."""
-        unused = (piece for piece in self.pieces if piece not in line)
+    def prepare(self, line: str, prefix: str = "") -> PreparedLine:
+        """Replace what is to be protected in a line by literal pieces, one for each place, and capitals.
+
+        Args:
+            prefix: text that the translation begins with. What stands in it for something protected becomes the same
+                piece. If it is not in capitals, the line keeps its own.
+        """
+        unused = (piece for piece in self.pieces if piece not in line + prefix)
         kept: dict[str, Replacement] = {}
         left_out = 0
-        parts, end = [], 0
+        edits = []
         for replacement in select_replacements(self.find_replacements(line)):
             original = line[replacement.start : replacement.end]
             if replacement.inline:
@@ -116,18 +125,47 @@ class Preparer:
             else:
                 left_out += 1
                 new = original
-            parts += [line[end : replacement.start], new]
-            end = replacement.end
-        text = "".join([*parts, line[end:]])
-        in_capitals = self.config.capitals and is_in_capitals(text)
+            edits.append((replacement, new))
+        text = replace_all(line, edits)
+        originals = {piece: line[r.start : r.end] for piece, r in kept.items()}
+        translations = {piece: r.translation for piece, r in kept.items()}
+        of_prefix = self.find_in_prefix(prefix, originals, translations)
+        shown_prefix = replace_all(prefix, [(replacement, piece) for piece, replacement in of_prefix.items()])
+        in_capitals = self.config.capitals and is_in_capitals(text) and shown_prefix == shown_prefix.upper()
         return PreparedLine(
             text=to_lower(text, self.languages[0]) if in_capitals else text,
-            originals={piece: line[r.start : r.end] for piece, r in kept.items()},
-            translations={piece: r.translation for piece, r in kept.items()},
+            originals=originals,
+            translations=translations | {piece: prefix[r.start : r.end] for piece, r in of_prefix.items()},
             left_out=left_out,
             languages=self.languages,
             in_capitals=in_capitals,
+            prefix=to_lower(shown_prefix, self.languages[1]) if in_capitals else shown_prefix,
+            shown_prefix=shown_prefix,
         )
+
+    def find_in_prefix(
+        self, prefix: str, originals: Mapping[str, str], translations: Mapping[str, str]
+    ) -> dict[str, Replacement]:
+        """Return where a prefix has what literal pieces stand for, by piece, from left to right.
+
+        A number of the prefix may have other separators than in the source.
+        """
+        if not prefix:
+            return {}
+        pieces_of_text: defaultdict[str, list[str]] = defaultdict(list)
+        for piece, text in translations.items():
+            pieces_of_text[normalize_literal(text)].append(piece)
+        terms = [text for piece, text in translations.items() if text != originals[piece]]
+        found = [Replacement(match.start(), match.end(), match[0]) for match in compile_terms(terms).finditer(prefix)]
+        places = {}
+        for replacement in select_replacements([*found, *self.find_replacements(prefix)]):
+            text = prefix[replacement.start : replacement.end]
+            pieces = pieces_of_text[normalize_literal(text)]
+            if pieces:
+                piece = next((piece for piece in pieces if translations[piece] == text), pieces[0])
+                pieces.remove(piece)
+                places[piece] = replacement
+        return places
 
     def find_replacements(self, line: str) -> Iterator[Replacement]:
         """Yield all that is to be protected in a line. Where two overlap, the first one counts."""
@@ -141,10 +179,17 @@ class Preparer:
             if literal.kind != "numbers" or len(NON_DIGIT.sub("", text)) >= MIN_DIGITS:
                 yield Replacement(literal.start, literal.end, text)
 
-    def find_required(self, sentences: Sequence[Sequence[int]]) -> Literals:
-        """Return the literal pieces that the translations of sentences, given as source ids, must have."""
-        targets = dict(zip(self.source_ids, self.target_ids, strict=True))
-        return Literals(self.target_ids, [[targets[i] for i in ids if i in targets] for ids in sentences])
+    def find_required(self, sentences: Sequence[Sequence[int]], prefixes: Sequence[str]) -> Literals:
+        """Return the literal pieces that the translations of sentences, given as source ids, must have.
+
+        Those in the prefix of the line's translation are not required again, in whichever part of the line they are.
+        """
+        literals = {i: (j, piece) for i, j, piece in zip(self.source_ids, self.target_ids, self.pieces, strict=True)}
+        required = []
+        for ids, prefix in zip(sentences, prefixes, strict=True):
+            found = [literals[i] for i in ids if i in literals]
+            required.append([target for target, piece in found if piece not in prefix])
+        return Literals(self.target_ids, required)
 
 
 def select_replacements(replacements: Iterable[Replacement]) -> list[Replacement]:
@@ -154,6 +199,20 @@ def select_replacements(replacements: Iterable[Replacement]) -> list[Replacement
         if new.start < new.end and not any(new.start < old.end and old.start < new.end for old in selected):
             selected.append(new)
     return sorted(selected)
+
+
+def replace_all(text: str, edits: Iterable[tuple[Replacement, str]]) -> str:
+    """Return a text with each replacement, from left to right, made by the string beside it."""
+    parts, end = [], 0
+    for replacement, new in edits:
+        parts += [text[end : replacement.start], new]
+        end = replacement.end
+    return "".join([*parts, text[end:]])
+
+
+def normalize_literal(text: str) -> str:
+    """Return a literal as it is compared: a number without separators, all others as written."""
+    return normalize_number(text) if NUMBER.fullmatch(text) else text
 
 
 def compile_terms(terms: Iterable[str]) -> "regex.Pattern[str]":

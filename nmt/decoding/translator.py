@@ -132,7 +132,8 @@ class Translator:
                 ids = [part.ids for part in parts]
                 batch = make_batch(ids).to(self.device)
                 prefixes = [part.prefix_ids for part in parts]
-                return NewSentences(batch.source_BS, batch.source_length_B, prefixes, self.preparer.find_required(ids))
+                literals = self.preparer.find_required(ids, [part.prepared.prefix for part in parts])
+                return NewSentences(batch.source_BS, batch.source_length_B, prefixes, literals)
 
             def get_sentences(num_active: int, positions: int) -> NewSentences | None:
                 assert get_lines is not None
@@ -226,9 +227,9 @@ class Translator:
             texts = texts_so_far[line].values()
             watch[line](next(iter(texts)) if len(texts) == 1 else join_sentences(texts))
 
-    def prepare_lines(self, lines: Sequence[str], first_line: int) -> list[PreparedLine]:
-        """Return the lines as they are to be translated."""
-        prepared_lines = [self.preparer.prepare(line) for line in lines]
+    def prepare_lines(self, lines: Sequence[str], prefixes: Sequence[str], first_line: int) -> list[PreparedLine]:
+        """Return the lines as they are to be translated, with the prefixes of their translations."""
+        prepared_lines = [self.preparer.prepare(*pair) for pair in zip(lines, prefixes, strict=True)]
         left_out = [number for number, line in enumerate(prepared_lines, first_line) if line.left_out]
         if left_out:
             log.warning(
@@ -248,8 +249,8 @@ class Translator:
             first_index: index of the first of these lines.
         """
         first_line += first_index
-        ids_of_prefixes = [[] for _ in lines] if prefixes is None else self.tokenizer.target.encode(list(prefixes))
-        prepared_lines = self.prepare_lines(lines, first_line)
+        prepared_lines = self.prepare_lines(lines, [""] * len(lines) if prefixes is None else prefixes, first_line)
+        ids_of_prefixes = self.tokenizer.target.encode([line.prefix for line in prepared_lines])
         ids_of_lines = self.tokenizer.source.encode([line.text for line in prepared_lines])
         limit = self.config.max_source
         parts = []
@@ -274,8 +275,7 @@ class Translator:
             prefix_words: list[str] = []
             if self.config.replace_unknown:
                 source_words = self.tokenizer.source.normalized_words(prepared_lines[index].text)
-                if prefixes and prefix_ids:
-                    prefix_words = self.tokenizer.target.normalized_words(prefixes[index])
+                prefix_words = self.tokenizer.target.normalized_words(prepared_lines[index].prefix)
             start = 0
             for part_ids in ids_of_parts:
                 end = start + len(part_ids)

@@ -1,13 +1,15 @@
 """Text that is copied instead of translated, and terms with a given translation."""
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from builders import make_sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import EOS, SearchConfig, TokenizerConfig
+from nmt.config import EOS, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.data.tokenizer import LITERAL_PIECE, TERM_PIECE, group_by_words, train_tokenizer
 from nmt.decoding.preparation import (
     Preparer,
@@ -17,7 +19,9 @@ from nmt.decoding.preparation import (
     restore_literals,
     select_replacements,
 )
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
+from nmt.model.seq2seq import build_model
 
 TOKENIZER = train_tokenizer(
     make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=310, literals=4, terms=True)
@@ -131,7 +135,7 @@ def test_first_of_overlapping_replacements_counts() -> None:
 def test_required_pieces_of_sentences() -> None:
     preparer = make_preparer(protect=True)
     ids = TOKENIZER.source.encode([f"der {B} {A}", "der"])
-    found = preparer.find_required(ids)
+    found = preparer.find_required(ids, ["", ""])
     assert [sorted(wanted) for wanted in found.of_sentences] == [TOKENIZER.target.literal_ids[:2], []]
     assert found.vocabulary == TOKENIZER.target.literal_ids
 
@@ -198,3 +202,45 @@ def test_special_pieces_are_not_put_in_capitals() -> None:
         ["▁THE", *specials],
     )
     assert prepared.finish("the <unk> dog <unk>") == "THE <unk> DOG <unk>"
+
+
+@pytest.mark.parametrize(
+    "line, prefix, text, expected",
+    [
+        ("DER HUND LÄUFT", "the dog", "DER HUND LÄUFT", "the dog"),
+        ("DER HUND LÄUFT", "THE STRAẞE", "der hund läuft", "the straße"),
+        ("DER HUND LÄUFT", "1 %", "der hund läuft", "1 %"),
+        ("Der Mann läuft", "THE MAN", "Der Mann läuft", "THE MAN"),
+        ("ZIMMER 4711", "ROOM 4711 IS", f"zimmer {A}", f"room {A} is"),
+        ("1.000 und 4711", "4,711 and 1,000", f"{A} und {B}", f"{B} and {A}"),
+        ("1.5 und 15", "15 and", f"{A} und {B}", f"{B} and"),
+        ("4711 und 4711", "4711, 4711 and 4711", f"{A} und {B}", f"{A}, {B} and 4711"),
+        ("47 und 4711", "0.47 14711 <b>", f"{A} und {B}", "0.47 14711 <b>"),
+        (f"so {B} 4711", f"so {A} {B} 4711", f"so {B} {C}", f"so {A} {B} {C}"),
+        ("Hund 4711", "The doggy C plus 4711 doggy", f"{A} {B}", f"The {A} C plus {B} doggy"),
+    ],
+)
+def test_prefix_is_prepared_as_the_line_and_shown_as_given(
+    line: str, prefix: str, text: str, expected: str, tmp_path: Path
+) -> None:
+    prepared = make_preparer(tmp_path, "Hund\tdoggy\n", protect=True).prepare(line, prefix)
+    assert (prepared.text, prepared.prefix) == (text, expected)
+    assert prepared.finish(prepared.prefix + " i") == prefix + (" I" if prepared.in_capitals else " i")
+
+
+@pytest.mark.parametrize("max_source", [None, 8])
+def test_translation_begins_with_its_prefix_and_has_each_literal_once(max_source: int | None) -> None:
+    torch.manual_seed(1)
+    model = build_model(ModelConfig(embed=8, hidden=8), TOKENIZER.source.vocab_size, TOKENIZER.target.vocab_size).eval()
+    config = SearchConfig(protect=True, beam=2, max_length=30, max_source=max_source)
+    translator = Translator(model, TOKENIZER, config, torch.device("cpu"), ("de", "en"))
+    pairs = [
+        ("DER HUND LÄUFT", "the dog"),
+        ("DER HUND LÄUFT 4711", "THE 4711"),
+        ("der Hund 2019 läuft 4711", "in 2019 the"),
+        ("der Hund läuft 2.019 und a@b.org", "in 2,019 a@b.org"),
+    ]
+    lines, prefixes = zip(*pairs, strict=True)
+    for line, prefix, [best] in zip(lines, prefixes, translator.translate(lines, prefixes=prefixes), strict=True):
+        assert best.text.startswith(prefix)
+        assert len(re.findall(r"2.?019|4711|a@b", best.text)) == len(re.findall(r"2.?019|4711|a@b", line))
