@@ -130,6 +130,7 @@ class FakeTranslator:
         watch: Mapping[int, Callable[[str], object]],
         deliver: Callable[[int, list[Translation]], object],
         get_more: Callable[[int, int], list[str]] | None,
+        on_step: Callable[[], object],
     ) -> None:
         self.calls.append(lines)
         for index, show in watch.items():

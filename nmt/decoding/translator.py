@@ -76,6 +76,7 @@ class Translator:
         watch: Mapping[int, Callable[[str], object]] | None = None,
         deliver: Callable[[int, list[Translation]], object] | None = None,
         get_more: Callable[[int, int], Sequence[str]] | None = None,
+        on_step: Callable[[], object] | None = None,
     ) -> list[list[Translation]]:
         """Return the `search.n_best` translations of each line with different texts, best first, or that many samples.
 
@@ -92,6 +93,7 @@ class Translator:
             get_more: called again and again, with two numbers of lines: how many are worth a change of the batch, and
                 how many it has room for. It returns further lines, as many as the second number at most; they are
                 numbered after those before, and translated together with them.
+            on_step: called after each step. Its exceptions end the work.
 
         Raises:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
@@ -154,6 +156,12 @@ class Translator:
                 rows[first:] = sort_longest_first(rows[first:], lengths)
                 return make_sentences(rows[first:])
 
+            def after_step(beams: Beams) -> None:
+                if on_step is not None:
+                    on_step()
+                if watch:
+                    self.notify_watchers(watch, work.parts, rows, texts_so_far, beams)
+
             first = make_sentences(rows)
             search_results = stream_search(
                 self.model,
@@ -163,7 +171,7 @@ class Translator:
                 search_keeps_weights,
                 first.prefixes,
                 size,
-                partial(self.notify_watchers, watch, work.parts, rows, texts_so_far) if watch is not None else None,
+                after_step,
                 first.literals,
                 get_sentences if get_lines is not None else None,
             )
@@ -211,8 +219,6 @@ class Translator:
             texts_so_far: the best translations so far by line and by the index of its part; updated here.
             active: the batch after a step.
         """
-        if not watch:
-            return
         changed = set()  # lines
         best_BT = active.beams.tokens_BKT[:, 0]
         for sentence, tokens in zip(active.inputs.sentence_B.tolist(), best_BT.tolist(), strict=True):

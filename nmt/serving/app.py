@@ -192,7 +192,7 @@ class Service:
 
         Raises:
             HTTPException: the request is not valid, or it cannot be answered now.
-            ClientDisconnect: the client has gone, and its lines are not translated.
+            ClientDisconnect: the client has gone, and its lines are not translated any further.
         """
         fields = await read_fields(request, self.command.max_characters)
         self.check_key(fields)

@@ -4,7 +4,8 @@ Requests are handled by an event loop, translation by one thread: the processor 
 wait are best translated together. The thread takes waiting lines in the order of their arrival, up to about one batch
 of the search. While it translates them, others join the search when there is room in the batch, as soon as they are
 many enough to be worth a change of it or have waited for `JOIN_SECONDS`. So a line that is alone is translated at once,
-and the batch grows with the load. Each line is answered as soon as it is translated.
+and the batch grows with the load. Each line is answered as soon as it is translated. A search ends early when nobody
+waits for any of its lines.
 """
 
 import copy
@@ -37,6 +38,10 @@ class QueueFullError(Exception):
 
 class ClosedError(Exception):
     """The server is being stopped."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for a line of the search any more."""
 
 
 class Group(NamedTuple):
@@ -205,6 +210,13 @@ class Batcher:
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
         watch: dict[int, Callable[[str], object]] = {}
+        unfinished = list(lines)  # and some that are done, but not the last one
+
+        def stop_if_abandoned() -> None:
+            while unfinished and unfinished[-1].future.done():
+                unfinished.pop()
+            if not unfinished:
+                raise AbandonedError
 
         def watch_lines(first: int) -> None:
             for row, (job, number) in enumerate(lines[first:], first):
@@ -221,6 +233,7 @@ class Batcher:
             assert take_more is not None
             first = len(lines)
             lines.extend(take_more(group, min_lines, max_lines) if first < LINES_PER_SEARCH else [])
+            unfinished.extend(lines[first:])
             watch_lines(first)
             return [line.text for line in lines[first:]]
 
@@ -232,7 +245,10 @@ class Batcher:
                 watch=watch,
                 deliver=deliver,
                 get_more=None if take_more is None else get_more,
+                on_step=stop_if_abandoned,
             )
+        except AbandonedError:
+            pass
         except Exception as error:
             if len(lines) > 1:
                 log.warning(f"a search of {len(lines)} lines failed; translating its halves")

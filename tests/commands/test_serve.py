@@ -20,14 +20,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import run_error, run_ok, run_program
+import torch
+from builders import make_tokenizer, run_error, run_ok, run_program
 from libretranslatepy import LibreTranslateAPI
 from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
 
 import nmt
-from nmt.config import SearchConfig
+from nmt.config import ModelConfig, SearchConfig
 from nmt.data.words import find_glued_words
 from nmt.decoding.translation import Translation
+from nmt.decoding.translator import Translator
+from nmt.model.seq2seq import build_model
 from nmt.serving import app, server, translation_request
 from nmt.serving.app import Service, TextsSoFar, add_attention, build_app
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
@@ -573,6 +576,31 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytes
     translator.gate.set()
     assert [future.result(20)[0].text for future in [*first, *last]] == ["A", "C"]
     assert translator.joined == [["c"]]  # for the cancelled line nobody waits
+    batcher.close()
+
+
+@pytest.mark.parametrize("num_lines", [1, 3])
+def test_search_stops_when_nobody_waits_for_any_of_its_lines(num_lines: int) -> None:
+    tokenizer = make_tokenizer("bpe")
+    torch.manual_seed(1)
+    model = build_model(ModelConfig(embed=8, hidden=8), tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    search = SearchConfig(beam=2, min_length=40, max_length=40)
+    batcher = Batcher([Translator(model.eval(), tokenizer, search, torch.device("cpu"))], 100)
+    steps: list[str] = []
+    submitted = threading.Event()
+
+    def show(_: int, text: str) -> None:
+        assert submitted.wait(20)
+        steps.append(text)
+        if len(steps) == 10:
+            for future in futures:
+                future.cancel()
+
+    futures = batcher.submit(Group(0, 1, False), ["Hund"] * num_lines, show)
+    submitted.set()
+    [other] = batcher.submit(Group(0, 2, False), ["Hund"])
+    assert len(other.result(60)) == 2
+    assert all(future.cancelled() for future in futures) and len(steps) < 10 + num_lines
     batcher.close()
 
 
