@@ -109,8 +109,9 @@ class Service:
     async def translate(self, request: Request) -> Response:
         """POST /translate"""
         start_time, status = time.perf_counter(), 500
+        response: Response | None = None
         try:
-            response = await self.answer(request)
+            response = await self.answer(request, start_time)
             status = response.status_code
         except HTTPException as error:
             status = error.status_code
@@ -119,8 +120,8 @@ class Service:
             status = 499
             raise
         finally:
-            REQUESTS.labels(status).inc()
-            SECONDS.observe(time.perf_counter() - start_time)
+            if not isinstance(response, StreamingResponse):  # of which `stream_events` counts the end
+                count_request(status, start_time)
         return response
 
     async def detect(self, request: Request) -> Response:
@@ -187,8 +188,11 @@ class Service:
         return HTMLResponse(fill_template(PAGE_FOLDER / "served.html", parts))
 
     # -------------------------------------------------------------------------------------------------------- answers
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: Request, start_time: float) -> Response:
         """Return the response to a request for a translation.
+
+        Args:
+            start_time: of the request, as `time.perf_counter` gives it.
 
         Raises:
             HTTPException: the request is not valid, or it cannot be answered now.
@@ -202,7 +206,7 @@ class Service:
             raise HTTPException(400, "format=html needs a model with attention; send plain text with format=text")
         group = Group(model, 1 + wanted.alternatives, wanted.details or bool(wanted.documents))
         if wanted.stream:
-            events = self.stream_events(wanted, group)
+            events = self.stream_events(wanted, group, start_time)
             return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         lines = [line for lines in wanted.lines() for line in lines]
         results = await self.translate_lines(group, lines, request)
@@ -210,7 +214,7 @@ class Service:
             return JSONResponse(self.build_answer(wanted, results))
         return await asyncio.to_thread(lambda: JSONResponse(self.build_answer(wanted, results)))  # takes long
 
-    async def stream_events(self, wanted: TranslationRequest, group: Group) -> AsyncIterator[str]:
+    async def stream_events(self, wanted: TranslationRequest, group: Group, start_time: float) -> AsyncIterator[str]:
         """Yield an event `line` for each line, in order, and an event `done` with the answer; if it fails, `error`.
 
         With `partial`, events `partial` have the best translation so far of lines that are being translated. Lines are
@@ -223,6 +227,7 @@ class Service:
             for number, line in enumerate(lines, 1)
         ]
         results: list[list[Translation]] = []
+        status = 499  # unless it ends
         try:
             for first in range(0, len(places), STREAM_LINES):
                 chunk = places[first : first + STREAM_LINES]
@@ -242,14 +247,17 @@ class Service:
                         yield event
                 finally:
                     cancel(futures)
-            yield format_event(
-                "done", await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results)
-            )
+            answer = await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results)
+            status = 200
+            yield format_event("done", answer)
         except Exception as error:
             if not isinstance(error, (HTTPException, UserError)):
                 log.exception("a request failed")
             failure = to_http_exception(error)
-            yield format_event("error", {"error": failure.detail, "status": failure.status_code})
+            status = failure.status_code
+            yield format_event("error", {"error": failure.detail, "status": status})
+        finally:
+            count_request(status, start_time)
 
     async def follow(
         self, future: "asyncio.Future[list[Translation]]", news: TextsSoFar
@@ -422,6 +430,12 @@ def add_attention(details: dict[str, Any], options: list[Translation], reach: in
         }
     details |= {"parts": len(lengths), "beyond_reach": reach is not None and max(lengths, default=0) > reach}
     return added
+
+
+def count_request(status: int, start_time: float) -> None:
+    """Count a request that has been answered, or left by its client."""
+    REQUESTS.labels(status).inc()
+    SECONDS.observe(time.perf_counter() - start_time)
 
 
 async def wait_for_all(futures: "list[asyncio.Future[list[Translation]]]") -> list[list[Translation]]:

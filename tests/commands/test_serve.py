@@ -23,6 +23,7 @@ import pytest
 import torch
 from builders import make_tokenizer, run_error, run_ok, run_program
 from libretranslatepy import LibreTranslateAPI
+from prometheus_client import generate_latest
 from servers import DIRECTION, SERVE_SETTINGS, FakeTranslator, Running, ask, fake_service, listening, post, running
 
 import nmt
@@ -408,6 +409,42 @@ def test_stream_ends_with_an_error_whatever_happens(caplog: pytest.LogCaptureFix
         assert "ZeroDivisionError" in caplog.text
 
 
+def test_streams_are_counted_when_they_end_with_the_status_that_they_have_then() -> None:
+    def read_counters() -> dict[str, float]:
+        found = re.findall(
+            r"^nmt_request(s_total\S+|_seconds_count|_seconds_sum) (\S+)$", generate_latest().decode(), re.M
+        )
+        return {name: float(value) for name, value in found}
+
+    def count(**fields: Any) -> dict[str, float]:
+        before = read_counters()
+        assert read_events(url, **fields)
+        return {
+            name: value - before.get(name, 0) for name, value in read_counters().items() if value != before.get(name)
+        }
+
+    with fake_service(port=0, timeout=0.5) as (service, translator), listening(service) as port:
+        url = f"http://127.0.0.1:{port}"
+        late = count(q="a")
+        assert late["_seconds_sum"] > 0.4 and late['s_total{status="504"}'] == late["_seconds_count"] == 1
+        translator.gate.set()
+        assert count(q=["a", "b"])['s_total{status="200"}'] == 1
+        assert count(q="bad")['s_total{status="500"}'] == 1
+
+    with fake_service(port=0) as (service, _), listening(service) as port:
+        before = read_counters()
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        body = json.dumps({"q": "a", "stream": True, "partial": True} | DIRECTION)
+        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.readline()
+        response.close()
+        connection.close()
+        deadline = time.monotonic() + 20
+        while read_counters().get('s_total{status="499"}', 0) != before.get('s_total{status="499"}', 0) + 1:
+            assert time.monotonic() < deadline
+
+
 def translate_lines_one_by_one(service: Service) -> FakeTranslator:
     """Make every line a batch of its own. Returns the translator of the service."""
     translator: Any = service.batcher.translators[0]
@@ -443,7 +480,7 @@ def test_stream_keeps_no_attention_of_lines_that_have_been_sent() -> None:
             translator = translate_lines_one_by_one(service)
             translator.translate_line = translate_line  # type: ignore[method-assign]
             wanted = parse_translation_request({"q": ["a"] * 20, "stream": True} | DIRECTION, 100, 0)
-            events = [event async for event in service.stream_events(wanted, Group(0, 1, True)) if keep(event)]
+            events = [event async for event in service.stream_events(wanted, Group(0, 1, True), 0.0) if keep(event)]
             assert len(events) == 21 and len(matrices) == 20
 
     def keep(event: str) -> bool:
