@@ -27,6 +27,7 @@ from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import EOS_PIECE
 from nmt.decoding.html_translation import restore_document
 from nmt.decoding.translation import Translation, describe_translations
+from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
 from nmt.runtime.html import dump_script_json, fill_template
@@ -202,7 +203,8 @@ class Service:
         self.check_key(fields)
         wanted = parse_translation_request(fields, self.command.max_characters, self.command.search.beam - 1)
         model = self.find_model(wanted)
-        if wanted.documents and not self.batcher.translators[model].model.attends:
+        translator = self.batcher.translators[model]
+        if wanted.documents and not translator.model.attends:
             raise HTTPException(400, "format=html needs a model with attention; send plain text with format=text")
         group = Group(model, 1 + wanted.alternatives, wanted.details or bool(wanted.documents))
         if wanted.stream:
@@ -211,8 +213,10 @@ class Service:
         lines = [line for lines in wanted.lines() for line in lines]
         results = await self.translate_lines(group, lines, request)
         if not (wanted.details or wanted.documents):
-            return JSONResponse(self.build_answer(wanted, results))
-        return await asyncio.to_thread(lambda: JSONResponse(self.build_answer(wanted, results)))  # takes long
+            return JSONResponse(self.build_answer(wanted, results, translator))
+        return await asyncio.to_thread(
+            lambda: JSONResponse(self.build_answer(wanted, results, translator))
+        )  # takes long
 
     async def stream_events(self, wanted: TranslationRequest, group: Group, start_time: float) -> AsyncIterator[str]:
         """Yield an event `line` for each line, in order, and an event `done` with the answer; if it fails, `error`.
@@ -226,6 +230,7 @@ class Service:
             for index, lines in enumerate(wanted.lines())
             for number, line in enumerate(lines, 1)
         ]
+        translator = self.batcher.translators[group.translator]
         results: list[list[Translation]] = []
         status = 499  # unless it ends
         try:
@@ -240,14 +245,14 @@ class Service:
                                 yield format_event("partial", {**chunk[row].names(), "translatedText": text})
                         options = future.result()
                         LINES.inc()
-                        event = await asyncio.to_thread(self.build_line_event, wanted, place, options)
+                        event = await asyncio.to_thread(self.build_line_event, wanted, place, options, translator)
                         if not wanted.documents:  # which need the attention weights in the end
                             options = [Translation(option.text, ended=option.ended) for option in options]
                         results.append(options)
                         yield event
                 finally:
                     cancel(futures)
-            answer = await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results)
+            answer = await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results, translator)
             status = 200
             yield format_event("done", answer)
         except Exception as error:
@@ -279,9 +284,12 @@ class Service:
                 yield item
             await asyncio.wait({future}, timeout=PARTIAL_SECONDS)
 
-    def build_line_event(self, wanted: TranslationRequest, place: Place, options: list[Translation]) -> str:
+    def build_line_event(
+        self, wanted: TranslationRequest, place: Place, options: list[Translation], translator: Translator
+    ) -> str:
         """Return the event with the translations of a line."""
-        answer = self.build_answer(replace(wanted, texts=[place.line], documents=[], is_list=False), [options])
+        wanted_line = replace(wanted, texts=[place.line], documents=[], is_list=False)
+        answer = self.build_answer(wanted_line, [options], translator)
         return format_event("line", {**place.names(), **answer})
 
     async def translate_lines(self, group: Group, lines: Sequence[str], request: Request) -> list[list[Translation]]:
@@ -326,8 +334,10 @@ class Service:
     def make_timeout_error(self) -> HTTPException:
         return HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
 
-    def build_answer(self, wanted: TranslationRequest, results: list[list[Translation]]) -> dict[str, Any]:
-        """Return the JSON of an answer, given the translations of each line of the texts.
+    def build_answer(
+        self, wanted: TranslationRequest, results: list[list[Translation]], translator: Translator
+    ) -> dict[str, Any]:
+        """Return the JSON of an answer, given the translations of each line of the texts by a translator.
 
         `alternatives` has the second best translations and so on; where a line has fewer than another, its best one is
         repeated. `details` has an object for each line, as written by `nmt.translate format=jsonl`, and with
@@ -337,16 +347,15 @@ class Service:
         rows = iter(results)
         room = MAX_WORD_WEIGHTS
         texts, alternatives, details, warnings = [], [], [], []
-        tokenizer = self.batcher.translators[self.find_model(wanted)].tokenizer if wanted.documents else None
         for index, (text, lines) in enumerate(zip(wanted.texts, wanted.lines(), strict=True)):
             options = [next(rows) for _ in lines]
             versions = []
             for number in range(max(map(len, options), default=1)):
                 chosen = [line[number] if number < len(line) else line[0] for line in options]
-                if tokenizer is None:
-                    versions.append(restore_line_breaks(text, [translation.text for translation in chosen]))
+                if wanted.documents:
+                    versions.append(restore_document(wanted.documents[index], chosen, translator.tokenizer))
                 else:
-                    versions.append(restore_document(wanted.documents[index], chosen, tokenizer))
+                    versions.append(restore_line_breaks(text, [translation.text for translation in chosen]))
             texts.append(versions[0])
             alternatives.append(versions[1:])
             if wanted.details:
@@ -354,9 +363,8 @@ class Service:
                     [describe_translations(*pair, self.command.links) for pair in zip(lines, options, strict=True)]
                 )
                 if wanted.attention:
-                    reach = self.batcher.translators[self.find_model(wanted)].model.reach
                     for line, described in zip(options, details[-1], strict=True):
-                        room -= add_attention(described, line, reach, room)
+                        room -= add_attention(described, line, translator.model.reach, room)
             cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
             if cut:
                 warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")

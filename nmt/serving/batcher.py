@@ -91,7 +91,8 @@ class Batcher:
     """A queue of jobs and the thread that works on them.
 
     Args:
-        translators: the models, which only this thread uses.
+        translators: the models. Only the thread of the batcher translates with them; others may read what does not
+            change, such as their tokenizers.
         max_waiting: number of jobs that may wait, those being translated included.
     """
 

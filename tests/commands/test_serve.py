@@ -115,8 +115,9 @@ def test_lines_of_an_answer_share_the_limit_on_weights(monkeypatch: pytest.Monke
     monkeypatch.setattr(app, "MAX_WORD_WEIGHTS", 6)
     wanted = parse_translation_request({"q": ["a b", "c d\ne"], "attention": True} | DIRECTION, 100, 0)
     lines = [["▁a", "▁b", "</s>"], ["▁c", "▁d", "</s>"], ["▁e", "</s>"]]
+    results = [[Translation("", line, line, 0, np.eye(len(line)))] for line in lines]
     with fake_service() as (service, _):
-        answer = service.build_answer(wanted, [[Translation("", line, line, 0, np.eye(len(line)))] for line in lines])
+        answer = service.build_answer(wanted, results, service.batcher.translators[0])
     details = [line for text in answer["details"] for line in text]
     assert [line["translations"][0]["word_weights"] for line in details] == [[[1, 0], [0, 1]], None, [[1]]]
 
