@@ -9,6 +9,7 @@ decides what to make of it (`augment.terms`). A line in capitals is translated a
 """
 
 import re
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -196,9 +197,11 @@ def select_replacements(replacements: Iterable[Replacement]) -> list[Replacement
     """Return those that are not empty and overlap no earlier one, from left to right."""
     selected: list[Replacement] = []
     for new in replacements:
-        if new.start < new.end and not any(new.start < old.end and old.start < new.end for old in selected):
-            selected.append(new)
-    return sorted(selected)
+        place = bisect(selected, new)
+        neighbors = selected[max(0, place - 1) : place + 1]
+        if new.start < new.end and not any(new.start < old.end and old.start < new.end for old in neighbors):
+            selected.insert(place, new)
+    return selected
 
 
 def replace_all(text: str, edits: Iterable[tuple[Replacement, str]]) -> str:

@@ -156,11 +156,11 @@ class Translator:
                 rows[first:] = sort_longest_first(rows[first:], lengths)
                 return make_sentences(rows[first:])
 
-            def after_step(beams: Beams) -> None:
+            def after_step(active: ActiveBatch) -> None:
                 if on_step is not None:
                     on_step()
                 if watch:
-                    self.notify_watchers(watch, work.parts, rows, texts_so_far, beams)
+                    self.notify_watchers(watch, work.parts, rows, texts_so_far, active)
 
             first = make_sentences(rows)
             search_results = stream_search(
