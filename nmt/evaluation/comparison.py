@@ -67,8 +67,9 @@ def compare_systems(
             for name, runs in systems.items()
         }
     if len(sources) < MIN_RELIABLE_SENTENCES:
+        are = "is" if len(sources) == 1 else "are"
         log.warning(
-            f"{pluralize(len(sources), 'sentence')}: too few for reliable intervals and p-values; use at least "
+            f"{pluralize(len(sources), 'sentence')} {are} too few for reliable intervals and p-values; use at least "
             f"{MIN_RELIABLE_SENTENCES}"
         )
     scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]

@@ -169,8 +169,12 @@ def compare_means(
     sentence_variance = max(0.0, sampled_variance - pooled.of_reactions * per_run)
     seed_variance = pooled.of_seeds * per_run
     variance = sentence_variance + seed_variance
-    if variance <= 1e-12 * difference**2:  # nothing varies but rounding, as with a single sentence: no evidence at all
-        return MeanTest(difference, 0.0, 1.0, pooled.of_seeds, sentence_variance)
+    rounding = 1e-12 * difference**2
+    if variance <= rounding:
+        # If no sample differs from another, as with a single sentence, there is no evidence at all.
+        varies = samples_a.var(0).max() > rounding or samples_b.var(0).max() > rounding
+        p_value = 0.0 if difference and varies else 1.0
+        return MeanTest(difference, 0.0, p_value, pooled.of_seeds, sentence_variance)
     # Satterthwaite, where the variance from the bootstrap counts as known.
     freedom = pooled.freedom * (variance / seed_variance) ** 2 if seed_variance else math.inf
     error = math.sqrt(variance)

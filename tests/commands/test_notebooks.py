@@ -30,7 +30,7 @@ def test_notebook_runs_from_top_to_bottom(
     path: Path, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbclient = pytest.importorskip("nbclient", reason="the extra `dev` has nbclient and ipykernel")
-    jupyter_client = pytest.importorskip("jupyter_client", reason="nbclient brings it")
+    traitlets_config = pytest.importorskip("traitlets.config", reason="nbclient brings it")
     pytest.importorskip("ipykernel", reason="the extra `dev` has nbclient and ipykernel")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     notebook = read_notebook(path)
@@ -39,8 +39,9 @@ def test_notebook_runs_from_top_to_bottom(
     parameters.source = f"SETTINGS = {QUICK.format(corpus=small_corpus)!r}"
     # Over TCP, Jupyter picks free ports, closes them, and lets the kernel open them again: another test may be first.
     with TemporaryDirectory() as sockets:  # its path is short enough for a socket's name
-        kernel = jupyter_client.AsyncKernelManager(transport="ipc", ip=f"{sockets}/kernel")
-        client = nbclient.NotebookClient(notebook, kernel, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+        config = traitlets_config.Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        resources = {"metadata": {"path": str(tmp_path)}}
+        client = nbclient.NotebookClient(notebook, config=config, timeout=120, resources=resources)
         client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     printed = "".join(output.get("text", "") for output in outputs)

@@ -19,6 +19,8 @@ from nmt.runtime.standard_streams import is_closed_pipe
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
 WINDOWS = """
+import faulthandler
+faulthandler.dump_traceback_later(240, exit=True)  # before the test gives up
 import asyncio, builtins, ctypes, os, select, signal, sys, types
 import filelock, hydra, pyarrow.parquet, sacrebleu, sentencepiece, torch, tqdm, uvicorn
 import torch._dynamo, torch.utils.data  # noqa
@@ -95,7 +97,7 @@ def run_server(command, path, *arguments):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
                 connection.request("GET", path)
                 print(connection.getresponse().read().decode(), file=sys.stderr)
                 break
