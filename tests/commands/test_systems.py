@@ -19,8 +19,6 @@ from nmt.runtime.standard_streams import is_closed_pipe
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
 WINDOWS = """
-import faulthandler
-faulthandler.dump_traceback_later(240, exit=True)  # before the test gives up
 import asyncio, builtins, ctypes, os, select, signal, sys, types
 import filelock, hydra, pyarrow.parquet, sacrebleu, sentencepiece, torch, tqdm, uvicorn
 import torch._dynamo, torch.utils.data  # noqa
@@ -83,6 +81,7 @@ def run(command, *arguments):
     getattr(importlib.import_module(f"nmt.{command}"), command)()
 
 import _thread, http.client, queue, socket, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the tests were started in the background
 ports, real_bind = queue.SimpleQueue(), socket.socket.bind
 def bind(self, address):
     real_bind(self, address)
