@@ -15,7 +15,7 @@ from nmt.runtime.logging import log
 BY_PAIRS_SECTIONS = ("tokenizer", "augment", "model", "optim", "train")
 BY_PAIRS_REASONS = {
     "tokenizer.vocab_size": "in a small corpus, only the pieces of a small vocabulary are frequent",
-    "augment.concatenate": "at 10,000 and 20,000 pairs, more joined pairs gave a higher BLEU",
+    "augment.concatenate": "with 10,000 pairs, more concatenated pairs gave a higher BLEU",
     "model.embed": "the more pairs, the more a model can learn about each piece",
     "model.hidden": "the fewer the pairs, the sooner a large model overfits",
     "model.encoder_layers": "a deeper model needs more pairs",
