@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -651,7 +650,8 @@ def list_speed_checks(setting: Setting) -> list[Check]:
     checks: list[Check] = []
     for size, precision, count, names in order:
         for name in names:
-            work = partial(measure_training, size=size, name=name, precision=precision, count=count)
+            measure = measure_on_one_stream if name in ONE_STREAM_VARIANTS else measure_training
+            work = partial(measure, size=size, name=name, precision=precision, count=count)
             checks.append((f"training, {size}, {name}, {precision}, {count} sentences", work))
         if size == "search" or setting.tiny:
             checks += [
@@ -688,8 +688,6 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
     else:
         state = make_state(model, scale.vocabulary, encoded, device, precision, config)
         update, batches = partial(train_step, state, total_steps=10**6), list(prepare_epoch(state))
-        if name in ONE_STREAM_VARIANTS:
-            update = with_one_stream(update)
     tokens = sum(int(encoded.lengths(rows).sum()) for rows in batches)
     epochs: list[tuple[float, float | None]] = []
     before = -1
@@ -714,16 +712,14 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
         yield from profile_update(setting, partial(update, batches[0]))
 
 
-def with_one_stream(update: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the update without a second stream in its CUDA graphs."""
-
-    def run(rows: Any) -> Any:
-        with unittest.mock.patch.object(
-            nmt.model.encoder, "run_on_two_streams", lambda functions, _: [function() for function in functions]
-        ):
-            return update(rows)
-
-    return run
+def measure_on_one_stream(setting: Setting, **options: Any) -> Iterator[Values]:
+    """Measure training without a second stream in CUDA graphs."""
+    before = nmt.model.encoder.run_on_two_streams
+    nmt.model.encoder.run_on_two_streams = lambda functions, device: [function() for function in functions]
+    try:
+        yield from measure_training(setting, **options)
+    finally:
+        nmt.model.encoder.run_on_two_streams = before
 
 
 def time_updates(setting: Setting, update: Callable[[Any], Any], batches: list[Indices]) -> tuple[float, float | None]:

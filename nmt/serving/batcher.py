@@ -41,7 +41,7 @@ class ClosedError(Exception):
 
 
 class AbandonedError(Exception):
-    """Nobody waits for a line of the search any more."""
+    """Nobody waits for any line of the search."""
 
 
 class Group(NamedTuple):
@@ -211,7 +211,7 @@ class Batcher:
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
         watch: dict[int, Callable[[str], object]] = {}
-        unfinished = list(lines)  # and some that are done, but not the last one
+        unfinished = list(lines)  # lines that may be unfinished; only the last one is ever checked
 
         def stop_if_abandoned() -> None:
             while unfinished and unfinished[-1].future.done():
