@@ -69,7 +69,7 @@ import nmt.model.encoder
 from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.decoding.search import score_targets, stream_search
+from nmt.decoding.search import Literals, score_targets, stream_search
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.kernels.recurrence import RNN
 from nmt.model.kernels.with_triton import is_installed
@@ -116,6 +116,19 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "beam 4": {"beam": 4, "n_best": 4},
     "sampling": {"sample": True, "n_best": 3, "temperature": 2.0},
 }
+# Other steps of search, all with prefixes and literal pieces, for some models.
+MORE_SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy, literals": {"beam": 1},
+    "no penalty": {"length_penalty": 0.0},
+    "mean": {"penalty": "mean"},
+    "coverage": {"coverage_penalty": 0.5},
+    "no repeats": {"no_repeat_ngram": 2},
+    "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0},
+    "groups": {"beam": 4, "groups": 2, "diversity": 1.0},
+    "top k and p": {"sample": True, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+    "long": {"min_length": 34, "max_length": 40},  # more target positions than there is room for at first
+}
+SEARCHED_WITH_MORE_OPTIONS = [("luong, feeding", "lstm"), ("transformer", "lstm")]
 PAIRS_PER_EPOCH = 15_000  # pairs
 WARMUP_UPDATES = 3  # updates after which a shape has a CUDA graph
 PYTORCH_CELL_KERNEL = re.compile(r"(lstm|gru)_cell_(forward|backward)")  # PyTorch's own kernels, used instead of cuDNN
@@ -344,7 +357,7 @@ def without_graphs() -> Iterator[None]:
 
 
 def count_graphs() -> int:
-    return sum(len(recorded.graphs) for recorded in replay.GRAPHED_CALLABLES)
+    return sum(len(recorded.graphs) for recorded in replay.list_callables())
 
 
 def check_graph(setting: Setting, name: str) -> Iterator[Values]:
@@ -438,14 +451,18 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         prepare_model(model, "fp64", device)
         quick, batch = replay.with_cuda_graphs(model, device), collate(state.train_pairs, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
-        for kind, options in SEARCH_OPTIONS.items():
-            config = SearchConfig(max_length=20, **options)
+        literals = Literals([10, 11], [[], [10], [11, 10]] * 8)
+        more = {"prefixes": [[], [5], [], [7, 7]] * 6, "literals": literals}
+        kinds: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            (kind, options, {}) for kind, options in SEARCH_OPTIONS.items()
+        ]
+        if (name, cell) in SEARCHED_WITH_MORE_OPTIONS:
+            kinds += [(kind, options, more) for kind, options in MORE_SEARCH_OPTIONS.items()]
+        for kind, options, given in kinds:
+            config = SearchConfig(**{"max_length": 20} | options)
             for _ in range(2):
-                best = [
-                    one
-                    for _, several in sorted(stream_search(quick, *source, config, max_active=12))
-                    for one in several
-                ]
+                results = sorted(stream_search(quick, *source, config, max_active=12, **given))
+                best = [one for _, several in results for one in several]
                 found.setdefault(kind, []).append([(one.tokens, one.score) for one in best])
         forced = score_targets(quick, *source, batch.target_BT)
         found.setdefault("forced", []).append([(one.tokens, one.score) for one in forced])
@@ -703,7 +720,7 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
         "on the GPU": on_gpu and 1e3 * on_gpu / len(batches),
         "first epoch": tokens / epochs[0][0],
         "second": tokens / epochs[1][0],
-        **{"updates": len(batches), "shapes": sum(len(recorded.seen_shapes) for recorded in replay.GRAPHED_CALLABLES)},
+        **{"updates": len(batches), "shapes": sum(len(recorded.seen_shapes) for recorded in replay.list_callables())},
         **{"graphs": count_graphs(), "recorded last": count_graphs() - before},
         "share of product": target / wall * work / get_product_rate(device, "fp32" if precision == "fp32" else "bf16"),
         "GB": on_gpu and (peak_device_memory(device) or 0) / 1e9,

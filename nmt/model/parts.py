@@ -5,6 +5,8 @@ from typing import Any, overload
 from torch import Tensor
 from torch.nn import functional as F
 
+ROOM_MULTIPLE = 32  # target positions by which the room for them grows while a translation is written
+
 
 @overload
 def resize_last(x: Tensor, size: int, value: float = 0) -> Tensor: ...
@@ -13,9 +15,6 @@ def resize_last(x: None, size: int, value: float = 0) -> None: ...
 def resize_last(x: Tensor | None, size: int, value: float = 0) -> Tensor | None:
     """Cut the last dimension, or fill it up with `value`. None stays None."""
     return None if x is None else F.pad(x, (0, size - x.shape[-1]), value=value)
-
-
-ROOM_MULTIPLE = 32  # target positions by which the room for them grows while a translation is written
 
 
 def round_up_room(positions: int) -> int:
@@ -38,7 +37,9 @@ class Parts(tuple[Any, ...]):
         return Parts(part.scatter_rows(rows, new) for part, new in zip(self, new_rows, strict=True))
 
     def make_room(self, positions: int) -> "Parts":
-        return Parts(part.make_room(positions) for part in self)
+        parts = Parts(part.make_room(positions) for part in self)
+        # CUDA graphs copy a state that is not the object that the last step returned.
+        return self if all(new is part for new, part in zip(parts, self, strict=True)) else parts
 
     def resize_source(self, positions: int) -> "Parts":
         return Parts(part.resize_source(positions) for part in self)

@@ -1,9 +1,12 @@
 """CUDA graphs, mostly on a CPU: `fake_capture_graph` stands in for a capture, with the shapes and counts of a GPU."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from operator import itemgetter
+from threading import Thread
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -19,14 +22,28 @@ from builders import (
 from torch.nn import functional as F
 
 from nmt.config import SearchConfig
-from nmt.decoding.search import AsyncCounter, round_up_batch_size, round_up_length, stream_search
+from nmt.decoding.search import (
+    AsyncCounter,
+    Literals,
+    choose_first_size,
+    round_down_batch_size,
+    round_up_batch_size,
+    round_up_length,
+    stream_search,
+)
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel
+from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel, list_callables, list_tensors
 from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.runtime.memory import is_out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)
+LITERALS = Literals([10, 11], [[], [10], [11, 10]] * 4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    **SEARCH_OPTIONS,
+    "greedy": {"beam": 1, "n_best": 1},
+    "long": {"min_length": 34, "max_length": 40},  # more positions than there is room for at first
+}
 MODELS: dict[str, Callable[[], Any]] = {
     "bahdanau": lambda: sharpen(make_model("bahdanau", "gru")),
     "luong": lambda: sharpen(make_model("luong")),
@@ -45,19 +62,35 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def search_all(model: Any, config: SearchConfig, device: torch.device = CPU, max_active: int | None = None) -> Any:
+def make_config(options: str) -> SearchConfig:
+    return SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | OPTIONS[options])
+
+
+def search_all(
+    model: Any,
+    config: SearchConfig,
+    literals: Literals | None,
+    device: torch.device = CPU,
+    max_active: int | None = None,
+) -> Any:
     """Search on all sentences at once, or on `max_active` at a time."""
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
-    return search(model, source_BS.to(device), length_B.to(device), config, True, prefixes, max_active)
+    options = {"prefixes": prefixes, "max_active": max_active, "literals": literals}
+    return search(model, source_BS.to(device), length_B.to(device), config, True, **options)
 
 
 def assert_same_hypotheses(
-    expected: Any, other: Any, config: SearchConfig, device: torch.device = CPU, **tolerances: float
+    expected: Any,
+    other: Any,
+    config: SearchConfig,
+    literals: Literals | None,
+    device: torch.device = CPU,
+    **tolerances: float,
 ) -> None:
     """Compare results with those of `other` on a few sentences at a time and on all at once."""
     for max_active in (3, 12):
-        actual = search_all(other, config, device, max_active)
+        actual = search_all(other, config, literals, device, max_active)
         for hypotheses, references, length in zip(actual, expected, SENTENCES, strict=True):
             assert [hypothesis.tokens for hypothesis in hypotheses] == [hypothesis.tokens for hypothesis in references]
             for one, another in zip(hypotheses, references, strict=True):
@@ -67,7 +100,16 @@ def assert_same_hypotheses(
                     torch.testing.assert_close(*weights, rtol=0, atol=tolerances.get("abs", 1e-9))
 
 
-SEARCHES = sorted({*itertools.product(MODELS, [*SEARCH_OPTIONS, "greedy"])} - {("none", "coverage")})
+def use_gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make searches on a CPU use the shapes and counts of a GPU."""
+    for function in (choose_first_size, round_up_batch_size, round_down_batch_size, round_up_length):
+        monkeypatch.setattr(
+            f"nmt.decoding.search.{function.__name__}", lambda n, _, function=function: function(n, GPU)
+        )
+    monkeypatch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
+
+
+SEARCHES = sorted({*itertools.product(MODELS, OPTIONS.keys() - {"long"})} - {("none", "coverage")})
 
 
 @pytest.mark.parametrize(  # all pairs of the three
@@ -76,32 +118,36 @@ SEARCHES = sorted({*itertools.product(MODELS, [*SEARCH_OPTIONS, "greedy"])} - {(
 def test_graphed_search_matches_eager_search(
     name: str, options: str, max_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"beam": 1, "n_best": 1} if options == "greedy" else SEARCH_OPTIONS[options]
-    model, config = MODELS[name](), SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | changes)
-    expected = search_all(model, config)
+    """The room for target positions grows during the search."""
+    model, config, literals = MODELS[name](), make_config(options), LITERALS if max_graphs == 2 else None
+    expected = search_all(model, config, literals)
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", max_graphs)
+    monkeypatch.setattr("nmt.model.parts.ROOM_MULTIPLE", 3)
     graphed = GraphedModel(model)
-    with monkeypatch.context() as patch:
-        patch.setattr("nmt.decoding.search.round_up_batch_size", lambda live, _: round_up_batch_size(live, GPU))
-        patch.setattr("nmt.decoding.search.round_up_length", lambda positions, _: round_up_length(positions, GPU))
-        patch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
-        assert_same_hypotheses(expected, graphed, config)
-    [[step]] = graphed.steps.values()
+    use_gpu_shapes(monkeypatch)
+    assert_same_hypotheses(expected, graphed, config, literals)
+    [[step]] = graphed.unused_graphs.values()
     assert 0 < len(step.graphs) <= max_graphs and step.replays
+    rooms = {graph.arguments[1].tokens_BKT.shape[2] for graph in step.graphs.values()}
+    assert len(rooms) > 1 or max_graphs == 2
+
+
+GPU_SEARCHES = sorted({*itertools.product(MODELS, ["plain"]), *itertools.product(["luong", "transformer"], OPTIONS)})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name", MODELS)
-def test_graphed_search_on_gpu_matches_cpu(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), GPU_SEARCHES)
+def test_graphed_search_on_gpu_matches_cpu(name: str, options: str) -> None:
+    config = make_config(options)
+    expected = search_all(MODELS[name](), config, LITERALS)
     for device in {torch.device("cuda", 0), torch.device("cuda", torch.cuda.device_count() - 1)}:
-        model, other = MODELS[name](), MODELS[name]()
-        for member in getattr(other, "members", [other]):
+        model = MODELS[name]()
+        for member in getattr(model, "members", [model]):
             member.to(device)
-        graphed = GraphedModel(other)
-        config = SearchConfig(beam=4, n_best=4, max_length=9)
-        assert_same_hypotheses(search_all(model, config), graphed, config, device, abs=1e-6)
-        [[step]] = graphed.steps.values()
+        graphed = GraphedModel(model)
+        assert_same_hypotheses(expected, graphed, config, LITERALS, device, abs=1e-6)
+        [[step]] = graphed.unused_graphs.values()
         assert step.graphs
 
 
@@ -124,30 +170,9 @@ def test_try_or_oom_frees_graphs_and_retries_once() -> None:
     assert run_unless_out_of_memory(function) == "done" and graph_counts == [1, 0, 1, 0]
 
 
-def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In search, the memory is the same object at each step until sentences are added or removed."""
-    copies: list[int] = []
-    graphed = GraphedCallable(lambda state, memory: memory[0] + state)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    copy = torch.Tensor.copy_
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda target, source: copies.append(id(source)) or copy(target, source))
-    memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
-    for memory, other in zip(memories, ((torch.ones(2),), (torch.ones(2),)), strict=True):
-        for step in range(4):
-            if step == 2:  # another shape in between
-                graphed(torch.ones(2), other)
-            state = torch.full((3,), float(step))
-            assert graphed(state, memory).tolist() == (memory[0] + step).tolist()
-    first, second = (copies.count(id(memory[0])) for memory in memories)
-    assert first == 1 and second == 2  # the second also with_context a replay of the other shape
-    assert graphed.calls == 10 and graphed.replays == 8
-
-
-def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start anew, and use another shape, in between; an eager call does not overwrite its arguments."""
-    copied: list[int] = []  # what is copied to another tensor
-    graphed = GraphedCallable(lambda state, memory: ((state[0] + memory, state[1] * 2), state[0].sum()), 1)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+def record_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the id of each tensor that is copied to another one."""
+    copied: list[int] = []
     copy = torch.Tensor.copy_
 
     def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -155,6 +180,45 @@ def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatc
         return copy(target, source)
 
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    return copied
+
+
+def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In search, the memory is the same object at each step until sentences are added or removed."""
+    graphed = GraphedCallable(lambda state, memory: memory[0] + state)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    copied = record_copies(monkeypatch)
+    memories = [(torch.ones(3),), (torch.full((3,), 5.0),)]
+    for memory, other in zip(memories, ((torch.ones(2),), (torch.ones(2),)), strict=True):
+        for step in range(4):
+            if step == 2:  # another shape in between
+                graphed(torch.ones(2), other)
+            state = torch.full((3,), float(step))
+            assert graphed(state, memory).tolist() == (memory[0] + step).tolist()
+    first, second = (copied.count(id(memory[0])) for memory in memories)
+    assert first == 1 and second == 2  # the second also after a replay of the other shape
+    assert graphed.calls == 10 and graphed.replays == 8
+
+
+def test_graphs_share_arguments_of_equal_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In search, the memory stays the same when hypotheses outgrow the room for target positions."""
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    copied = record_copies(monkeypatch)
+    graphed, memory = GraphedCallable(lambda state, memory: (state + memory[0].sum(),), 1), (torch.arange(3.0),)
+    for room in (2, 4, 6):
+        state = torch.zeros(room)
+        for step in range(1, 5):
+            (state,) = graphed(state, memory)
+            assert state.tolist() == [3 * step] * room
+    assert graphed.replays == 9 and copied.count(id(memory[0])) == 1
+    assert len({id(graph.arguments[1]) for graph in graphed.graphs.values()}) == 1
+
+
+def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start anew, and use another shape, in between; an eager call does not overwrite its arguments."""
+    graphed = GraphedCallable(lambda state, memory: ((state[0] + memory, state[1] * 2), state[0].sum()), 1)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    copied = record_copies(monkeypatch)
     for size in (3, 2, 3, 2):
         memory = torch.arange(size)
         for _ in range(2):
@@ -169,13 +233,40 @@ def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatc
     assert graphed.calls == 32 and graphed.replays == 30
 
 
+def make_fake_pool() -> Callable[..., tuple[Any, Callable[[], None]]]:
+    """Return an imitation of `capture_graph` in which a replay overwrites whatever others left in their memory pool.
+
+    Results are in the pool unless the warm-up returned the same tensors.
+    """
+    in_pool: list[torch.Tensor] = []
+
+    def capture(work: partial[Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
+        arguments = list_tensors(work.args)
+        values = [argument.clone() for argument in arguments]
+        before = list_tensors(work())
+        for argument, value in zip(arguments, values, strict=True):
+            argument.copy_(value)  # the warm-up has overwritten those that are fed back
+        results, replay = fake_capture_graph(work, device)
+        in_pool.extend(one for one in list_tensors(results) if all(one is not another for another in before))
+
+        def replay_in_pool() -> None:
+            for one in in_pool:
+                one.fill_(1)
+            replay()
+
+        return results, replay_in_pool
+
+    return capture
+
+
 def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later ones with settings that give the same steps use the same graphs again."""
     model = sharpen(make_model())
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
-    configs = [SearchConfig(beam=3, max_length=9), SearchConfig(beam=3, max_length=9, batch_tokens=100)]
+    configs = [SearchConfig(beam=3, max_length=30), SearchConfig(beam=3, max_length=30, batch_tokens=100)]
     expected = [sorted(stream_search(model, source_BS, length_B, config), key=itemgetter(0)) for config in configs]
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", make_fake_pool())
+    use_gpu_shapes(monkeypatch)
     graphed = GraphedModel(model)
     for _ in range(3):
         searches = [stream_search(graphed, source_BS, length_B, config, max_active=4) for config in configs]
@@ -184,8 +275,50 @@ def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.Monk
             for several, result in zip(found, results, strict=True):
                 several.append(result)
         assert [sorted(several, key=itemgetter(0)) for several in found] == expected
-    [steps] = graphed.steps.values()
+    [steps] = graphed.unused_graphs.values()
     assert len(steps) == 2 and all(step.replays for step in steps)
+    assert not any(step.last_copied for step in steps)  # which would keep the last batch in memory
+
+
+def test_other_graphs_do_not_overwrite_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the results repeats the argument that the graph overwrites."""
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", make_fake_pool())
+    one, another = (GraphedCallable(lambda x, y: (x + y, (x, x * y)), 1) for _ in range(2))
+    x, y = torch.tensor([2.0]), torch.tensor([5.0])
+    for _ in range(4):
+        results = one(x, y)
+        another(torch.zeros(1), torch.zeros(1))
+        assert [tensor.item() for tensor in list_tensors(results)] == [7, 2, 10]
+    assert one.replays == another.replays == 3
+
+
+def test_callables_with_one_owner_share_the_largest_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", 3)
+    owner = object()
+    callables = [GraphedCallable(lambda x: x + 1, owner=given) for given in (owner, owner, None)]
+    for graphed in callables:
+        for size in (1, 1, 2, 2):
+            assert graphed(torch.zeros(size)).tolist() == [1] * size
+    assert [len(graphed.graphs) for graphed in callables] == [2, 1, 2]
+
+
+def test_another_thread_may_add_callables_while_they_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    class SlowSet(WeakSet[GraphedCallable]):
+        def __iter__(self) -> Iterator[GraphedCallable]:
+            for graphed in super().__iter__():
+                threads.append(Thread(target=lambda: added.append(GraphedCallable(torch.clone))))
+                threads[-1].start()
+                threads[-1].join(0.1)  # it waits for the end of the iteration
+                yield graphed
+
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.GRAPHED_CALLABLES", SlowSet())
+    added = [GraphedCallable(torch.clone)]
+    assert len(list_callables()) == 1
+    threads[0].join()
+    assert len(added) == 2
 
 
 def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +330,7 @@ def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     for step in range(5):
         assert graphed(torch.tensor([step])).item() == step + 1
     assert len(attempts) == 1 and not graphed.graphs  # one attempt per shape
+    assert not graphed.shared_arguments and not graphed.last_copied  # which would hold memory
     assert (graphed.calls, graphed.replays) == (5, 0)
 
 

@@ -1,7 +1,7 @@
 """CUDA graphs: the kernels of a function are captured once per input shape, and then launched together.
 
-A decoder step consists of dozens of small kernels, and its backward pass of as many. Launching them one by one takes
-longer than running them.
+A step of search consists of 50 to 90 small kernels, and the gradient of a training batch of many more. Launching them
+one by one takes longer than running them.
 """
 
 import contextlib
@@ -18,9 +18,10 @@ from nmt.runtime.memory import get_device_index, get_free_device_memory, is_out_
 
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
-MAX_GRAPHS = 192  # per `GraphedCallable`
+MAX_GRAPHS = 192  # of all graphed callables of one owner
 MEMORY_MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
-GRAPHED_CALLABLES: "WeakSet[GraphedCallable]" = WeakSet()  # all that exist
+GRAPHED_CALLABLES: "WeakSet[GraphedCallable]" = WeakSet()  # all that exist; see `list_callables`
+CALLABLES_LOCK = threading.Lock()  # a set must not grow while another thread iterates over it
 CAPTURE_POOLS: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}  # see `get_stream_and_pool`
 
 
@@ -46,14 +47,16 @@ def get_device_lock(device: torch.device) -> threading.Lock:
 def get_stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream to capture on, and the memory pool that all graphs of a device share.
 
-    Sharing is safe because only one of them runs at a time. PyTorch frees a pool with its last graph, so the next graph
-    starts a new one.
+    Sharing is safe because only one of them runs at a time, and nothing in the pool is read after that: results are
+    either outside of the pool or copied (`GraphedCallable`). PyTorch frees a pool with its last graph, so the next
+    graph starts a new one.
     """
-    has_graphs = any(graph.device == device for graphed in list(GRAPHED_CALLABLES) for graph in graphed.graphs.values())
-    if not has_graphs or device not in CAPTURE_POOLS:
+    graphs = [graph for graphed in list_callables() for graph in list(graphed.graphs.values())]
+    stream_and_pool = CAPTURE_POOLS.get(device)
+    if stream_and_pool is None or not any(graph.device == device for graph in graphs):
         with torch.cuda.device(device):
-            CAPTURE_POOLS[device] = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-    return CAPTURE_POOLS[device]
+            stream_and_pool = CAPTURE_POOLS[device] = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    return stream_and_pool
 
 
 def capture_graph(function: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]] | None:
@@ -140,14 +143,21 @@ def free_graphs() -> int:
     return count
 
 
+def list_callables() -> "list[GraphedCallable]":
+    """Return all graphed callables, of all threads."""
+    with CALLABLES_LOCK:
+        return list(GRAPHED_CALLABLES)
+
+
 def drop_graphs() -> int:
     """Drop all graphs without waiting, and return how many there were. Later captures use a new memory pool."""
     count = 0
-    for graphed in list(GRAPHED_CALLABLES):
+    for graphed in list_callables():
         count += len(graphed.graphs)
         graphed.graphs.clear()
         graphed.too_large.clear()
-        graphed.last_call = None
+        graphed.shared_arguments.clear()
+        graphed.last_copied.clear()
     CAPTURE_POOLS.clear()
     return count
 
@@ -178,29 +188,34 @@ def copy_tensors(targets: Any, sources: Any) -> None:
 class GraphedCallable:
     """A function of nested tuples of tensors that runs as CUDA graphs.
 
-    The first `MAX_GRAPHS` shapes that occur a second time are captured if memory allows. All other calls run eagerly,
-    since capturing a shape takes longer than running it.
+    The first `MAX_GRAPHS` shapes that occur a second time, of all callables with the same `owner`, are captured if
+    memory allows. All other calls run eagerly, since capturing a shape takes longer than running it.
 
     With `num_fed_back`, the first so many results are what the next call takes as its first so many arguments. The
     graph itself writes them to the tensors that it reads these arguments from, so that they are not copied if the
-    caller passes on the objects that were returned. All results are then valid only until the next call. Such a result
-    must not contain an argument in another place.
+    caller passes on the objects that were returned. Such a result must not contain an argument in another place. The
+    graph writes its other results to tensors of its own. So all results are valid until the next call of this object,
+    whatever else runs. Without `num_fed_back`, results are copies.
 
     The caller must not modify an argument in place: an argument that is the same object as in the previous call is not
     copied again.
     """
 
-    def __init__(self, function: Callable[..., Any], num_fed_back: int = 0) -> None:
+    def __init__(self, function: Callable[..., Any], num_fed_back: int = 0, owner: object = None) -> None:
         self.function = function
         self.num_fed_back = num_fed_back
-        GRAPHED_CALLABLES.add(self)
+        self.owner = function if owner is None else owner
         self.seen_shapes: set[Shapes] = set()
         self.too_large: set[Shapes] = set()  # shapes whose capture did not fit into memory
         self.graphs: dict[Shapes, CapturedGraph] = {}  # by the shapes of all argument tensors
-        # The last graph that was replayed, and the objects whose tensors it has now as arguments.
-        self.last_call: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        # What graphs read arguments from that are not fed back, by index and shapes of the argument.
+        self.shared_arguments: dict[tuple[int, Shapes], Any] = {}
+        # By the index of an argument: what the last graph reads it from, and the object whose values are there.
+        self.last_copied: dict[int, tuple[Any, Any]] = {}
         self.calls = 0
         self.replays = 0
+        with CALLABLES_LOCK:
+            GRAPHED_CALLABLES.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
         tensors = list_tensors(arguments)
@@ -215,37 +230,62 @@ class GraphedCallable:
 
     def capture(self, shapes: Shapes, arguments: tuple[Any, ...], device: torch.device) -> CapturedGraph | None:
         """Capture a graph for these shapes, or return None if this call should run eagerly."""
-        if shapes not in self.seen_shapes or shapes in self.too_large or len(self.graphs) >= MAX_GRAPHS:
+        if shapes not in self.seen_shapes or shapes in self.too_large or self.count_graphs_of_owner() >= MAX_GRAPHS:
             self.seen_shapes.add(shapes)
             return None
-        static_arguments = map_tensors(torch.clone, arguments)
+        keys = [
+            (index, tuple(tensor.shape for tensor in list_tensors(argument)))
+            for index, argument in enumerate(arguments)
+        ]
+        static_arguments = tuple(
+            self.shared_arguments[key] if key in self.shared_arguments else map_tensors(torch.empty_like, argument)
+            for key, argument in zip(keys, arguments, strict=True)
+        )
+        self.copy_arguments(static_arguments, arguments)
+        outputs: list[Any] = []
         # Restore the generators after the warm-up: the random numbers of this call are drawn by the replay.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            captured = capture_graph(partial(self.run_and_feed_back, static_arguments), device)
+            captured = capture_graph(partial(self.run_and_write, static_arguments, outputs), device)
         if captured is None:
             self.too_large.add(shapes)
+            self.last_copied.clear()
             return None
+        self.shared_arguments.update([*zip(keys, static_arguments, strict=True)][self.num_fed_back :])
         self.graphs[shapes] = CapturedGraph(device, static_arguments, *captured)
         return self.graphs[shapes]
 
-    def run_and_feed_back(self, arguments: tuple[Any, ...]) -> Any:
-        """Call the function, and write the results that are fed back to the arguments, which then are the results."""
+    def count_graphs_of_owner(self) -> int:
+        return sum(len(graphed.graphs) for graphed in list_callables() if graphed.owner is self.owner)
+
+    def run_and_write(self, arguments: tuple[Any, ...], outputs: list[Any]) -> Any:
+        """Call the function. If it feeds back, write the results to where they are valid until the next call.
+
+        Those that are fed back are written to the arguments, and others to `outputs`, which the first call creates: it
+        is the warm-up, whose tensors are outside of the memory pool that graphs share.
+        """
         results = self.function(*arguments)
         if not self.num_fed_back:
             return results
-        fed_back = arguments[: self.num_fed_back]
+        fed_back, others = arguments[: self.num_fed_back], results[self.num_fed_back :]
+        if outputs:
+            copy_tensors(outputs, others)
+        else:
+            outputs.extend(map_tensors(torch.clone, others))
         copy_tensors(fed_back, results[: self.num_fed_back])
-        return (*fed_back, *results[self.num_fed_back :])
+        return (*fed_back, *outputs)
+
+    def copy_arguments(self, static_arguments: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+        """Copy arguments to the tensors that a graph reads them from, unless these have their values already."""
+        for index, (static, argument) in enumerate(zip(static_arguments, arguments, strict=True)):
+            last_static, last_argument = self.last_copied.get(index, (None, None))
+            if static is not last_static or argument is not last_argument:
+                copy_tensors(static, argument)
+            # What is fed back is overwritten by the graph, which then returns `static` itself.
+            self.last_copied[index] = static, static if index < self.num_fed_back else argument
 
     def replay(self, graph: CapturedGraph, arguments: tuple[Any, ...]) -> Any:
-        """Replay a graph. Return copies of its results, since the next replay overwrites them, unless it feeds back."""
-        known_arguments: tuple[Any, ...] = (None,) * len(arguments)
-        if self.last_call and self.last_call[0] is graph:
-            known_arguments = self.last_call[1]
-        for static, argument, known in zip(graph.arguments, arguments, known_arguments, strict=True):
-            if argument is not known:
-                copy_tensors(static, argument)
-        self.last_call = graph, (*graph.arguments[: self.num_fed_back], *arguments[self.num_fed_back :])
+        """Replay a graph. Return copies of its results, since other graphs overwrite them, unless it feeds back."""
+        self.copy_arguments(graph.arguments, arguments)
         graph.replay()
         return graph.results if self.num_fed_back else map_tensors(torch.clone, graph.results)
 
@@ -266,7 +306,7 @@ class GraphedModel:
         self.start = model.start
         self.decode = model.decode
         self.logits = model.logits
-        self.steps: dict[str, list[GraphedCallable]] = {}  # by settings, those that no search uses
+        self.unused_graphs: dict[str, list[GraphedCallable]] = {}  # by settings, steps that no search uses now
 
     @contextlib.contextmanager
     def lend_graphs(self, step: Callable[..., tuple[Any, ...]], *settings: Any) -> Iterator[GraphedCallable]:
@@ -275,15 +315,16 @@ class GraphedModel:
         Graphs hold the state of a search from step to step, so no other search may use them meanwhile: one that runs at
         the same time gets others. The next one with the same settings gets the same.
         """
-        unused = self.steps.setdefault(repr(settings), [])
+        unused_graphs = self.unused_graphs.setdefault(repr(settings), [])
         try:
-            graphed = unused.pop()
+            graphed = unused_graphs.pop()
         except IndexError:
-            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2)
+            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2, owner=self.model)
         try:
             yield graphed
         finally:
-            unused.append(graphed)
+            graphed.last_copied.clear()  # the last batch is not needed any more
+            unused_graphs.append(graphed)
 
 
 def with_cuda_graphs(model: Any, device: torch.device) -> Any:
