@@ -91,7 +91,7 @@ class SearchInputs(NamedTuple):
     """What is given for the search of each sentence in the batch, besides the source."""
 
     literal_M: Tensor  # the literal pieces of the vocabulary, for all sentences; none if there is nothing to copy
-    sentence_B: Tensor  # index of the sentence among all sentences of the search
+    sentence_B: Tensor  # index of the sentence among all sentences of the search; -1: the row is idle
     source_length_B: Tensor  # length of the source in pieces
     min_length_B: Tensor  # minimum tokens of a hypothesis, `</s>` included
     max_length_B: Tensor  # maximum tokens of a hypothesis, `</s>` included
@@ -147,16 +147,31 @@ class ActiveBatch(NamedTuple):
             self.returned_B.index_copy(0, rows_B, new.returned_B),
         )
 
+    def mark_idle(self, is_idle_B: Tensor) -> "ActiveBatch":
+        """Return the batch with some rows idle: they count as done and returned, and can be replaced."""
+        return self._replace(
+            beams=self.beams._replace(finished_BK=self.beams.finished_BK | is_idle_B.unsqueeze(1)),
+            inputs=self.inputs._replace(
+                sentence_B=self.inputs.sentence_B.masked_fill(is_idle_B, -1),
+                max_length_B=self.inputs.max_length_B.masked_fill(is_idle_B, 0),
+            ),
+            returned_B=self.returned_B | is_idle_B,
+        )
+
     def make_room(self, tokens: int) -> "ActiveBatch":
         """Return the batch with room for this many target tokens of each hypothesis."""
         return self._replace(state=self.state.make_room(tokens), beams=self.beams.make_room(tokens))
 
     def resize_source(self, positions: int) -> "ActiveBatch":
-        """Return the batch with this many source positions, the last ones padding. No sentence may be longer."""
-        if positions == self.memory.positions:
+        """Return the batch with this many source positions, the last ones padding. No sentence may be longer.
+
+        Room for target tokens that only sentences before needed is dropped.
+        """
+        has_same_positions = positions == self.memory.positions
+        if has_same_positions and self.beams.tokens_BKT.shape[2] <= round_up_room(int(self.beams.step_B.max())):
             return self
         return self._replace(
-            memory=self.memory.resize_source(positions),
+            memory=self.memory if has_same_positions else self.memory.resize_source(positions),
             state=self.state.resize_source(positions),
             beams=self.beams.resize_source(positions),
         )
@@ -190,7 +205,8 @@ class History:
         if self.steps and self.steps[-1].sentence_B is sentence_B:
             row_B = self.steps[-1].row_B
         else:
-            row_B = torch.zeros(len(self.first_weights_BS), dtype=torch.int64, device=sentence_B.device)
+            # One more than there are sentences: idle rows have the index -1.
+            row_B = torch.zeros(len(self.first_weights_BS) + 1, dtype=torch.int64, device=sentence_B.device)
             row_B[sentence_B] = torch.arange(len(sentence_B), device=sentence_B.device)
         parent_BK = None if parent_BK is None else parent_BK.clone()
         self.steps.append(BeamStep(sentence_B, row_B, parent_BK, weights_BKS.clone()))

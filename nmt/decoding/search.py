@@ -1,17 +1,17 @@
 """Greedy, beam and diverse beam search, sampling, and forced decoding.
 
-The search uses a model only through the `SearchModel` protocol. Each step of a batch is `advance`, on a GPU a CUDA
-graph: decode, mask tokens that are not allowed (`filter_logits`), then either `sample_tokens` or `beam_step`, which
-expands each hypothesis and selects the best ones. A finished hypothesis stays in the beam while it is among the K best.
-A sentence is done (`is_done`) when none of its unfinished hypotheses can outrank those that would be returned, so a
-beam of 1 is greedy search, and stopping early does not change the result. `stream_search` is the loop. Finished
-sentences are replaced by waiting ones, so that nearly all steps run on full batches.
+The search uses a model through the `SearchModel` protocol. Each step of a batch is `advance`, a CUDA graph if the model
+is a `GraphedModel`: decode, mask tokens that are not allowed (`filter_logits`), then either `sample_tokens` or
+`beam_step`, which expands each hypothesis and selects the best ones. A finished hypothesis stays in the beam while it
+is among the K best. A sentence is done (`is_done`) when none of its unfinished hypotheses can outrank those that would
+be returned, so a beam of 1 is greedy search, and stopping early does not change the result. `stream_search` is the
+loop. Finished sentences are replaced by waiting ones, so that nearly all steps run on full batches.
 
 Shapes: B sentences, K hypotheses of each, C continuations of a hypothesis, N = B x K rows (sentence-major), S source
 and T target positions, V vocabulary, P prefix positions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -109,16 +109,18 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: 
     # Reading `step_B` synchronizes with a GPU, so there the prefix is always applied.
     has_prefix = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.step_B < last).any()))
     has_literals = len(inputs.literal_M) > 0
-    if not (config.min_length or config.min_ratio or config.no_repeat_ngram or has_prefix or has_literals):
+    has_limits = config.min_length or config.min_ratio or config.no_repeat_ngram
+    if not (has_limits or has_prefix or has_literals):
         return logp_BKV
     filtered_BKV = logp_BKV.clone()
-    too_short_B = beams.step_B + 1 < inputs.min_length_B
-    filtered_BKV[..., EOS].masked_fill_(too_short_B.unsqueeze(1), float("-inf"))
-    if config.no_repeat_ngram:
-        banned_BKT = find_banned_tokens(beams, config.no_repeat_ngram)
-        filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
-    stuck_BK = filtered_BKV.amax(2) == float("-inf")
-    filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
+    if has_limits:
+        too_short_B = beams.step_B + 1 < inputs.min_length_B
+        filtered_BKV[..., EOS].masked_fill_(too_short_B.unsqueeze(1), float("-inf"))
+        if config.no_repeat_ngram:
+            banned_BKT = find_banned_tokens(beams, config.no_repeat_ngram)
+            filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
+        stuck_BK = filtered_BKV.amax(2) == float("-inf")
+        filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
     if has_literals:
         filtered_BKV = require_literals(filtered_BKV, logp_BKV, beams, inputs)
     if has_prefix:
@@ -136,6 +138,9 @@ def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, input
     allowed: a hypothesis that wants to end would go on with anything.
     """
     literal_M = inputs.literal_M
+    if logp_BKV.device.type == "cpu" and not inputs.literals_BM.any():  # elsewhere, reading this would synchronize
+        filtered_BKV[..., literal_M] = float("-inf")
+        return filtered_BKV
     written_BKM = (beams.tokens_BKT.unsqueeze(3) == literal_M).any(2)
     missing_BKM = inputs.literals_BM.unsqueeze(1) & ~written_BKM
     missing_BK1 = missing_BKM.sum(2, keepdim=True)
@@ -153,7 +158,8 @@ def find_banned_tokens(beams: Beams, n: int) -> Tensor:
     tokens_BKT = beams.tokens_BKT
     if tokens_BKT.shape[2] < n:
         return tokens_BKT[:, :, :0]
-    # Of fewer than n - 1 tokens the first is repeated; what that gives occurs in no hypothesis so short.
+    # With fewer than n - 1 tokens, the first one is repeated in front. No hypothesis so short has such an n-gram, so
+    # nothing is banned.
     position_Bn = beams.step_B.unsqueeze(1) + torch.arange(1 - n, 0, device=tokens_BKT.device)
     position_BKn = position_Bn.clamp(min=0).unsqueeze(1).expand(-1, tokens_BKT.shape[1], -1)
     last_tokens_BK1n = tokens_BKT.gather(2, position_BKn).unsqueeze(2)
@@ -299,7 +305,7 @@ def is_done(beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
     It is over when hypotheses have reached their maximum length, or when no unfinished hypothesis can outrank those
     that would be returned.
     """
-    is_longest_B = inputs.max_length_B <= beams.step_B
+    is_longest_B = inputs.max_length_B <= beams.step_B  # also of idle rows
     if beams.finished_BK.device.type == "cpu" and not beams.finished_BK.any():
         return is_longest_B  # what follows would take time and change nothing
     returned = config.width if config.groups > 1 or config.sample else config.n_best
@@ -378,6 +384,11 @@ def round_up_batch_size(sentences: int, device: torch.device) -> int:
     if sentences and device.type == "cuda":
         return 1 << (sentences - 1).bit_length()
     return -(-sentences // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+
+
+def choose_first_size(sentences: int, device: torch.device) -> int:
+    """Return the number of rows of the first batch: on a GPU rounded up, since a new shape costs more there."""
+    return round_up_batch_size(sentences, device) if device.type == "cuda" else sentences
 
 
 def round_down_batch_size(sentences: int, device: torch.device) -> int:
@@ -469,7 +480,7 @@ def stream_search(
     on_step: Callable[[ActiveBatch], object] | None = None,
     literals: Literals | None = None,
     get_more: Callable[[int, int], NewSentences | None] | None = None,
-) -> Iterator[tuple[int, list[Hypothesis]]]:
+) -> Generator[tuple[int, list[Hypothesis]], None, None]:
     """Translate sentences, and yield the index of each and its n best hypotheses, best first, as soon as it is done.
 
     Args:
@@ -488,6 +499,7 @@ def stream_search(
     waiting = prepare_sentences(NewSentences(source_BS, length_B, prefixes, literals), config, model.dtype, 0)
     encode_size = min(max_active or len(source_BS), len(source_BS))  # sentences to encode at a time
     positions = round_up_length(source_BS.shape[1], device)
+    num_returned = 0  # rows of the batch whose hypotheses have been returned, idle ones included
     history = History(torch.zeros(0, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
 
     def encode(first: int, positions: int) -> ActiveBatch:
@@ -505,16 +517,23 @@ def stream_search(
 
     def finish(done_B: Tensor) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield the results of sentences that are done, unless that has happened before."""
+        nonlocal num_returned
         rows_B = (done_B & ~active.returned_B).nonzero().squeeze(1)
         if len(rows_B):
             beams, sentence_B = active.beams.select(rows_B), active.inputs.sentence_B[rows_B]
             yield from finalize_hypotheses(beams, sentence_B, history, config)
             active.returned_B[rows_B] = True
+            num_returned += len(rows_B)
 
     count_done = AsyncCounter(delayed=device.type == "cuda")
     active = encoded = encode(0, positions)
+    first_size = choose_first_size(encode_size, device)
+    if encode_size == len(source_BS) < first_size:  # if others wait, they would exceed `max_active` in idle rows
+        rows_B = torch.arange(first_size, device=device)
+        active = active.select(rows_B.clamp(max=encode_size - 1)).mark_idle(rows_B >= encode_size)
     num_started = num_encoded = encode_size  # of those in `waiting`: whose search has started; that are encoded
     num_sentences = len(source_BS)
+    num_returned = len(active.returned_B) - encode_size
     max_size = encode_size  # rows up to which the batch may grow
     most_steps = 1  # of all sentences in the batch
     with prepare_step(model, config, keep_weights) as step:
@@ -529,7 +548,7 @@ def stream_search(
             num_done = count_done(output.num_done)
             if get_more is None and not num_done:
                 continue
-            if get_more is not None and num_done:
+            if get_more is not None and num_done > num_returned:
                 yield from finish(done_B)  # first, since whoever receives them may then have more sentences
             num_active = len(done_B) - num_done
             if get_more is not None and num_started == len(waiting.source_BS):
@@ -566,8 +585,7 @@ def stream_search(
                 yield from finish(done_B)
                 num_done = int(done_B.sum())  # `count_done` may be late
                 num_active = len(done_B) - num_done
-                # Those with most steps are replaced first, so that the hypotheses of none get longer and longer.
-                rows_B = order_done_last(active.beams, done_B)[num_active:].flip(0)[:num_ready].sort().values
+                rows_B = order_done_last(active.beams, done_B)[num_active:].sort().values
                 grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
                 if grown_size > len(done_B):
                     # Repeat any sentence in the new rows, which waiting ones replace.
@@ -575,13 +593,17 @@ def stream_search(
                     new_B = torch.arange(len(done_B), grown_size, device=device)
                     active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
                     rows_B = torch.cat([rows_B, new_B])
+                # Rows for which no sentence is waiting become idle ones, since all rows must have few steps: they need
+                # room for as many tokens.
                 first = num_started - num_encoded + len(encoded.returned_B)
-                next_B = torch.arange(first, first + len(rows_B), device=device)
-                active = active.scatter_rows(rows_B, encoded.select(next_B))
-                num_started += len(rows_B)
+                number_B = torch.arange(len(rows_B), device=device)
+                new = encoded.select((first + number_B).clamp(max=len(encoded.returned_B) - 1))
+                active = active.scatter_rows(rows_B, new.mark_idle(number_B >= num_ready))
+                num_started += min(len(rows_B), num_ready)
                 count_done.reset()
             if active.inputs is not inputs and len(active.returned_B):  # the batch has changed
                 most_steps = int(active.beams.step_B.max())
+                num_returned = int(active.returned_B.sum())
 
 
 def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:

@@ -318,7 +318,7 @@ def search_while_sentences_join(
 @pytest.fixture
 def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose the shapes of batches, and count sentences that are done, as on a GPU."""
-    names = ["round_up_batch_size", "round_down_batch_size", "round_up_length"]
+    names = ["round_up_batch_size", "choose_first_size", "round_down_batch_size", "round_up_length"]
     for name, function in zip(names, [getattr(search_module, name) for name in names], strict=True):
         monkeypatch.setattr(search_module, name, lambda n, _, function=function: function(n, torch.device("cuda")))
     counter = search_module.AsyncCounter
@@ -326,14 +326,14 @@ def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu_shapes")
-@pytest.mark.parametrize("seed", range(3))
-def test_joining_with_shapes_of_a_gpu_does_not_change_results(seed: int) -> None:
+@pytest.mark.parametrize(("first", "max_active"), [(8, 4), (5, 8), (3, 8)])
+def test_joining_with_shapes_of_a_gpu_does_not_change_results(first: int, max_active: int) -> None:
     """All batches have a power of two of rows, also when the number of sentences that are done is known late."""
-    numbers = random.Random(seed)
+    numbers = random.Random(first)
     lengths = tuple(numbers.randint(1, 14) for _ in range(30))
     source_BS, length_B, _ = make_ragged_batch(lengths)
     model, config = sharpen(make_model()), SearchConfig(beam=3, n_best=3, max_length=15, coverage_penalty=0.4)
-    first, sizes = 8, set()
+    sizes = set()
 
     def take(start: int, end: int) -> NewSentences:
         return NewSentences(source_BS[start:end, : max(lengths[start:end])], length_B[start:end])
@@ -346,8 +346,15 @@ def test_joining_with_shapes_of_a_gpu_does_not_change_results(seed: int) -> None
         return take(start, first)
 
     together = search(model, source_BS, length_B, config, keep_weights=True)
-    given = {"max_active": 4, "on_step": lambda active: sizes.add(len(active.returned_B)), "get_more": get_more}
-    joined = search(model, *take(0, first)[:2], config, keep_weights=True, **given)
+    given = {"max_active": max_active, "get_more": get_more}
+    joined = search(
+        model,
+        *take(0, first)[:2],
+        config,
+        keep_weights=True,
+        on_step=lambda active: sizes.add(len(active.returned_B)),
+        **given,
+    )
     assert sizes <= {1, 2, 4, 8, 16, 32}
     for actual, expected, length in zip(joined, together, lengths, strict=True):
         assert [h.tokens for h in actual] == [h.tokens for h in expected]
@@ -390,6 +397,50 @@ def test_search_that_sentences_join_stays_small(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model, "decode", decode_and_measure)
     search(model, source_BS, length_B, config, get_more=lambda n, _: None if n else next(joining, None))
     assert max(rows * positions for rows, positions in batches) == 8 * 100
+
+
+@pytest.mark.parametrize("style", ["luong", "transformer"])
+def test_room_for_a_long_translation_is_dropped(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentences with sources of the same length go on joining after one whose translation was much longer."""
+    monkeypatch.setattr("nmt.model.parts.ROOM_MULTIPLE", 4)
+    model = sharpen(make_model(style))
+    source_BS, length_B, _ = make_ragged_batch((5,) * 8)
+    config = SearchConfig(beam=2, max_ratio=0, max_length=60)  # 20 tokens after the prefix
+    rooms: list[int] = []
+    joining = iter([NewSentences(source_BS[:2], length_B[:2])] * 8)
+
+    def get_next(num_active: int, positions: int) -> NewSentences | None:
+        return None if num_active else next(joining, None)
+
+    prefixes = [[4] * 40, *[[4]] * 7]
+    results = search(
+        model,
+        source_BS,
+        length_B,
+        config,
+        prefixes=prefixes,
+        get_more=get_next,
+        on_step=lambda active: rooms.append(active.beams.tokens_BKT.shape[2]),
+    )
+    assert len(results[0][0].tokens) > 40 and max(rooms) > 40
+    assert rooms[-1] <= 24
+
+
+def test_finished_sentences_are_looked_for_only_when_there_are_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each look waits for it."""
+    model, config = sharpen(make_model()), SearchConfig(beam=2, max_length=20)
+    source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
+    looks, nonzero = 0, Tensor.nonzero
+
+    def count_looks(tensor: Tensor) -> Tensor:
+        nonlocal looks
+        looks += 1
+        return nonzero(tensor)
+
+    monkeypatch.setattr(Tensor, "nonzero", count_looks)
+    prefixes = [[4] * 15, *[[4]] * 5]
+    search(model, source_BS, length_B, config, prefixes=prefixes, get_more=lambda *_: None)
+    assert looks <= 6
 
 
 def test_coverage_penalty_handles_padding_and_zero_weights() -> None:
