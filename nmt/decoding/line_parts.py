@@ -31,22 +31,26 @@ class LineParts:
     """The parts of lines, and their translations as they are found."""
 
     are_samples: bool  # whether translations are samples, and not ordered
-    parts: list[LinePart] = field(default_factory=list)
-    rows_of_lines: list[list[int]] = field(default_factory=list)  # the indices of the parts of each line
-    results: dict[int, list[Translation]] = field(default_factory=dict)  # of each part
+    num_lines: int = 0
+    num_parts: int = 0
+    parts: dict[int, LinePart] = field(default_factory=dict)  # by index; without those of forgotten lines
+    rows_of_lines: dict[int, list[int]] = field(default_factory=dict)  # the indices of the parts of each line
+    results: dict[int, list[Translation]] = field(default_factory=dict)  # of each part; empty for forgotten lines
 
     def add(self, num_lines: int, parts: Sequence[LinePart]) -> range:
         """Add lines, and return the indices of their parts."""
-        rows = range(len(self.parts), len(self.parts) + len(parts))
-        self.parts += parts
-        self.rows_of_lines += [[] for _ in range(num_lines)]
-        for row in rows:
-            self.rows_of_lines[self.parts[row].line].append(row)
+        rows = range(self.num_parts, self.num_parts + len(parts))
+        self.rows_of_lines.update((line, []) for line in range(self.num_lines, self.num_lines + num_lines))
+        for row, part in zip(rows, parts, strict=True):
+            self.parts[row] = part
+            self.rows_of_lines[part.line].append(row)
+        self.num_lines += num_lines
+        self.num_parts += len(parts)
         return rows
 
     def find_missing(self) -> list[int]:
         """Return the indices of parts without a translation."""
-        return [row for row in range(len(self.parts)) if row not in self.results]
+        return [row for row in self.parts if row not in self.results]
 
     def is_complete(self, line: int) -> bool:
         """Return whether all parts of a line have translations."""
@@ -55,6 +59,12 @@ class LineParts:
     def join_results(self, line: int) -> list[Translation]:
         """Return the translations of a line."""
         return combine_parts([self.results[row] for row in self.rows_of_lines[line]], self.are_samples)
+
+    def forget(self, line: int) -> None:
+        """Free the memory of a line that is complete."""
+        for row in self.rows_of_lines.pop(line):
+            del self.parts[row]
+            self.results[row] = []
 
 
 def split_long_line(ids: list[int], pieces: list[str], limit: int) -> list[list[int]]:

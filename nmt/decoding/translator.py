@@ -7,6 +7,7 @@ separately and joined.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -89,7 +90,8 @@ class Translator:
             prefixes: text that the translation of each line starts with; in a line translated in parts, the first part.
             results: a list to append the results to. If an exception ends the work, it has those of the first lines.
             watch: functions by the index of a line, which are called after each step with the best translation so far.
-            deliver: called once for each line, with its index and its translations, as soon as they are found.
+            deliver: called once for each line, with its index and its translations, as soon as they are found. These
+                are not kept, and nothing is returned.
             get_more: called again and again, with two numbers of lines: how many are worth a change of the batch, and
                 how many it has room for. It returns further lines, as many as the second number at most; they are
                 numbered after those before, and translated together with them.
@@ -109,16 +111,21 @@ class Translator:
 
         def add_lines(lines: Sequence[str], prefixes: Sequence[str] | None) -> range:
             """Add lines to the work, and return the indices of their parts."""
-            first = len(work.rows_of_lines)
+            first = work.num_lines
             rows = work.add(len(lines), self.split_lines(lines, prefixes, first_line, first))
             lengths.extend(len(work.parts[row].ids) for row in rows)
             warn_if_out_of_reach(self.model, [lengths[row] + 1 for row in rows], "lines or parts of lines")
             for row in rows if watch else ():
                 texts_so_far.setdefault(work.parts[row].line, {})[row] = ""
-            for line in range(first, len(work.rows_of_lines)):
-                if deliver is not None and not work.rows_of_lines[line]:
-                    deliver(line, work.join_results(line))
+            for line in range(first, work.num_lines):
+                deliver_if_complete(line)
             return rows
+
+        def deliver_if_complete(line: int) -> None:
+            if deliver is not None and work.is_complete(line):
+                deliver(line, work.join_results(line))
+                work.forget(line)
+                texts_so_far.pop(line, None)
 
         def run(rows: list[int], size: int) -> Iterator[tuple[int, list[Translation]]]:
             nonlocal get_more
@@ -175,17 +182,17 @@ class Translator:
                 first.literals,
                 get_sentences if get_lines is not None else None,
             )
-            for index, hypotheses in search_results:
-                part = work.parts[rows[index]]
-                options = [
-                    self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.prepared)
-                    for hypothesis in hypotheses
-                ]
-                if not config.sample:
-                    options = drop_duplicate_texts(options)[: self.config.n_best]
-                yield rows[index], options
-                if deliver is not None and work.is_complete(part.line):
-                    deliver(part.line, work.join_results(part.line))
+            with closing(search_results):  # at once, even if delivering fails
+                for index, hypotheses in search_results:
+                    part = work.parts[rows[index]]
+                    options = [
+                        self.to_translation(part.ids, hypothesis, part.source_words, part.prefix_words, part.prepared)
+                        for hypothesis in hypotheses
+                    ]
+                    if not config.sample:
+                        options = drop_duplicate_texts(options)[: self.config.n_best]
+                    yield rows[index], options
+                    deliver_if_complete(part.line)
             get_more = get_lines
 
         add_lines(lines, prefixes)
@@ -193,9 +200,10 @@ class Translator:
             while rows := work.find_missing():
                 self.run_in_batches(rows, lengths, config.width, BATCHES_PER_SEARCH, run, progress, work.results)
         finally:
-            missing = (work.parts[row].line for row in work.find_missing())
-            complete = next(missing, len(work.rows_of_lines))  # lines before the first one that is not complete
-            results += map(work.join_results, range(complete))
+            if deliver is None:
+                missing = (work.parts[row].line for row in work.find_missing())
+                complete = next(missing, work.num_lines)  # lines before the first one that is not complete
+                results += map(work.join_results, range(complete))
         if keep_weights and self.model.attends:
             best = enumerate((options[0] for options in results), first_line)
             unaligned = [line for line, option in best if option.weights_TS is None and option.source_pieces]
@@ -207,7 +215,7 @@ class Translator:
     def notify_watchers(
         self,
         watch: Mapping[int, Callable[[str], object]],
-        parts: Sequence[LinePart],
+        parts: Mapping[int, LinePart],
         rows: Sequence[int],
         texts_so_far: dict[int, dict[int, str]],
         active: ActiveBatch,
@@ -215,13 +223,15 @@ class Translator:
         """Call the functions in `watch` with the best translations so far.
 
         Args:
+            parts: the parts of lines, by index.
             rows: for each sentence of the search, the index of its part.
             texts_so_far: the best translations so far by line and by the index of its part; updated here.
             active: the batch after a step.
         """
         changed = set()  # lines
-        best_BT = active.beams.tokens_BKT[:, 0]
-        for sentence, tokens in zip(active.inputs.sentence_B.tolist(), best_BT.tolist(), strict=True):
+        unfinished_B = ~active.returned_B
+        sentence_B, best_BT = active.inputs.sentence_B[unfinished_B], active.beams.tokens_BKT[unfinished_B, 0]
+        for sentence, tokens in zip(sentence_B.tolist(), best_BT.tolist(), strict=True):
             part = parts[rows[sentence]]
             line = part.line
             if line in watch:

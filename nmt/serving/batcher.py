@@ -29,7 +29,7 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a s
 # search.batch_tokens is this many times that of the search.
 BATCH_FACTOR = 8
 JOIN_SECONDS = 0.2  # after which lines join a search even if they are few
-LINES_PER_SEARCH = 4096  # after which none joins: a search keeps something of each of its lines
+LINES_PER_SEARCH = 32768  # after which none joins: a search keeps a few numbers for each of its lines
 
 
 class QueueFullError(Exception):
@@ -210,38 +210,38 @@ class Batcher:
         group = lines[0].job.group
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
+        unfinished: dict[int, JobLine] = {}  # by the index of a line in the search
         watch: dict[int, Callable[[str], object]] = {}
-        unfinished = list(lines)  # lines that may be unfinished; only the last one is ever checked
+        num_lines = 0
+
+        def add_lines(lines: Sequence[JobLine]) -> list[str]:
+            nonlocal num_lines
+            for index, line in enumerate(lines, num_lines):
+                unfinished[index] = line
+                if line.job.show is not None:
+                    watch[index] = partial(line.job.show, line.number)
+            num_lines += len(lines)
+            return [line.text for line in lines]
 
         def stop_if_abandoned() -> None:
-            while unfinished and unfinished[-1].future.done():
-                unfinished.pop()
-            if not unfinished:
+            if all(line.future.done() for line in unfinished.values()):
                 raise AbandonedError
 
-        def watch_lines(first: int) -> None:
-            for row, (job, number) in enumerate(lines[first:], first):
-                if job.show is not None:
-                    watch[row] = partial(job.show, number)
-
-        def deliver(row: int, options: list[Translation]) -> None:
-            check_scores(options[:1], lines[row].number + 1)
+        def deliver(index: int, options: list[Translation]) -> None:
+            check_scores(options[:1], unfinished[index].number + 1)
+            future = unfinished.pop(index).future
+            watch.pop(index, None)
             # First the future becomes running: from then on it cannot be cancelled, and takes a result.
-            if lines[row].future.set_running_or_notify_cancel():
-                lines[row].future.set_result(options)
+            if future.set_running_or_notify_cancel():
+                future.set_result(options)
 
         def get_more(min_lines: int, max_lines: int) -> list[str]:
             assert take_more is not None
-            first = len(lines)
-            lines.extend(take_more(group, min_lines, max_lines) if first < LINES_PER_SEARCH else [])
-            unfinished.extend(lines[first:])
-            watch_lines(first)
-            return [line.text for line in lines[first:]]
+            return add_lines(take_more(group, min_lines, max_lines) if num_lines < LINES_PER_SEARCH else [])
 
-        watch_lines(0)
         try:
             translator.translate(
-                [line.text for line in lines],
+                add_lines(lines),
                 group.keep_weights,
                 watch=watch,
                 deliver=deliver,
@@ -251,14 +251,15 @@ class Batcher:
         except AbandonedError:
             pass
         except Exception as error:
-            if len(lines) > 1:
-                log.warning(f"a search of {len(lines)} lines failed; translating its halves")
-                half = len(lines) // 2
-                self.translate(lines[:half])
-                self.translate(lines[half:])
+            if num_lines > 1:
+                log.warning(f"a search of {num_lines} lines failed; translating its halves")
+                left = [*unfinished.values()]
+                half = len(left) // 2
+                self.translate(left[:half])
+                self.translate(left[half:])
             elif lines[0].future.set_running_or_notify_cancel():
                 lines[0].future.set_exception(error)
-        SEARCH_LINES.observe(len(lines))
+        SEARCH_LINES.observe(num_lines)
 
 
 def enlarge_batches(translator: Translator) -> Translator:

@@ -1,5 +1,6 @@
 """Tests of the Python API and of exported models."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,13 +150,27 @@ def test_each_line_is_delivered_once_and_as_soon_as_it_is_found(model: nmt.Model
         delivered[line] = options
 
     watch = {0: lambda _: seen_at_step.append(len(delivered))}
-    results = narrow.translate(lines, watch=watch, deliver=deliver)
-    assert [delivered[line] for line in range(len(lines))] == results
+    assert narrow.translate(lines, watch=watch, deliver=deliver) == []
+    assert [delivered[line] for line in range(len(lines))] == narrow.translate(lines)
     assert 0 < seen_at_step[0] < len(lines)
 
 
+def test_delivered_lines_are_not_kept(model: nmt.Model) -> None:
+    """A search may go on for hours."""
+    joining = iter(LINES * 30)
+    kept: list[int] = []
+
+    def deliver(line: int, options: list[Translation]) -> None:
+        if line % 20 == 0:
+            kept.append(sum(type(each) in (Translation, LinePart) for each in gc.get_objects()))
+
+    model.translator.translate(LINES, deliver=deliver, get_more=lambda _, room: [*islice(joining, min(room, 4))])
+    assert len(kept) == len(LINES) * 31 // 20 + 1
+    assert max(kept) < kept[0] + 40
+
+
 def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt.Model) -> None:
-    class CountedParts(list[LinePart]):
+    class CountedParts(dict[int, LinePart]):
         reads = 0
 
         def __getitem__(self, row: Any) -> Any:
@@ -163,12 +179,12 @@ def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt
 
     lines = [row // 2 for row in range(600)]  # two parts each
     prepared = PreparedLine("", {}, {}, 0, ("", ""), False)
-    parts = CountedParts([LinePart(line, [], [], [], [], prepared) for line in lines])
+    parts = CountedParts((row, LinePart(line, [], [], [], [], prepared)) for row, line in enumerate(lines))
     seen: dict[int, str] = {}
     watch = {line: partial(seen.__setitem__, line) for line in lines}
     tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))
     inputs, beams = SimpleNamespace(sentence_B=torch.arange(600)), SimpleNamespace(tokens_BKT=tokens_BK1)
-    active: Any = SimpleNamespace(inputs=inputs, beams=beams)
+    active: Any = SimpleNamespace(inputs=inputs, beams=beams, returned_B=torch.zeros(600, dtype=torch.bool))
     texts_so_far = {line: {2 * line: "", 2 * line + 1: ""} for line in watch}
     model.translator.notify_watchers(watch, parts, range(600), texts_so_far, active)
     texts = [model.translator.tokenizer.target.decode(tokens) for tokens in tokens_BK1[:, 0].tolist()]
@@ -252,7 +268,7 @@ def test_lines_that_join_a_search_get_the_same_translations(
             yield result
 
     monkeypatch.setattr(translator, "stream_search", search)
-    results = chosen.translate(
+    chosen.translate(
         lines[:5],
         keep_weights=True,
         prefixes=prefixes,
@@ -261,8 +277,9 @@ def test_lines_that_join_a_search_get_the_same_translations(
         watch={20: list[str]().append},
     )
     assert fails or arrived == len(lines)
+    assert sorted(delivered) == [*range(arrived)]
+    results = [delivered[line] for line in range(arrived)]
     assert list(map(texts_of, results)) == list(map(texts_of, expected))[:arrived]
-    assert {line: texts_of(options) for line, options in delivered.items()} == dict(enumerate(map(texts_of, results)))
     for result, same in zip(results, expected, strict=False):
         for option, same_option in zip(result, same, strict=True):
             assert option.score == pytest.approx(same_option.score, abs=1e-4)
