@@ -129,13 +129,21 @@ class ActiveBatch(NamedTuple):
 
     def select(self, rows_B: Tensor) -> "ActiveBatch":
         """Return the given sentences."""
-        return ActiveBatch(
-            self.memory.select(rows_B),
-            self.state.select(self.beams.state_rows(rows_B)),
-            self.beams.select(rows_B),
-            self.inputs.select(rows_B),
-            self.returned_B[rows_B],
-        )
+        return ActiveBatch(self.memory.select(rows_B), *self.select_all_but_memory(rows_B))
+
+    def select_all_but_memory(self, rows_B: Tensor) -> tuple[Any, Beams, SearchInputs, Tensor]:
+        """Return the other fields for the given sentences."""
+        state = self.state.select(self.beams.state_rows(rows_B))
+        return state, self.beams.select(rows_B), self.inputs.select(rows_B), self.returned_B[rows_B]
+
+    def shrink(self, rows_B: Tensor) -> "ActiveBatch":
+        """Return the given sentences, each of which stays in its row or comes from a row beyond the last one returned.
+
+        The old memory is overwritten in place, since copying it takes as long as a good part of a step.
+        """
+        moved_B = (rows_B != torch.arange(len(rows_B), device=rows_B.device)).nonzero().squeeze(1)
+        memory = self.memory.scatter_rows(moved_B, self.memory.select(rows_B[moved_B])).keep_first(len(rows_B))
+        return ActiveBatch(memory, *self.select_all_but_memory(rows_B))
 
     def scatter_rows(self, rows_B: Tensor, new: "ActiveBatch") -> "ActiveBatch":
         """Replace the sentences in these rows by new ones. The old memory is overwritten in place."""

@@ -50,8 +50,8 @@ class SearchModel(Protocol):
 
     The encoder memory and the decoder state are opaque, but on a GPU nested tuples of tensors. Both have
     `select(rows)`; `scatter_rows(rows, others)`, which may overwrite the object it is called on; and
-    `resize_source(positions)`. The memory has `positions`, the state `make_room(positions)`, which `decode` needs from
-    the second call on.
+    `resize_source(positions)`. The memory has `positions` and `keep_first(rows)`, the state `make_room(positions)`,
+    which `decode` needs from the second call on.
     """
 
     dtype: torch.dtype
@@ -569,8 +569,8 @@ def stream_search(
             if batch_size < len(done_B):
                 # A smaller batch is enough for all that are left.
                 yield from finish(done_B)
-                kept_B = order_done_last(active.beams, done_B)[:batch_size].sort().values
-                active, done_B = active.select(kept_B), done_B[kept_B]
+                rows_B = fill_gaps(order_done_last(active.beams, done_B)[:batch_size])
+                active, done_B = active.shrink(rows_B), done_B[rows_B]
                 count_done.reset()
             if should_refill:
                 # Replace sentences that are done by waiting ones, after encoding more of these if none is left.
@@ -609,6 +609,14 @@ def stream_search(
 def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:
     """Return the rows of a batch: first those that are not done, then the others by their number of steps."""
     return (beams.step_B * done_B).argsort(stable=True)
+
+
+def fill_gaps(kept_B: Tensor) -> Tensor:
+    """Return the given rows of a batch in the order in which as many as possible stay where they are."""
+    rows_B = torch.arange(len(kept_B), device=kept_B.device)
+    is_gap_B = ~torch.isin(rows_B, kept_B)
+    rows_B[is_gap_B] = kept_B[kept_B >= len(kept_B)]
+    return rows_B
 
 
 @torch.inference_mode()

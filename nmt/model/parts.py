@@ -36,6 +36,9 @@ class Parts(tuple[Any, ...]):
     def scatter_rows(self, rows: Tensor, new_rows: "Parts") -> "Parts":
         return Parts(part.scatter_rows(rows, new) for part, new in zip(self, new_rows, strict=True))
 
+    def keep_first(self, rows: int) -> "Parts":
+        return Parts(part.keep_first(rows) for part in self)
+
     def make_room(self, positions: int) -> "Parts":
         parts = Parts(part.make_room(positions) for part in self)
         # CUDA graphs copy a state that is not the object that the last step returned.
