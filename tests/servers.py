@@ -143,6 +143,8 @@ class FakeTranslator:
             raise ZeroDivisionError
         for index, line in enumerate(lines):
             deliver(index, [self.translate_line(line)])
+        if lines == ["late bug"]:
+            raise ZeroDivisionError
 
     def translate_line(self, line: str) -> Translation:
         source, target = ([f"\u2581{word}" for word in text.split()] for text in (line, line.upper()))

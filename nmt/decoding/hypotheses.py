@@ -5,7 +5,7 @@ positions.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -173,7 +173,7 @@ class ActiveBatch(NamedTuple):
     def resize_source(self, positions: int) -> "ActiveBatch":
         """Return the batch with this many source positions, the last ones padding. No sentence may be longer.
 
-        Room for target tokens that only sentences before needed is dropped.
+        Room for target tokens that only earlier sentences needed is dropped, once their rows have other sentences.
         """
         has_same_positions = positions == self.memory.positions
         if has_same_positions and self.beams.tokens_BKT.shape[2] <= round_up_room(int(self.beams.step_B.max())):
@@ -187,37 +187,28 @@ class ActiveBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BeamStep:
-    """Back-pointers and attention weights of one search step."""
+    """Back-pointers and attention weights of one search step, for each sentence in the batch."""
 
-    sentence_B: Tensor  # the sentences in the batch
-    row_B: Tensor  # for every sentence of the search so far, its row in the batch at this step
-    parent_BK: Tensor | None  # for each sentence in the batch, the hypotheses that were continued; None: each its own
-    weights_BKS: Tensor  # for each sentence in the batch, the attention weights
+    sentence_B: Tensor  # the sentences; -1: the row is idle
+    parent_BK: Tensor | None  # the hypotheses that were continued; None: each slot continued its own
+    weights_BKS: Tensor
 
 
 @dataclass(slots=True)
 class History:
     """The attention weights of all steps, from which those of a hypothesis are traced back."""
 
-    first_weights_BS: Tensor  # weights at the first token of each sentence of the search so far
-    steps: list[BeamStep]  # the following steps; empty without attention, or if weights are not kept
+    first_weights: dict[int, Tensor] = field(default_factory=dict)  # at the first token, of sentences in the search
+    steps: list[BeamStep] = field(default_factory=list)  # the following ones; empty if no weights are kept
 
-    def add_first(self, weights_BS: Tensor) -> None:
-        """Record the weights at the first token of the next sentences."""
-        positions = max(self.first_weights_BS.shape[1], weights_BS.shape[1])
-        weights = (resize_last(part_BS, positions) for part_BS in (self.first_weights_BS, weights_BS))
-        self.first_weights_BS = torch.cat([*weights])
+    def add_first(self, sentence_B: Tensor, weights_BS: Tensor) -> None:
+        """Record the weights at the first token of sentences."""
+        self.first_weights.update(zip(sentence_B.tolist(), weights_BS, strict=True))
 
     def add(self, sentence_B: Tensor, parent_BK: Tensor | None, weights_BKS: Tensor) -> None:
         """Record one step of the batch, as copies: the next step may overwrite its results."""
-        if self.steps and self.steps[-1].sentence_B is sentence_B:
-            row_B = self.steps[-1].row_B
-        else:
-            # One more than there are sentences: idle rows have the index -1.
-            row_B = torch.zeros(len(self.first_weights_BS) + 1, dtype=torch.int64, device=sentence_B.device)
-            row_B[sentence_B] = torch.arange(len(sentence_B), device=sentence_B.device)
         parent_BK = None if parent_BK is None else parent_BK.clone()
-        self.steps.append(BeamStep(sentence_B, row_B, parent_BK, weights_BKS.clone()))
+        self.steps.append(BeamStep(sentence_B, parent_BK, weights_BKS.clone()))
 
 
 def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: torch.dtype) -> Beams:
@@ -271,9 +262,10 @@ def apply_penalties(score: Tensor, length: Tensor, log_coverage: Tensor | None, 
 
 # ------------------------------------------------------------------------------------------------------------ results
 def trace_back_weights(history: History, beams: Beams, sentence_B: Tensor) -> Tensor:
-    """Return weights_BKTS of the hypotheses, by following the parents back from the last step.
+    """Return weights_BKTS of the hypotheses of sentences that are done, by following the parents from the last step.
 
-    The rows are aligned at the end: of a sentence that took n steps, only the last n rows are valid.
+    The rows are aligned at the end: of a sentence that took n steps, only the last n rows are valid. The weights at the
+    first token are removed from the history.
     """
     slot_BK = torch.arange(beams.score_BK.shape[1], device=beams.score_BK.device).expand_as(beams.score_BK)
     positions = history.steps[-1].weights_BKS.shape[2]
@@ -281,14 +273,14 @@ def trace_back_weights(history: History, beams: Beams, sentence_B: Tensor) -> Te
     weights = []
     for step in reversed(history.steps[first_step:]):
         # Sentences that joined the search later have no row; any will do, since their hypotheses are shorter.
-        row_B1 = step.row_B[sentence_B.clamp(max=len(step.row_B) - 1)].unsqueeze(1)
+        row_B1 = (sentence_B.unsqueeze(1) == step.sentence_B).int().argmax(1, keepdim=True)
         if step.parent_BK is not None:
             slot_BK = step.parent_BK[row_B1, slot_BK]
         weights.append(resize_last(step.weights_BKS[row_B1, slot_BK], positions))
     weights_BKTS = F.pad(torch.stack(weights[::-1], 2), (0, 0, 1, 0))
     rows_B = torch.arange(len(weights_BKTS), device=slot_BK.device)
-    first_weights_BS = resize_last(history.first_weights_BS[sentence_B], positions)
-    weights_BKTS[rows_B, :, -beams.step_B] = first_weights_BS.unsqueeze(1)
+    first_weights = [resize_last(history.first_weights.pop(sentence), positions) for sentence in sentence_B.tolist()]
+    weights_BKTS[rows_B, :, -beams.step_B] = torch.stack(first_weights).unsqueeze(1)
     return weights_BKTS.cpu()
 
 

@@ -305,7 +305,7 @@ def is_done(beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
     It is over when hypotheses have reached their maximum length, or when no unfinished hypothesis can outrank those
     that would be returned.
     """
-    is_longest_B = inputs.max_length_B <= beams.step_B  # also of idle rows
+    is_longest_B = inputs.max_length_B <= beams.step_B  # always true of idle rows
     if beams.finished_BK.device.type == "cpu" and not beams.finished_BK.any():
         return is_longest_B  # what follows would take time and change nothing
     returned = config.width if config.groups > 1 or config.sample else config.n_best
@@ -488,8 +488,10 @@ def stream_search(
         keep_weights: whether hypotheses get attention weights.
         prefixes: target tokens that the hypotheses of each sentence start with.
         max_active: sentences to search at a time; None: all. They are taken in order. Sort them by decreasing length,
-            so that source positions can be dropped as sentences get shorter.
-        on_step: called after each step with the batch, which the next step may overwrite.
+            so that source positions can be dropped as sentences get shorter. On a GPU, idle rows may fill up the batch
+            to the next power of two.
+        on_step: called after each step with the batch, which the next step may overwrite. Rows that have been returned
+            (`returned_B`) may be idle.
         literals: the literal pieces that the hypotheses of each sentence must have.
         get_more: called after each step if no sentence is waiting, with the number of sentences that are not done (on a
             GPU, at the step before) and the source positions of the batch. It returns sentences that the batch has room
@@ -500,7 +502,7 @@ def stream_search(
     encode_size = min(max_active or len(source_BS), len(source_BS))  # sentences to encode at a time
     positions = round_up_length(source_BS.shape[1], device)
     num_returned = 0  # rows of the batch whose hypotheses have been returned, idle ones included
-    history = History(torch.zeros(0, positions, dtype=accumulation_dtype(model.dtype), device=device), [])
+    history = History()
 
     def encode(first: int, positions: int) -> ActiveBatch:
         """Encode the next waiting sentences, and decode the first token of their hypotheses."""
@@ -512,7 +514,7 @@ def stream_search(
         batch = ActiveBatch(memory, state, beams.resize_source(needed), inputs, is_returned_B)
         batch, output = take_step(partial(advance, model, config, keep_weights), batch)
         if output.weights_BKS is not None:
-            history.add_first(output.weights_BKS[:, 0])
+            history.add_first(inputs.sentence_B, output.weights_BKS[:, 0])
         return batch.resize_source(positions)
 
     def finish(done_B: Tensor) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -528,9 +530,9 @@ def stream_search(
     count_done = AsyncCounter(delayed=device.type == "cuda")
     active = encoded = encode(0, positions)
     first_size = choose_first_size(encode_size, device)
-    if encode_size == len(source_BS) < first_size:  # if others wait, they would exceed `max_active` in idle rows
+    if encode_size == len(source_BS) < first_size:  # no sentence is waiting, which would take an idle row
         rows_B = torch.arange(first_size, device=device)
-        active = active.select(rows_B.clamp(max=encode_size - 1)).mark_idle(rows_B >= encode_size)
+        active = encoded = active.select(rows_B.clamp(max=encode_size - 1)).mark_idle(rows_B >= encode_size)
     num_started = num_encoded = encode_size  # of those in `waiting`: whose search has started; that are encoded
     num_sentences = len(source_BS)
     num_returned = len(active.returned_B) - encode_size
@@ -545,7 +547,7 @@ def stream_search(
                 history.add(inputs.sentence_B, output.parent_BK, output.weights_BKS)
             if on_step is not None:
                 on_step(active)
-            num_done = count_done(output.num_done)
+            num_done = max(count_done(output.num_done), num_returned)
             if get_more is None and not num_done:
                 continue
             if get_more is not None and num_done > num_returned:
@@ -593,8 +595,8 @@ def stream_search(
                     new_B = torch.arange(len(done_B), grown_size, device=device)
                     active = active.select(torch.cat([old_B, torch.zeros_like(new_B)]))
                     rows_B = torch.cat([rows_B, new_B])
-                # Rows for which no sentence is waiting become idle ones, since all rows must have few steps: they need
-                # room for as many tokens.
+                # Rows for which no sentence is waiting become idle, and start again with one step: every row needs room
+                # for as many tokens as the row with the most steps.
                 first = num_started - num_encoded + len(encoded.returned_B)
                 number_B = torch.arange(len(rows_B), device=device)
                 new = encoded.select((first + number_B).clamp(max=len(encoded.returned_B) - 1))
@@ -612,7 +614,7 @@ def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:
 
 
 def fill_gaps(kept_B: Tensor) -> Tensor:
-    """Return the given rows of a batch in the order in which as many as possible stay where they are."""
+    """Return the given rows of a batch in an order that leaves as many as possible where they are."""
     rows_B = torch.arange(len(kept_B), device=kept_B.device)
     is_gap_B = ~torch.isin(rows_B, kept_B)
     rows_B[is_gap_B] = kept_B[kept_B >= len(kept_B)]

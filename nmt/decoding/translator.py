@@ -90,8 +90,8 @@ class Translator:
             prefixes: text that the translation of each line starts with; in a line translated in parts, the first part.
             results: a list to append the results to. If an exception ends the work, it has those of the first lines.
             watch: functions by the index of a line, which are called after each step with the best translation so far.
-            deliver: called once for each line, with its index and its translations, as soon as they are found. These
-                are not kept, and nothing is returned.
+            deliver: called once for each line, with its index and its translations, as soon as they are found. They
+                are not kept, and an empty list is returned.
             get_more: called again and again, with two numbers of lines: how many are worth a change of the batch, and
                 how many it has room for. It returns further lines, as many as the second number at most; they are
                 numbered after those before, and translated together with them.
@@ -182,7 +182,7 @@ class Translator:
                 first.literals,
                 get_sentences if get_lines is not None else None,
             )
-            with closing(search_results):  # at once, even if delivering fails
+            with closing(search_results):  # end the search at once if `deliver` fails
                 for index, hypotheses in search_results:
                     part = work.parts[rows[index]]
                     options = [
@@ -199,6 +199,8 @@ class Translator:
         try:
             while rows := work.find_missing():
                 self.run_in_batches(rows, lengths, config.width, BATCHES_PER_SEARCH, run, progress, work.results)
+                for line in [*work.rows_of_lines]:  # those whose delivery ran out of memory
+                    deliver_if_complete(line)
         finally:
             if deliver is None:
                 missing = (work.parts[row].line for row in work.find_missing())
@@ -443,9 +445,11 @@ class Translator:
         with tqdm(total=len(remaining), unit=" lines", disable=None if progress and not rank() else True) as bar:
 
             def process(rows: list[int], first_size: int, size: int) -> list[int]:
+                if any(row in results for row in rows):  # from a call that has failed
+                    rows = [row for row in rows if row not in results]
                 if size < first_size:  # retry with a single batch, so that no waiting rows take up memory
-                    rows = [row for row in rows if row not in results][:size]
-                for row, result in run(rows, size):
+                    rows = rows[:size]
+                for row, result in run(rows, size) if rows else ():
                     results[row] = result
                     bar.update()
                 return rows

@@ -199,7 +199,7 @@ class Batcher:
     def translate(
         self, lines: list[JobLine], take_more: Callable[[Group, int, int], list[JobLine]] | None = None
     ) -> None:
-        """Translate lines of jobs; if that fails, each half by itself, so that only the lines that cannot be fail.
+        """Translate lines of jobs; if that fails, each half of the unfinished ones, so that only the bad ones fail.
 
         Args:
             take_more: returns further lines of a group that join the search, see `take_more_lines`.
@@ -214,14 +214,14 @@ class Batcher:
         watch: dict[int, Callable[[str], object]] = {}
         num_lines = 0
 
-        def add_lines(lines: Sequence[JobLine]) -> list[str]:
+        def add_lines(new_lines: Sequence[JobLine]) -> list[str]:
             nonlocal num_lines
-            for index, line in enumerate(lines, num_lines):
+            for index, line in enumerate(new_lines, num_lines):
                 unfinished[index] = line
                 if line.job.show is not None:
                     watch[index] = partial(line.job.show, line.number)
-            num_lines += len(lines)
-            return [line.text for line in lines]
+            num_lines += len(new_lines)
+            return [line.text for line in new_lines]
 
         def stop_if_abandoned() -> None:
             if all(line.future.done() for line in unfinished.values()):
@@ -251,14 +251,16 @@ class Batcher:
         except AbandonedError:
             pass
         except Exception as error:
+            left = [*unfinished.values()]
             if num_lines > 1:
-                log.warning(f"a search of {num_lines} lines failed; translating its halves")
-                left = [*unfinished.values()]
+                log.warning(f"a search failed with {len(left)} of {num_lines} lines unfinished; translating two halves")
                 half = len(left) // 2
                 self.translate(left[:half])
                 self.translate(left[half:])
-            elif lines[0].future.set_running_or_notify_cancel():
-                lines[0].future.set_exception(error)
+            elif not left:
+                log.exception("a search failed after its last line was finished")
+            elif left[0].future.set_running_or_notify_cancel():
+                left[0].future.set_exception(error)
         SEARCH_LINES.observe(num_lines)
 
 

@@ -155,16 +155,51 @@ def test_each_line_is_delivered_once_and_as_soon_as_it_is_found(model: nmt.Model
     assert 0 < seen_at_step[0] < len(lines)
 
 
-def test_delivered_lines_are_not_kept(model: nmt.Model) -> None:
+@pytest.mark.parametrize("fails", ["search", "delivery"])
+def test_each_line_is_delivered_once_if_memory_runs_out(
+    model: nmt.Model, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is repeated with the same size if CUDA graphs could be freed."""
+    lines, delivered, failed = LINES * 3, dict[int, Any](), False
+    stream_search, graphs = translator.stream_search, iter([3])
+    monkeypatch.setattr("nmt.model.out_of_memory.free_graphs", lambda: next(graphs, 0))
+    translations = model.translator.translate(lines)
+
+    def fail_once(kind: str) -> None:
+        nonlocal failed
+        if kind == fails and not failed and len(delivered) == 3:
+            failed = True
+            raise torch.OutOfMemoryError("CUDA")
+
+    def search(*arguments: Any) -> Iterator[Any]:
+        for result in stream_search(*arguments):
+            fail_once("search")
+            yield result
+
+    def deliver(line: int, options: list[Translation]) -> None:
+        fail_once("delivery")
+        assert line not in delivered
+        delivered[line] = options
+
+    monkeypatch.setattr(translator, "stream_search", search)
+    model.translator.translate(lines, deliver=deliver)
+    assert failed and [texts_of(delivered[line]) for line in range(len(lines))] == [*map(texts_of, translations)]
+
+
+@pytest.mark.parametrize("keep_weights", [False, True])
+def test_delivered_lines_are_not_kept(model: nmt.Model, keep_weights: bool) -> None:
     """A search may go on for hours."""
     joining = iter(LINES * 30)
     kept: list[int] = []
 
     def deliver(line: int, options: list[Translation]) -> None:
         if line % 20 == 0:
-            kept.append(sum(type(each) in (Translation, LinePart) for each in gc.get_objects()))
+            objects = gc.get_objects()
+            kept.append(sum(type(each) in (Translation, LinePart, torch.Tensor) for each in objects))
 
-    model.translator.translate(LINES, deliver=deliver, get_more=lambda _, room: [*islice(joining, min(room, 4))])
+    model.translator.translate(
+        LINES, keep_weights, deliver=deliver, get_more=lambda _, room: [*islice(joining, min(room, 4))]
+    )
     assert len(kept) == len(LINES) * 31 // 20 + 1
     assert max(kept) < kept[0] + 40
 

@@ -399,6 +399,17 @@ def test_failing_stream_ends_with_an_error_and_lines_of_a_client_that_has_gone_a
         assert translator.calls[1] == ["good", "bad", "bad"]
 
 
+def test_an_error_after_the_last_line_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_service(port=0) as (service, translator), listening(service) as port:
+        translator.gate.set()
+        for _ in range(2):
+            assert post(f"http://127.0.0.1:{port}", {"q": "late bug"} | DIRECTION) == (
+                200,
+                {"translatedText": "LATE BUG"},
+            )
+        assert "a search failed after its last line was finished" in caplog.text
+
+
 def test_stream_ends_with_an_error_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
     with fake_service(port=0) as (service, translator), listening(service) as port:
         translator.gate.set()

@@ -250,7 +250,8 @@ class GraphedCallable:
             self.too_large.add(shapes)
             self.last_copied.clear()
             return None
-        self.shared_arguments.update([*zip(keys, static_arguments, strict=True)][self.num_fed_back :])
+        shared = slice(self.num_fed_back, None)
+        self.shared_arguments.update(zip(keys[shared], static_arguments[shared], strict=True))
         self.graphs[shapes] = CapturedGraph(device, static_arguments, *captured)
         return self.graphs[shapes]
 
