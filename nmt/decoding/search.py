@@ -571,7 +571,7 @@ def stream_search(
             if batch_size < len(done_B):
                 # A smaller batch is enough for all that are left.
                 yield from finish(done_B)
-                rows_B = fill_gaps(order_done_last(active.beams, done_B)[:batch_size])
+                rows_B = fill_gaps(done_B.int().argsort(stable=True)[:batch_size])  # first those that are not done
                 active, done_B = active.shrink(rows_B), done_B[rows_B]
                 count_done.reset()
             if should_refill:
@@ -585,9 +585,8 @@ def stream_search(
                     num_encoded += len(encoded.returned_B)
                     del history.steps[:-most_steps]
                 yield from finish(done_B)
-                num_done = int(done_B.sum())  # `count_done` may be late
-                num_active = len(done_B) - num_done
-                rows_B = order_done_last(active.beams, done_B)[num_active:].sort().values
+                rows_B = done_B.nonzero().squeeze(1)
+                num_active = len(done_B) - len(rows_B)  # `count_done` may be late
                 grown_size = round_down_batch_size(min(max_size, num_active + num_ready), device)
                 if grown_size > len(done_B):
                     # Repeat any sentence in the new rows, which waiting ones replace.
@@ -606,11 +605,6 @@ def stream_search(
             if active.inputs is not inputs and len(active.returned_B):  # the batch has changed
                 most_steps = int(active.beams.step_B.max())
                 num_returned = int(active.returned_B.sum())
-
-
-def order_done_last(beams: Beams, done_B: Tensor) -> Tensor:
-    """Return the rows of a batch: first those that are not done, then the others by their number of steps."""
-    return (beams.step_B * done_B).argsort(stable=True)
 
 
 def fill_gaps(kept_B: Tensor) -> Tensor:

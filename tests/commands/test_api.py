@@ -167,17 +167,19 @@ def test_each_line_is_delivered_once_if_memory_runs_out(
 
     def fail_once(kind: str) -> None:
         nonlocal failed
-        if kind == fails and not failed and len(delivered) == 3:
+        if kind == fails and not failed:
             failed = True
             raise torch.OutOfMemoryError("CUDA")
 
     def search(*arguments: Any) -> Iterator[Any]:
-        for result in stream_search(*arguments):
-            fail_once("search")
+        for number, result in enumerate(stream_search(*arguments)):
+            if number == 2:  # others have been delivered
+                fail_once("search")
             yield result
 
     def deliver(line: int, options: list[Translation]) -> None:
-        fail_once("delivery")
+        if len(delivered) == 3:  # those of empty lines, and others
+            fail_once("delivery")
         assert line not in delivered
         delivered[line] = options
 
