@@ -194,8 +194,8 @@ class Attention(nn.Module):
         self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
         self.window = WINDOW_CLASSES[config.window](config, query_size, kernels, is_causal)
         self.normalize = NORMALIZER_FNS[config.normalizer]
-        is_plain_softmax = config.normalizer == "softmax" and config.window == "global" and not is_causal
-        can_fuse = isinstance(self.score, Additive) and not config.coverage and is_plain_softmax
+        sees_all = config.window == "global" and not is_causal
+        can_fuse = isinstance(self.score, Additive) and not config.coverage and sees_all
         self.attention_for_steps = kernels.attention_for_steps if can_fuse else None
         self.value = nn.Identity()
         self.output = nn.Identity()
@@ -255,7 +255,7 @@ class Attention(nn.Module):
         attend_at_once = None
         if self.attention_for_steps is not None:
             attend_at_once = self.attention_for_steps(
-                memory.keys_BHSA, memory.values_BHSM, self.score.v, memory.visible_B
+                memory.keys_BHSA, memory.values_BHSM, self.score.v, memory.visible_B, self.normalize
             )
 
         def attend(

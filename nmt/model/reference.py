@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.model.loss import Loss
-from nmt.model.numerics import accumulation_dtype
+from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.numerics import MASK_BIAS, accumulation_dtype
 
 LinearFn = Callable[..., Tensor]  # (x, addend=None) -> x W^T + b (+ addend)
 RNNState = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
@@ -145,16 +146,21 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
 
 
 def additive_attention(
-    query_BHQA: Tensor, keys_BHSA: Tensor, values_BHSM: Tensor, v_HA: Tensor, length_B: Tensor
+    query_BHQA: Tensor,
+    keys_BHSA: Tensor,
+    values_BHSM: Tensor,
+    v_HA: Tensor,
+    length_B: Tensor,
+    normalize: Callable[[Tensor], Tensor] = NORMALIZER_FNS["softmax"],
 ) -> tuple[Tensor, Tensor]:
-    """Return context_BHQM and weights_BHQS of the additive score with softmax, Bahdanau et al. 2014, eq. 5-6.
+    """Return context_BHQM and weights_BHQS of the additive score, Bahdanau et al. 2014, eq. 5-6.
 
-    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`); or a few sentences at
-    a time, for translation on a CPU; or all in one kernel, on a GPU with `model.kernels=triton`.
+    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`); or without
+    padding, for translation on a CPU; or with softmax all in one kernel, on a GPU with `model.kernels=triton`.
     """
     is_hidden_BHQS = (torch.arange(keys_BHSA.shape[2], device=length_B.device) >= length_B.unsqueeze(1))[:, None, None]
     scores_BHQS = additive_score(query_BHQA, keys_BHSA, v_HA).to(accumulation_dtype(keys_BHSA.dtype))
-    weights_BHQS = torch.softmax(scores_BHQS.masked_fill(is_hidden_BHQS, -1e30), 3).masked_fill(is_hidden_BHQS, 0)
+    weights_BHQS = normalize(scores_BHQS.masked_fill(is_hidden_BHQS, MASK_BIAS)).masked_fill(is_hidden_BHQS, 0)
     return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS
 
 

@@ -17,11 +17,10 @@ from torch.nn import functional as F
 
 from nmt.config.model import AttentionConfig
 from nmt.model.kernels import Kernels
-from nmt.model.numerics import accumulation_dtype, init_uniform_, tanh
+from nmt.model.numerics import MASK_BIAS, accumulation_dtype, init_uniform_, tanh
 from nmt.model.parts import resize_last
 
 MAX_WINDOWS_TO_MASK = 1.5  # sources of up to this many local windows are masked; longer ones are gathered from
-MASK_BIAS = -1e30  # added to the scores of hidden positions; finite, to avoid NaN if all positions are hidden
 
 
 class Memory(NamedTuple):

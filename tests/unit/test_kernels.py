@@ -19,6 +19,7 @@ from nmt.model.kernels import KERNELS, REFERENCE
 from nmt.model.kernels.linear import Dropout
 from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
 from nmt.model.kernels.recurrence import RNN
+from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.reference import additive_attention
 from nmt.training import step as update
 from nmt.training.state import TrainState
@@ -45,9 +46,10 @@ def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("lengths", [(7, 6, 3, 3, 2, 1, 1), (1, 7, 2, 5), (4,)])
-@pytest.mark.parametrize("cache", [1, 100, 2**19])  # numbers: one sentence at a time, a few, all
-def test_attention_of_few_sentences_at_a_time_matches_reference(
-    heads: int, queries: int, lengths: tuple[int, ...], cache: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cache", [1, 100, 2**19])  # numbers: one position at a time, a few, all
+@pytest.mark.parametrize("normalizer", NORMALIZER_FNS)
+def test_attention_without_padding_matches_reference(
+    heads: int, queries: int, lengths: tuple[int, ...], cache: int, normalizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", cache)
     monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", 1)
@@ -55,10 +57,11 @@ def test_attention_of_few_sentences_at_a_time_matches_reference(
     sentences, positions = len(lengths), 8
     keys, values = torch.randn(sentences, heads, positions, 4), torch.randn(sentences, heads, positions, 5)
     query, v_HA, length_B = torch.randn(sentences, heads, queries, 4), torch.randn(heads, 4), torch.tensor(lengths)
-    assert KERNELS["fast"].attention_for_steps(keys, values, v_HA.flatten(), length_B) is None  # in training
+    memory = keys, values, v_HA.flatten(), length_B, NORMALIZER_FNS[normalizer]
+    assert KERNELS["fast"].attention_for_steps(*memory) is None  # in training
     with torch.no_grad():
-        actual = KERNELS["fast"].attention_for_steps(keys, values, v_HA.flatten(), length_B)(query)
-    expected = additive_attention(query, keys, values, v_HA, length_B)
+        actual = KERNELS["fast"].attention_for_steps(*memory)(query)
+    expected = additive_attention(query, keys, values, v_HA, length_B, NORMALIZER_FNS[normalizer])
     for value, expected_value in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, expected_value)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt.errors import UserError
 from nmt.model import reference
 from nmt.model.kernels import with_triton
+from nmt.model.normalizers import NORMALIZER_FNS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
@@ -109,7 +110,7 @@ def test_attention_matches_the_reference(
     shapes += [(3, heads, queries, size) for queries in steps]
     leaves = [torch.randn(shape).to(dtype).float().requires_grad_() for shape in shapes]
     keys, values, v_HA, *queries = [leaf.to(dtype) for leaf in leaves]
-    attend = with_triton.attention_for_steps(keys, values, v_HA, length_B)
+    attend = with_triton.attention_for_steps(keys, values, v_HA, length_B, NORMALIZER_FNS["softmax"])
     assert attend is not None
     actual = [output for query in queries for output in attend(query)]
     memory = *leaves[:3], length_B

@@ -30,7 +30,7 @@ class Kernels(NamedTuple):
     rows_for_steps: Callable[[Tensor], Callable[[Tensor], Tensor]]
     additive_score: Callable[..., Tensor]
     cross_entropy: Callable[..., Loss]
-    # All of additive attention with softmax, see `reference.additive_attention`. None: its parts run one by one.
+    # All of additive attention, see `reference.additive_attention`. None: its parts run one by one.
     attention_for_steps: Callable[..., Callable[[Tensor], tuple[Tensor, Tensor]] | None] | None = None
 
 

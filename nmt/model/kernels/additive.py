@@ -1,19 +1,19 @@
-"""The additive score, for a few rows at a time on a CPU.
+"""The additive score on a CPU, for parts that fit into its caches.
 
 Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head. Where a row is a sentence: B sentences, S
 source positions, M memory (encoder output) size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmt.model.kernels.inference_weights import add_optional
-from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
+from nmt.model.numerics import CACHE_NUMEL, MASK_BIAS, accumulation_dtype
 
-MAX_FILLED_SHARE = 0.8  # where more of the positions are not padding, attention runs for all sentences at once
+MAX_FILLED_SHARE = 0.8  # where more of the positions are not padding, they are not separated from it
 
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
@@ -73,47 +73,37 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
 
 
 def attention_for_steps(
-    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor
+    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor, normalize: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Return query_BHQA -> (context_BHQM, weights_BHQS) for translation on a CPU, see `reference.additive_attention`.
 
-    It runs for a few sentences at a time, whose hidden values fit into the CPU caches, and only up to the end of the
-    longest of them, so sentences should be sorted by length. Returns None in training, on other devices, and where
-    little would be saved.
+    Only the P positions that are not padding, of all heads, get scores; a few of them at a time, whose hidden values
+    fit into the CPU caches. Returns None in training, on other devices, and where little would be saved.
     """
     if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
         return None
-    lengths = length_B.tolist()
-    if sum(lengths) > MAX_FILLED_SHARE * len(lengths) * keys_BHSA.shape[2]:
+    sentences, heads, positions, _ = keys_BHSA.shape
+    if int(length_B.sum()) > MAX_FILLED_SHARE * sentences * positions:
         return None
-    v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
+    v_HA = v.to(keys_BHSA.dtype).view(heads, -1)
+    is_inside_BHS = (torch.arange(positions) < length_B.view(-1, 1, 1)).expand(-1, heads, -1)
+    index_P = is_inside_BHS.flatten().nonzero().squeeze(1)
+    keys_RA = keys_BHSA.flatten(0, 2)
 
     def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
-        shape_BHQS = *query_BHQA.shape[:3], keys_BHSA.shape[2]
-        weights_BHQS = query_BHQA.new_zeros(shape_BHQS, dtype=accumulation_dtype(query_BHQA.dtype))
-        contexts = []
-        for start, end, positions in split_by_size(lengths, CACHE_NUMEL // query_BHQA[0].numel()):
-            hidden = compute_hidden(query_BHQA[start:end], keys_BHSA[start:end, :, :positions])
-            is_padding = torch.arange(positions) >= length_B[start:end, None, None, None]
-            scores = score_hidden(hidden, v_HA).to(weights_BHQS.dtype).masked_fill_(is_padding, float("-inf"))
-            weights = torch.softmax(scores, 3)
-            weights_BHQS[start:end, :, :, :positions] = weights
-            contexts.append(weights.to(values_BHSM.dtype) @ values_BHSM[start:end, :, :positions])
-        return torch.cat(contexts), weights_BHQS
+        queries = query_BHQA.shape[2]
+        scores_RQ = query_BHQA.new_full((len(keys_RA), queries), MASK_BIAS, dtype=accumulation_dtype(v_HA.dtype))
+        query_NQA = query_BHQA.flatten(0, 1)
+        for index_p in index_P.split(max(1, CACHE_NUMEL // 4 // query_NQA[0].numel())):
+            head_p = index_p // positions
+            hidden_pQA = query_NQA[head_p].add_(keys_RA[index_p].unsqueeze(1)).tanh_()
+            if heads == 1:
+                scores_pQ = hidden_pQA @ v_HA[0]  # faster than the batched product below
+            else:
+                scores_pQ = (hidden_pQA @ v_HA[head_p % heads].unsqueeze(2)).squeeze(2)
+            scores_RQ[index_p] = scores_pQ.to(scores_RQ.dtype)
+        scores_BHSQ = scores_RQ.view(sentences, heads, positions, queries)
+        weights_BHQS = normalize(scores_BHSQ.transpose(2, 3).contiguous())
+        return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS
 
     return attend
-
-
-def split_by_size(lengths: Sequence[int], max_positions: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, end and longest length of consecutive parts with at most `max_positions`, padding included.
-
-    A part has at least one length.
-    """
-    start, longest = 0, 0
-    for index, length in enumerate(lengths):
-        longest_with = max(longest, length)
-        if index > start and (index + 1 - start) * longest_with > max_positions:
-            yield start, index, longest
-            start, longest_with = index, length
-        longest = longest_with
-    yield start, len(lengths), longest

@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt.errors import UserError
 from nmt.model.kernels import additive, loss, recurrence
 from nmt.model.loss import Loss
+from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.reference import LinearFn, RNNState
 
 
@@ -92,17 +93,17 @@ class RNN(recurrence.RNN):
 
 
 def attention_for_steps(
-    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor
+    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor, normalize: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Return query_BHQA -> (context_BHQM, weights_BHQS) for one step loop, see `reference.additive_attention`.
 
     `v` has the values of all heads. Returns None if the parts of attention have to run one by one.
     """
     if not uses_triton(keys_BHSA):
-        return additive.attention_for_steps(keys_BHSA, values_BHSM, v, length_B)
+        return additive.attention_for_steps(keys_BHSA, values_BHSM, v, length_B, normalize)
     from nmt.model.kernels import triton_attention
 
-    if keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
+    if normalize is not NORMALIZER_FNS["softmax"] or keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
         return None
     v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
     return triton_attention.attention_for_steps(keys_BHSA, values_BHSM, v_HA, length_B)
