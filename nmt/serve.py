@@ -15,6 +15,7 @@ from nmt.errors import UserError, extra_command
 from nmt.runtime.cli import main
 from nmt.runtime.device import choose_device
 from nmt.runtime.logging import log, log_to_stderr
+from nmt.runtime.memory import configure_malloc
 from nmt.runtime.torchrun import check_single_process
 from nmt.training.checkpoint import fetch_model, find_checkpoint, load_config
 
@@ -54,6 +55,7 @@ def serve(command: ServeRun) -> None:
     except ImportError as error:
         raise UserError(f"nmt.serve needs {error.name}; install it with: {extra_command('serve')}") from None
     device = choose_device(command.device)
+    configure_malloc()
     with bind(command) as listener:
         models = [[*map(fetch_model, paths)] for paths in command.checkpoint]
         directions = find_directions(models)

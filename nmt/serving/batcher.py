@@ -3,15 +3,14 @@
 Requests are handled by an event loop, translation by one thread: the processor or GPU is shared, and requests that
 wait are best translated together. The thread takes waiting lines in the order of their arrival, up to about one batch
 of the search. While it translates them, others join the search when there is room in the batch, as soon as they are
-many enough to be worth a change of it or have waited for `JOIN_SECONDS`. So a line that is alone is translated at once,
-and the batch grows with the load. Each line is answered as soon as it is translated. A search ends early when nobody
-waits for any of its lines.
+many enough to be worth a change of it or have waited for `JOIN_STEPS` of its steps. So a line that is alone is
+translated at once, and the batch grows with the load. Each line is answered as soon as it is translated. A search ends
+early when nobody waits for any of its lines.
 """
 
 import copy
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -28,7 +27,7 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a s
 # Lines of many clients are better translated in one large batch than after each other: the default of
 # search.batch_tokens is this many times that of the search.
 BATCH_FACTOR = 8
-JOIN_SECONDS = 0.2  # after which lines join a search even if they are few
+JOIN_STEPS = 8  # of a search, after which lines join it even if they are few
 LINES_PER_SEARCH = 32768  # after which none joins: a search keeps a few numbers for each of its lines
 
 
@@ -60,7 +59,6 @@ class Job:
     lines: Sequence[str]
     show: Callable[[int, str], object] | None  # called with index and best translation so far of a line
     taken: int = 0  # lines that the thread has taken, which are the first ones
-    arrival: float = field(default_factory=time.monotonic)  # in seconds
     futures: "list[Future[list[Translation]]]" = field(init=False)  # of each line
 
     def __post_init__(self) -> None:
@@ -102,6 +100,7 @@ class Batcher:
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.closed = False
+        self.steps_waited = 0  # of the running search, by lines that may join it
         self.thread = threading.Thread(target=self.run, name="translation", daemon=True)
         self.thread.start()
 
@@ -165,25 +164,27 @@ class Batcher:
         return self.take(group, CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width)
 
     def take_more_lines(self, group: Group, min_lines: int, max_lines: int) -> list[JobLine]:
-        """Return lines that join a search.
+        """Return lines that join a search, which calls this at each step.
 
-        There are none if fewer than `min_lines` wait and none is late, if a job of another group waits, or if the
-        batcher is closed.
+        There are none if fewer than `min_lines` wait and have not done so for more than `JOIN_STEPS` steps, if a job of
+        another group waits, or if the batcher is closed.
         """
         with self.changed:
             if self.closed or not any(job.num_waiting for job in self.jobs):
+                self.steps_waited = 0
                 return []
             self.remove_done_jobs()  # those of clients that have gone, too
             waiting = [job for job in self.jobs if job.num_waiting]
             if not waiting or any(job.group != group for job in waiting):
                 return []
-            is_late = time.monotonic() - waiting[0].arrival > JOIN_SECONDS
-            if not is_late and sum(job.num_waiting for job in waiting) < min_lines:
+            self.steps_waited += 1
+            if self.steps_waited <= JOIN_STEPS and sum(job.num_waiting for job in waiting) < min_lines:
                 return []
             return self.take(group, max_lines=max_lines)
 
     def take(self, group: Group, max_characters: float = math.inf, max_lines: float = math.inf) -> list[JobLine]:
         """Return the next lines of a group in the order of their arrival: at least one, unless all are cancelled."""
+        self.steps_waited = 0
         lines: list[JobLine] = []
         for job in self.jobs:
             while job.group == group and job.num_waiting:

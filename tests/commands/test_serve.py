@@ -34,7 +34,7 @@ from nmt.decoding.translator import Translator
 from nmt.model.seq2seq import build_model
 from nmt.serving import app, server, translation_request
 from nmt.serving.app import Service, TextsSoFar, add_attention, build_app
-from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
+from nmt.serving.batcher import JOIN_STEPS, Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.translation_request import parse_translation_request
 from nmt.training.checkpoint import export_model, load_model
 
@@ -567,7 +567,7 @@ def test_searches_begin_with_lines_for_one_batch_in_order() -> None:
         batcher.submit(plain, ["x"])
 
 
-def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_lines_join_a_search_if_they_are_many_or_late() -> None:
     class JoiningTranslator(FakeTranslator):
         joined: list[list[str]] = []
 
@@ -580,7 +580,6 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytes
             super().translate(lines, *arguments, **options)
 
     translator = JoiningTranslator()
-    monkeypatch.setattr("nmt.serving.batcher.JOIN_SECONDS", 60)
     asked = [(4, 9), (3, 2), (1, 9)]
     batcher = Batcher([translator], 100)  # type: ignore[list-item]
     plain, other = Group(0, 1, False), Group(0, 2, False)
@@ -593,16 +592,15 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late(monkeypatch: pytes
     assert translator.joined == [[], ["b", "c"], ["d"]]
 
     translator.gate.clear()
-    asked = [(2, 9), (2, 9)]
+    asked = [(2, 9)] * (JOIN_STEPS + 2)
     translator.joined.clear()
     first = batcher.submit(plain, ["a"])
     while not batcher.jobs[-1].taken:
         time.sleep(0.01)
-    monkeypatch.setattr("nmt.serving.batcher.JOIN_SECONDS", -1)
     late = batcher.submit(plain, ["b"])
     translator.gate.set()
     assert [future.result(20)[0].text for future in [*first, *late]] == ["A", "B"]
-    assert translator.joined == [["b"], []]
+    assert translator.joined == [*[[]] * JOIN_STEPS, ["b"], []]
 
     translator.gate.clear()
     asked = [(1, 9)]
