@@ -5,9 +5,10 @@ python scripts/bench_serve.py run=runs/NAME seconds=60 clients=200
 
 Each client sends one line of the test split of the run's data after the other, over one connection, and checks that
 the answer is the line of `nmt.translate`. The server, the clients and `nmt.translate` run on one machine; the clients
-share one process. The time of `nmt.translate` is that of the whole command minus that of the same command on one line,
-so loading does not count. Both run `rounds` times in turn. Lines per second of processor time are counted likewise,
-since other programs that use the machine affect them less.
+share one process. The throughput of the server is measured while all clients are busy: from the time at which each has
+had an answer until the first one stops. The time of `nmt.translate` is that of the whole command minus that of the same
+command on one line, so loading does not count. Both run `rounds` times in turn. Lines per second of processor time are
+those of all answers, and affected less by other programs that use the machine.
 
 Other settings: rounds=3 lines=2000 search= (settings of the search, as search=search.beam=1), folder=runs/bench_serve.
 """
@@ -36,11 +37,12 @@ HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 
 
 class Client:
-    """Sends lines over one connection until a time, and keeps the seconds of each answer."""
+    """Sends lines over one connection until a time, and keeps the seconds and the time of each answer."""
 
     def __init__(self, port: int, lines: list[str], expected: dict[str, str], direction: dict[str, str]) -> None:
         self.port, self.lines, self.expected, self.direction = port, lines, expected, direction
         self.seconds: list[float] = []
+        self.times: list[float] = []
         self.errors: list[str] = []
 
     async def run(self, until: float) -> None:
@@ -53,17 +55,21 @@ class Client:
             writer.write(HEAD % len(body) + body)
             status = await reader.readuntil(b"\r\n\r\n")
             answer = await reader.readexactly(int(re.findall(rb"content-length: (\d+)", status)[0]))
-            self.seconds.append(time.perf_counter() - started)
+            self.times.append(time.perf_counter())
+            self.seconds.append(self.times[-1] - started)
             if json.loads(answer) != {"translatedText": self.expected[line]}:
                 self.errors.append(answer.decode())
         writer.close()
 
 
 async def run_clients(clients: list[Client], seconds: float) -> float:
-    """Run all clients together. Returns the seconds that passed until the last answer."""
-    started = time.perf_counter()
-    await asyncio.gather(*(client.run(started + seconds) for client in clients))
-    return time.perf_counter() - started
+    """Run all clients together. Returns the answers per second while all of them were busy."""
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(client.run(until) for client in clients))
+    all_busy = max(client.times[0] for client in clients)
+    if all_busy >= until:
+        sys.exit(f"a client had its first answer only after {seconds:g} seconds; use a larger number for seconds=")
+    return sum(all_busy < each <= until for client in clients for each in client.times) / (until - all_busy)
 
 
 def processor_seconds() -> float:
@@ -119,13 +125,13 @@ def main() -> None:
         starts = [index * len(lines) // count for index in range(count)]
         clients = [Client(port, lines[start:] + lines[:start], expected, direction) for start in starts]
         try:
-            took = asyncio.run(run_clients(clients, float(settings["seconds"])))
+            speed = asyncio.run(run_clients(clients, float(settings["seconds"])))
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait()
         seconds = [each for client in clients for each in client.seconds]
         errors += [error for client in clients for error in client.errors]
-        served.append((len(seconds) / took, len(seconds) / (processor_seconds() - before - loading_cpu)))
+        served.append((speed, len(seconds) / (processor_seconds() - before - loading_cpu)))
         answers += seconds
         print(
             f"round {number + 1}: nmt.translate {command[-1][0]:.1f} lines/s, nmt.serve {served[-1][0]:.1f}", flush=True
