@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.model.loss import Loss
-from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.normalizers import softmax
 from nmt.model.numerics import MASK_BIAS, accumulation_dtype
 
 LinearFn = Callable[..., Tensor]  # (x, addend=None) -> x W^T + b (+ addend)
@@ -151,7 +151,7 @@ def additive_attention(
     values_BHSM: Tensor,
     v_HA: Tensor,
     length_B: Tensor,
-    normalize: Callable[[Tensor], Tensor] = NORMALIZER_FNS["softmax"],
+    normalize: Callable[[Tensor], Tensor] = softmax,
 ) -> tuple[Tensor, Tensor]:
     """Return context_BHQM and weights_BHQS of the additive score, Bahdanau et al. 2014, eq. 5-6.
 

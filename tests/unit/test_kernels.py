@@ -46,7 +46,7 @@ def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("lengths", [(7, 6, 3, 3, 2, 1, 1), (1, 7, 2, 5), (4,)])
-@pytest.mark.parametrize("cache", [1, 100, 2**19])  # numbers: one position at a time, a few, all
+@pytest.mark.parametrize("cache", [1, 400, 2**19])  # numbers: one position at a time, a few, all
 @pytest.mark.parametrize("normalizer", NORMALIZER_FNS)
 def test_attention_without_padding_matches_reference(
     heads: int, queries: int, lengths: tuple[int, ...], cache: int, normalizer: str, monkeypatch: pytest.MonkeyPatch
@@ -54,16 +54,20 @@ def test_attention_without_padding_matches_reference(
     monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", cache)
     monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", 1)
     torch.manual_seed(1)
+    randn = partial(torch.randn, dtype=torch.float64)
     sentences, positions = len(lengths), 8
-    keys, values = torch.randn(sentences, heads, positions, 4), torch.randn(sentences, heads, positions, 5)
-    query, v_HA, length_B = torch.randn(sentences, heads, queries, 4), torch.randn(heads, 4), torch.tensor(lengths)
+    keys, values = randn(positions, heads, sentences, 4).transpose(0, 2), randn(sentences, heads, positions, 5)
+    query, v_HA, length_B = randn(sentences, heads, queries, 4), randn(heads, 4), torch.tensor(lengths)
     memory = keys, values, v_HA.flatten(), length_B, NORMALIZER_FNS[normalizer]
     assert KERNELS["fast"].attention_for_steps(*memory) is None  # in training
-    with torch.no_grad():
-        actual = KERNELS["fast"].attention_for_steps(*memory)(query)
-    expected = additive_attention(query, keys, values, v_HA, length_B, NORMALIZER_FNS[normalizer])
-    for value, expected_value in zip(actual, expected, strict=True):
-        torch.testing.assert_close(value, expected_value)
+    with torch.inference_mode():
+        attend = KERNELS["fast"].attention_for_steps(*memory)
+        for step_query in (query, -query):
+            expected = additive_attention(step_query, keys, values, v_HA, length_B, NORMALIZER_FNS[normalizer])
+            torch.testing.assert_close(attend(step_query), expected)
+        share = sum(lengths) / (sentences * positions)
+        monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", share - 0.01)
+        assert KERNELS["fast"].attention_for_steps(*memory) is None  # where little would be saved
 
 
 def compute_gradients(state: TrainState) -> dict[str, Tensor]:

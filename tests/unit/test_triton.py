@@ -3,6 +3,7 @@
 `tests/conftest.py` sets TRITON_INTERPRET.
 """
 
+import copy
 import os
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_attention_matches_the_reference(
     pairs = zip(differentiate(tuple(actual), leaves), differentiate(tuple(expected), leaves), strict=True)
     for value, expected_value in pairs:
         assert_close(value, expected_value, dtype)
+
+
+@needs_triton
+def test_the_kernel_of_attention_is_used_with_softmax_only() -> None:
+    """By a copy of a model, too, such as the one that validation translates with."""
+    length_B, v_HA = torch.tensor([3, 2]), torch.ones(1, 4)
+    keys = torch.zeros(2, 1, 3, 4)
+    for normalizer in ("sparsemax", "entmax15"):
+        assert with_triton.attention_for_steps(keys, keys, v_HA, length_B, NORMALIZER_FNS[normalizer]) is None
+    normalize = make_model("bahdanau", "gru", kernels="triton").decoder.attention.normalize
+    for fn in (normalize, copy.deepcopy(normalize)):
+        assert with_triton.attention_for_steps(keys, keys, v_HA, length_B, fn) is not None
 
 
 @needs_triton

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.model.kernels.inference_weights import add_optional
 from nmt.model.numerics import CACHE_NUMEL, MASK_BIAS, accumulation_dtype
 
-MAX_FILLED_SHARE = 0.8  # where more of the positions are not padding, they are not separated from it
+MAX_FILLED_SHARE = 0.7  # where more of the positions are not padding, they are not separated from it
 
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
@@ -77,8 +77,8 @@ def attention_for_steps(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Return query_BHQA -> (context_BHQM, weights_BHQS) for translation on a CPU, see `reference.additive_attention`.
 
-    Only the P positions that are not padding, of all heads, get scores; a few of them at a time, whose hidden values
-    fit into the CPU caches. Returns None in training, on other devices, and where little would be saved.
+    Only the P positions that are not padding get scores; a few of them at a time, whose hidden values fit into the CPU
+    caches. Sentences must have a position. Returns None in training, on other devices, and where little would be saved.
     """
     if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
         return None
@@ -86,22 +86,20 @@ def attention_for_steps(
     if int(length_B.sum()) > MAX_FILLED_SHARE * sentences * positions:
         return None
     v_HA = v.to(keys_BHSA.dtype).view(heads, -1)
-    is_inside_BHS = (torch.arange(positions) < length_B.view(-1, 1, 1)).expand(-1, heads, -1)
-    index_P = is_inside_BHS.flatten().nonzero().squeeze(1)
+    sentence_P, position_P = (torch.arange(positions) < length_B.unsqueeze(1)).nonzero(as_tuple=True)
     keys_RA = keys_BHSA.flatten(0, 2)
 
     def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
         queries = query_BHQA.shape[2]
         scores_RQ = query_BHQA.new_full((len(keys_RA), queries), MASK_BIAS, dtype=accumulation_dtype(v_HA.dtype))
         query_NQA = query_BHQA.flatten(0, 1)
-        for index_p in index_P.split(max(1, CACHE_NUMEL // 4 // query_NQA[0].numel())):
-            head_p = index_p // positions
-            hidden_pQA = query_NQA[head_p].add_(keys_RA[index_p].unsqueeze(1)).tanh_()
-            if heads == 1:
-                scores_pQ = hidden_pQA @ v_HA[0]  # faster than the batched product below
-            else:
-                scores_pQ = (hidden_pQA @ v_HA[head_p % heads].unsqueeze(2)).squeeze(2)
-            scores_RQ[index_p] = scores_pQ.to(scores_RQ.dtype)
+        chunk_size = max(1, CACHE_NUMEL // 4 // query_NQA[0].numel())  # the keys and queries of a chunk are copied, too
+        for head, v_A in enumerate(v_HA):
+            row_P = sentence_P * heads + head
+            key_P = row_P * positions + position_P
+            for row_p, key_p in zip(row_P.split(chunk_size), key_P.split(chunk_size), strict=True):
+                hidden_pQA = query_NQA.index_select(0, row_p).add_(keys_RA.index_select(0, key_p).unsqueeze(1)).tanh_()
+                scores_RQ.index_copy_(0, key_p, (hidden_pQA @ v_A).to(scores_RQ.dtype))
         scores_BHSQ = scores_RQ.view(sentences, heads, positions, queries)
         weights_BHQS = normalize(scores_BHSQ.transpose(2, 3).contiguous())
         return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS

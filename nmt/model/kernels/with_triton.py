@@ -16,7 +16,7 @@ from torch import Tensor
 from nmt.errors import UserError
 from nmt.model.kernels import additive, loss, recurrence
 from nmt.model.loss import Loss
-from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.normalizers import softmax
 from nmt.model.reference import LinearFn, RNNState
 
 
@@ -103,7 +103,7 @@ def attention_for_steps(
         return additive.attention_for_steps(keys_BHSA, values_BHSM, v, length_B, normalize)
     from nmt.model.kernels import triton_attention
 
-    if normalize is not NORMALIZER_FNS["softmax"] or keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
+    if normalize is not softmax or keys_BHSA.shape[2] > triton_attention.MAX_POSITIONS:
         return None
     v_HA = v.to(keys_BHSA.dtype).view(keys_BHSA.shape[1], -1)
     return triton_attention.attention_for_steps(keys_BHSA, values_BHSM, v_HA, length_B)
