@@ -66,7 +66,7 @@ async def run_clients(clients: list[Client], seconds: float) -> float:
     """Run all clients together. Returns the answers per second while all of them were busy."""
     until = time.perf_counter() + seconds
     await asyncio.gather(*(client.run(until) for client in clients))
-    all_busy = max(client.times[0] for client in clients)
+    all_busy = max(min(client.times, default=until) for client in clients)
     if all_busy >= until:
         sys.exit(f"a client had its first answer only after {seconds:g} seconds; use a larger number for seconds=")
     return sum(all_busy < each <= until for client in clients for each in client.times) / (until - all_busy)

@@ -21,13 +21,15 @@ from typing import NamedTuple
 from nmt.decoding.translation import Translation, check_scores
 from nmt.decoding.translator import Translator, default_batch_tokens
 from nmt.runtime.logging import log
+from nmt.runtime.memory import release_memory
 from nmt.serving.prometheus import SEARCH_LINES, WAITING
 
 CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a search, which are not tokenized yet
 # Lines of many clients are better translated in one large batch than after each other: the default of
 # search.batch_tokens is this many times that of the search.
 BATCH_FACTOR = 8
-JOIN_STEPS = 8  # of a search, after which lines join it even if they are few
+JOIN_STEPS = 8  # of a search, after which lines join it even if they are few; chosen on a CPU
+IDLE_SECONDS = 10.0  # after which freed memory is returned to the system
 LINES_PER_SEARCH = 32768  # after which none joins: a search keeps a few numbers for each of its lines
 
 
@@ -100,7 +102,7 @@ class Batcher:
         self.jobs: deque[Job] = deque()
         self.changed = threading.Condition()
         self.closed = False
-        self.steps_waited = 0  # of the running search, by lines that may join it
+        self.steps_waited = 0  # calls of `take_more_lines` since lines have waited to join the search
         self.thread = threading.Thread(target=self.run, name="translation", daemon=True)
         self.thread.start()
 
@@ -140,13 +142,19 @@ class Batcher:
                 future.cancel()
 
     def run(self) -> None:
+        patience: float | None = None  # seconds until the thread counts as idle; None once it is
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.jobs or self.closed)
+                has_work = self.changed.wait_for(lambda: self.jobs or self.closed, patience)
                 if self.closed:
                     return
                 lines = self.take_first_lines()
-            self.translate(lines, self.take_more_lines)
+            if has_work:
+                self.translate(lines, self.take_more_lines)
+                patience = IDLE_SECONDS
+            else:
+                release_memory()
+                patience = None
 
     def remove_done_jobs(self) -> None:
         """Remove jobs from the queue of which each line has its result or was cancelled."""
@@ -164,18 +172,19 @@ class Batcher:
         return self.take(group, CHARACTERS_PER_PIECE * translator.config.batch_tokens // translator.config.width)
 
     def take_more_lines(self, group: Group, min_lines: int, max_lines: int) -> list[JobLine]:
-        """Return lines that join a search, which calls this at each step.
+        """Return lines that join a search, which calls this after each step for which its batch has room.
 
-        There are none if fewer than `min_lines` wait and have not done so for more than `JOIN_STEPS` steps, if a job of
+        There are none if fewer than `min_lines` wait and have done so for at most `JOIN_STEPS` calls, if a job of
         another group waits, or if the batcher is closed.
         """
         with self.changed:
-            if self.closed or not any(job.num_waiting for job in self.jobs):
-                self.steps_waited = 0
-                return []
-            self.remove_done_jobs()  # those of clients that have gone, too
             waiting = [job for job in self.jobs if job.num_waiting]
-            if not waiting or any(job.group != group for job in waiting):
+            if waiting:
+                self.remove_done_jobs()  # those of clients that have gone, too
+                waiting = [job for job in self.jobs if job.num_waiting]
+            if not waiting:
+                self.steps_waited = 0
+            if not waiting or self.closed or any(job.group != group for job in waiting):
                 return []
             self.steps_waited += 1
             if self.steps_waited <= JOIN_STEPS and sum(job.num_waiting for job in waiting) < min_lines:

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -573,7 +573,9 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late() -> None:
 
         def translate(self, lines: list[str], *arguments: Any, **options: Any) -> None:
             assert self.gate.wait(20)
-            for enough, room in asked:
+            for number, (enough, room) in enumerate(asked):
+                if number in on_call:
+                    on_call.pop(number)()
                 more = options["get_more"](enough, room)
                 self.joined.append(more)
                 lines += more
@@ -581,6 +583,7 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late() -> None:
 
     translator = JoiningTranslator()
     asked = [(4, 9), (3, 2), (1, 9)]
+    on_call: dict[int, Callable[[], object]] = {}
     batcher = Batcher([translator], 100)  # type: ignore[list-item]
     plain, other = Group(0, 1, False), Group(0, 2, False)
     first = batcher.submit(plain, ["a"])
@@ -623,6 +626,36 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late() -> None:
     translator.gate.set()
     assert [future.result(20)[0].text for future in [*first, *last]] == ["A", "C"]
     assert translator.joined == [["c"]]  # for the cancelled line nobody waits
+
+    translator.gate.clear()
+    asked = [(9, 9)] * (JOIN_STEPS + 1) + [(9, 1)] * (JOIN_STEPS + 2)
+    translator.joined.clear()
+    futures = [*batcher.submit(plain, ["a"])]
+    while not batcher.jobs[-1].taken:
+        time.sleep(0.01)
+    [cancelled] = batcher.submit(plain, ["b"])
+    on_call |= {3: cancelled.cancel, 5: lambda: futures.extend(batcher.submit(plain, ["c", "d"]))}
+    translator.gate.set()
+    assert futures[0].result(20)[0].text == "A"
+    assert [future.result(20)[0].text for future in futures] == ["A", "C", "D"]
+    # The wait of the cancelled line is not that of those after it, and lines for which there is no room wait again.
+    assert [lines for lines in translator.joined if lines] == [["c"]]
+    assert translator.joined.index(["c"]) == 5 + JOIN_STEPS
+    batcher.close()
+
+
+def test_idle_server_returns_memory_to_the_system_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[bool] = []
+    monkeypatch.setattr("nmt.serving.batcher.release_memory", lambda: released.append(True))
+    monkeypatch.setattr("nmt.serving.batcher.IDLE_SECONDS", 0.1)
+    translator = FakeTranslator()
+    batcher = Batcher([translator], 100)  # type: ignore[list-item]
+    translator.gate.set()
+    for count in (1, 2):
+        [future] = batcher.submit(Group(0, 1, False), ["a"])
+        assert future.result(20)[0].text == "A"
+        time.sleep(0.5)
+        assert len(released) == count
     batcher.close()
 
 
