@@ -86,7 +86,7 @@ def attention_for_steps(
     if int(length_B.sum()) > MAX_FILLED_SHARE * sentences * positions:
         return None
     v_HA = v.to(keys_BHSA.dtype).view(heads, -1)
-    sentence_P, position_P = (torch.arange(positions) < length_B.unsqueeze(1)).nonzero(as_tuple=True)
+    sentence_P, position_P = torch.where(torch.arange(positions) < length_B.unsqueeze(1))
     keys_RA = keys_BHSA.flatten(0, 2)
 
     def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
