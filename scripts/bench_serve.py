@@ -42,7 +42,7 @@ class Client:
     def __init__(self, port: int, lines: list[str], expected: dict[str, str], direction: dict[str, str]) -> None:
         self.port, self.lines, self.expected, self.direction = port, lines, expected, direction
         self.seconds: list[float] = []
-        self.times: list[float] = []
+        self.arrival_times: list[float] = []
         self.errors: list[str] = []
 
     async def run(self, until: float) -> None:
@@ -55,8 +55,8 @@ class Client:
             writer.write(HEAD % len(body) + body)
             status = await reader.readuntil(b"\r\n\r\n")
             answer = await reader.readexactly(int(re.findall(rb"content-length: (\d+)", status)[0]))
-            self.times.append(time.perf_counter())
-            self.seconds.append(self.times[-1] - started)
+            self.arrival_times.append(time.perf_counter())
+            self.seconds.append(self.arrival_times[-1] - started)
             if json.loads(answer) != {"translatedText": self.expected[line]}:
                 self.errors.append(answer.decode())
         writer.close()
@@ -66,10 +66,10 @@ async def run_clients(clients: list[Client], seconds: float) -> float:
     """Run all clients together. Returns the answers per second while all of them were busy."""
     until = time.perf_counter() + seconds
     await asyncio.gather(*(client.run(until) for client in clients))
-    all_busy = max(min(client.times, default=until) for client in clients)
+    all_busy = max(min(client.arrival_times, default=until) for client in clients)
     if all_busy >= until:
         sys.exit(f"a client had its first answer only after {seconds:g} seconds; use a larger number for seconds=")
-    return sum(all_busy < each <= until for client in clients for each in client.times) / (until - all_busy)
+    return sum(all_busy < each <= until for client in clients for each in client.arrival_times) / (until - all_busy)
 
 
 def processor_seconds() -> float:

@@ -29,7 +29,7 @@ CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a s
 # search.batch_tokens is this many times that of the search.
 BATCH_FACTOR = 8
 JOIN_STEPS = 8  # of a search, after which lines join it even if they are few; chosen on a CPU
-IDLE_SECONDS = 10.0  # after which freed memory is returned to the system
+RELEASE_SECONDS = 10.0  # without work, after which freed memory is returned to the system
 LINES_PER_SEARCH = 32768  # after which none joins: a search keeps a few numbers for each of its lines
 
 
@@ -142,7 +142,7 @@ class Batcher:
                 future.cancel()
 
     def run(self) -> None:
-        patience: float | None = None  # seconds until the thread counts as idle; None once it is
+        patience: float | None = None  # seconds to wait before memory is returned; None if that has been done
         while True:
             with self.changed:
                 has_work = self.changed.wait_for(lambda: self.jobs or self.closed, patience)
@@ -151,7 +151,7 @@ class Batcher:
                 lines = self.take_first_lines()
             if has_work:
                 self.translate(lines, self.take_more_lines)
-                patience = IDLE_SECONDS
+                patience = RELEASE_SECONDS
             else:
                 release_memory()
                 patience = None
@@ -178,10 +178,8 @@ class Batcher:
         another group waits, or if the batcher is closed.
         """
         with self.changed:
+            self.remove_done_jobs()  # those of clients that have gone, too
             waiting = [job for job in self.jobs if job.num_waiting]
-            if waiting:
-                self.remove_done_jobs()  # those of clients that have gone, too
-                waiting = [job for job in self.jobs if job.num_waiting]
             if not waiting:
                 self.steps_waited = 0
             if not waiting or self.closed or any(job.group != group for job in waiting):

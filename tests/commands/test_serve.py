@@ -647,14 +647,16 @@ def test_waiting_lines_join_a_search_if_they_are_many_or_late() -> None:
 def test_idle_server_returns_memory_to_the_system_once(monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[bool] = []
     monkeypatch.setattr("nmt.serving.batcher.release_memory", lambda: released.append(True))
-    monkeypatch.setattr("nmt.serving.batcher.IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("nmt.serving.batcher.RELEASE_SECONDS", 0.1)
     translator = FakeTranslator()
     batcher = Batcher([translator], 100)  # type: ignore[list-item]
     translator.gate.set()
     for count in (1, 2):
         [future] = batcher.submit(Group(0, 1, False), ["a"])
         assert future.result(20)[0].text == "A"
-        time.sleep(0.5)
+        while len(released) < count:
+            time.sleep(0.01)
+        time.sleep(0.3)
         assert len(released) == count
     batcher.close()
 
