@@ -172,7 +172,8 @@ def test_killed_rank_ends_job_and_resume_is_exact(
     start = time.monotonic()
     code, output = launcher.wait(60), (tmp_path / "output").read_text()
     assert code != 0 and time.monotonic() - start < 30
-    assert "another process of this job has ended" in output, output
+    # The other process says why it ends, unless torchrun has sent it SIGTERM before it noticed.
+    assert "another process of this job has ended" in output or re.search("exitcode +: (143|-15) ", output), output
     assert not re.search('File ".*nmt/(?!.*site-packages)', output), output
     run_ranks_ok(2, tmp_path, "train", "name=x", *text, *SETTINGS, "resume=auto")
     assert_runs_equal(run, uninterrupted)
