@@ -10,7 +10,7 @@ for translation in model.translate(["Ein Hund schläft.", "Eine Katze läuft."])
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import nmt.runtime.openmp  # noqa: F401  sets environment variables that torch reads when it is imported
+import nmt.system.openmp  # noqa: F401  sets environment variables that torch reads when it is imported
 from nmt.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import sys
 from nmt import __version__
 from nmt.config import COMMANDS
 from nmt.errors import suggest
-from nmt.runtime.standard_streams import print_page
+from nmt.system.standard_streams import print_page
 
 HELP = """Train, evaluate and use models for machine translation with attention.
 

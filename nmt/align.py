@@ -6,7 +6,7 @@ python -m nmt.align checkpoint=runs/NAME output=links.pharaoh           # the te
 python -m nmt.align --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import hashlib
 import itertools
 import math
@@ -41,9 +41,10 @@ from nmt.decoding.alignment import Record, open_alignment_writer
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
-from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, prepare_model
-from nmt.runtime.distributed import (
+from nmt.runs.checkpoint import load_model
+from nmt.system.cli import main
+from nmt.system.device import choose_precision, prepare_model
+from nmt.system.distributed import (
     MODEL_MISMATCH,
     TEXT_MISMATCH,
     check_same_on_all_ranks,
@@ -52,13 +53,12 @@ from nmt.runtime.distributed import (
     rank,
     rank0_path,
 )
-from nmt.runtime.lines import split_on_spaces
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.messages import format_first_lines, pluralize
-from nmt.runtime.standard_streams import check_file_arguments, is_stdout
-from nmt.runtime.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
-from nmt.runtime.torchrun import check_single_process
-from nmt.training.checkpoint import load_model
+from nmt.system.lines import split_on_spaces
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.messages import format_first_lines, pluralize
+from nmt.system.standard_streams import check_file_arguments, is_stdout
+from nmt.system.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
+from nmt.system.torchrun import check_single_process
 
 MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
 

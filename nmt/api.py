@@ -20,10 +20,10 @@ from nmt.hub.push import push_model
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.page.export import build_page
-from nmt.runtime.command_line import build_settings
-from nmt.runtime.device import choose_device, choose_precision, prepare_model
-from nmt.runtime.text_io import open_output
-from nmt.training.checkpoint import export_model, fetch_model, load_model
+from nmt.runs.checkpoint import export_model, fetch_model, load_model
+from nmt.system.command_line import build_settings
+from nmt.system.device import choose_device, choose_precision, prepare_model
+from nmt.system.text_io import open_output
 
 LINE_END = re.compile(r"\r?\n\Z")
 

@@ -6,7 +6,7 @@ python -m nmt.evaluate 'compare=[runs/A,runs/B]'
 python -m nmt.evaluate --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import glob
 import json
 import time
@@ -50,9 +50,10 @@ from nmt.evaluation.metrics import (
 from nmt.evaluation.plot import draw_heat_map
 from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, build_report, sort_worst_first
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
-from nmt.runtime.cli import main
-from nmt.runtime.device import choose_precision, prepare_model
-from nmt.runtime.distributed import (
+from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
+from nmt.system.cli import main
+from nmt.system.device import choose_precision, prepare_model
+from nmt.system.distributed import (
     MODEL_MISMATCH,
     TEXT_MISMATCH,
     broadcast_from_rank0,
@@ -61,12 +62,11 @@ from nmt.runtime.distributed import (
     process_group,
     rank,
 )
-from nmt.runtime.files import replacing_files, write_atomically
-from nmt.runtime.hub_client import is_hub_address, parse_address
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.messages import pluralize
-from nmt.runtime.text_io import echo, replace_nonfinite
-from nmt.training.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
+from nmt.system.files import replacing_files, write_atomically
+from nmt.system.hub_client import is_hub_address, parse_address
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.messages import pluralize
+from nmt.system.text_io import echo, replace_nonfinite
 from nmt.training.validation import evaluate_loss
 
 OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}

@@ -6,14 +6,14 @@ python -m nmt.export checkpoint=runs/NAME output=hf://OWNER/NAME license=cc-by-4
 python -m nmt.export --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 from nmt.api import export_checkpoint
 from nmt.config import ExportRun
 from nmt.hub.push import push_model
-from nmt.runtime.cli import main
-from nmt.runtime.hub_client import is_hub_address
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.torchrun import check_single_process
+from nmt.system.cli import main
+from nmt.system.hub_client import is_hub_address
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.torchrun import check_single_process
 
 
 @main("export")

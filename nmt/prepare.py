@@ -5,7 +5,7 @@ python -m nmt.prepare input=corpus.tmx output=data/mine source=de target=en test
 python -m nmt.prepare --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import json
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from nmt.config import PrepareRun
 from nmt.data.prepare.pipeline import Preparation, prepare_corpus
 from nmt.data.prepare.report import RULES, build_report_page, build_summary
 from nmt.errors import UserError
-from nmt.runtime.cli import main
-from nmt.runtime.files import replacing_folder
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.messages import pluralize
-from nmt.runtime.quoting import quote_setting
-from nmt.runtime.text_io import echo
-from nmt.runtime.torchrun import check_single_process
+from nmt.system.cli import main
+from nmt.system.files import replacing_folder
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.messages import pluralize
+from nmt.system.quoting import quote_setting
+from nmt.system.text_io import echo
+from nmt.system.torchrun import check_single_process
 
 MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning
 

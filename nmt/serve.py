@@ -5,19 +5,19 @@ python -m nmt.serve 'checkpoint=[runs/DE-EN,runs/EN-DE]' port=8080
 python -m nmt.serve --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import contextlib
 import os
 
 from nmt.api import open_translator
 from nmt.config import ServeRun
 from nmt.errors import UserError, extra_command
-from nmt.runtime.cli import main
-from nmt.runtime.device import choose_device
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.memory import configure_malloc
-from nmt.runtime.torchrun import check_single_process
-from nmt.training.checkpoint import fetch_model, find_checkpoint, load_config
+from nmt.runs.checkpoint import fetch_model, find_checkpoint, load_config
+from nmt.system.cli import main
+from nmt.system.device import choose_device
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.memory import configure_malloc
+from nmt.system.torchrun import check_single_process
 
 KEY_VARIABLE = "NMT_API_KEY"
 

@@ -6,7 +6,7 @@ torchrun --nproc-per-node=2 -m nmt.train ...                                   #
 python -m nmt.train --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import dataclasses
 import logging
 from contextlib import ExitStack
@@ -33,9 +33,9 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_and_log_bleu_tokenizer, choose_bleu_tokenizer
 from nmt.model.kernels.with_triton import check_triton
 from nmt.model.seq2seq import build_model
-from nmt.runtime.cli import given_keys, main
-from nmt.runtime.device import describe_unused_gpus, prepare_model
-from nmt.runtime.distributed import (
+from nmt.system.cli import given_keys, main
+from nmt.system.device import describe_unused_gpus, prepare_model
+from nmt.system.distributed import (
     broadcast_from_rank0,
     check_same_on_all_ranks,
     local_rank0_first,
@@ -43,10 +43,10 @@ from nmt.runtime.distributed import (
     rank,
     world_size,
 )
-from nmt.runtime.logging import log, log_to_file, log_to_stderr
-from nmt.runtime.memory import peak_device_memory, peak_memory
-from nmt.runtime.messages import pluralize
-from nmt.runtime.quoting import quote_setting
+from nmt.system.logging import log, log_to_file, log_to_stderr
+from nmt.system.memory import peak_device_memory, peak_memory
+from nmt.system.messages import pluralize
+from nmt.system.quoting import quote_setting
 from nmt.training.aligned_words import build_augmenter
 from nmt.training.loop import fit, load_next_window
 from nmt.training.optim import build_optimizer

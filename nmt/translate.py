@@ -6,7 +6,7 @@ python -m nmt.translate checkpoint=runs/NAME input=page.html output=out.html for
 python -m nmt.translate --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything that imports torch
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import itertools
 import json
 import os
@@ -22,8 +22,8 @@ from nmt.decoding.html_translation import translate_html
 from nmt.decoding.translation import Translation, check_scores, describe_translations, warn_if_truncated
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.runtime.cli import main
-from nmt.runtime.distributed import (
+from nmt.system.cli import main
+from nmt.system.distributed import (
     MODEL_MISMATCH,
     TEXT_MISMATCH,
     check_same_on_all_ranks,
@@ -32,12 +32,12 @@ from nmt.runtime.distributed import (
     rank0_path,
     world_size,
 )
-from nmt.runtime.files import hash_file
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.messages import pluralize
-from nmt.runtime.signals import held_signals
-from nmt.runtime.standard_streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
-from nmt.runtime.text_io import TextInput, check_readable, open_output, read_chunks, read_document, write_utf8
+from nmt.system.files import hash_file
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.messages import pluralize
+from nmt.system.signals import held_signals
+from nmt.system.standard_streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
+from nmt.system.text_io import TextInput, check_readable, open_output, read_chunks, read_document, write_utf8
 
 
 def format_text(line: str, options: list[Translation], command: TranslateRun) -> str:

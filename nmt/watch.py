@@ -5,7 +5,7 @@ python -m nmt.watch checkpoint=runs/SWEEP      # all runs in a folder, with a cu
 python -m nmt.watch --help
 """
 
-import nmt.runtime.startup  # noqa: F401  # isort: skip  before anything else
+import nmt.system.startup  # noqa: F401  # isort: skip  before anything else
 import hashlib
 import json
 import re
@@ -19,13 +19,13 @@ from urllib.parse import parse_qsl
 
 from nmt.config import WatchRun
 from nmt.errors import UserError
-from nmt.runtime.cli import main
-from nmt.runtime.command_line import describe_os_error
-from nmt.runtime.files import is_folder
-from nmt.runtime.html import fill_template
-from nmt.runtime.logging import log, log_to_stderr
-from nmt.runtime.torchrun import check_single_process
-from nmt.training.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
+from nmt.system.cli import main
+from nmt.system.command_line import describe_os_error
+from nmt.system.files import is_folder
+from nmt.system.html import fill_template
+from nmt.system.logging import log, log_to_stderr
+from nmt.system.torchrun import check_single_process
 
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")

@@ -36,8 +36,8 @@ from nmt.data.references import collect_references
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import bleu_by_length
 from nmt.evaluation.plot import draw_curves, draw_heat_map
-from nmt.runtime.device import prepare_model
-from nmt.training.checkpoint import load_config, load_model
+from nmt.runs.checkpoint import load_config, load_model
+from nmt.system.device import prepare_model
 
 DOCS, PAGE = Path("docs"), Path("experiments/attention.md")
 BEGIN_MARKER, END_MARKER = "<!-- attention: written by scripts/attention_table.py -->", "<!-- end of attention -->"

@@ -18,7 +18,7 @@ import torch
 from nmt.config import AttentionConfig, ModelConfig
 from nmt.model.decoder import RecurrentDecoder, RecurrentState
 from nmt.model.windows import Memory
-from nmt.runtime.standard_streams import use_utf8
+from nmt.system.standard_streams import use_utf8
 
 LENGTHS = (40, 1000)  # source positions
 SENTENCES, HIDDEN, HALF_WIDTH = 8, 256, 10

@@ -43,8 +43,8 @@ def serve_updates(connection: Connection, precision: str) -> None:
     from nmt.data.batching import epoch_batches
     from nmt.data.corpus import load_pairs
     from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
-    from nmt.runtime.command_line import CONFIG_DIR, to_dataclasses
-    from nmt.runtime.device import choose_precision
+    from nmt.system.command_line import CONFIG_DIR, to_dataclasses
+    from nmt.system.device import choose_precision
 
     ConfigStore.instance().store(name="train_schema", node=TrainRun)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):

@@ -29,7 +29,7 @@ from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
 from nmt.data.stream import sample_stream, stream_windows
-from nmt.runtime.logging import log_to_stderr
+from nmt.system.logging import log_to_stderr
 
 WORDS_PER_LANGUAGE = 100_000
 PAIRS_PER_BLOCK = 250_000  # pairs in memory at a time

@@ -21,7 +21,7 @@ from nmt.data.tokenizer import SPECIALS
 from nmt.decoding.search import stream_search
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import choose_device, prepare_model
+from nmt.system.device import choose_device, prepare_model
 
 SENTENCE_PIECES = 16  # per sentence, as for 12 words of Multi30k
 SOURCE_LENGTHS = (50, 100, 200, 500, 1000)

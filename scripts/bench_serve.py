@@ -29,8 +29,8 @@ from pathlib import Path
 from settings import parse_settings
 
 from nmt.data.corpus import iter_column, load_pairs
-from nmt.runtime.quoting import quote_for_hydra
-from nmt.training.checkpoint import find_checkpoint, load_config
+from nmt.runs.checkpoint import find_checkpoint, load_config
+from nmt.system.quoting import quote_for_hydra
 
 PYTHON = [sys.executable, "-m"]
 HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -45,9 +45,9 @@ from nmt.data.encoding import EncodedPairs, EncodedSide, encode_corpus, get_or_t
 from nmt.data.tokenizer import SPECIALS
 from nmt.evaluation.plot import open_figure
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import choose_device, choose_precision, prepare_model
-from nmt.runtime.logging import log_to_stderr
-from nmt.runtime.memory import peak_memory
+from nmt.system.device import choose_device, choose_precision, prepare_model
+from nmt.system.logging import log_to_stderr
+from nmt.system.memory import peak_memory
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import choose_epoch_shapes, train_step

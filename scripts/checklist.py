@@ -50,8 +50,8 @@ from nmt.data.references import collect_references
 from nmt.data.tokenizer import TERM_PIECE
 from nmt.data.words import join_sentences, split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
+from nmt.runs.checkpoint import find_checkpoint, load_config
 from nmt.training.aligned_words import align_pairs
-from nmt.training.checkpoint import find_checkpoint, load_config
 
 SYLLABLES = ("Bo", "ka", "ri", "mel", "tu", "san", "dor", "vi", "lun", "pe", "gar", "zo")
 

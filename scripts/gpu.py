@@ -75,8 +75,8 @@ from nmt.model.kernels.recurrence import RNN
 from nmt.model.kernels.with_triton import is_installed
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import PRECISION_DTYPES, choose_device, choose_precision, prepare_model
-from nmt.runtime.memory import PEAK_RESERVED_BYTES, peak_device_memory
+from nmt.system.device import PRECISION_DTYPES, choose_device, choose_precision, prepare_model
+from nmt.system.memory import PEAK_RESERVED_BYTES, peak_device_memory
 from nmt.training.loop import prepare_epoch
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState

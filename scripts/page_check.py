@@ -22,9 +22,9 @@ import nmt
 from nmt.config import SearchConfig
 from nmt.data.toy.corpus import generate
 from nmt.decoding.translator import Translator
-from nmt.runtime.device import prepare_model
-from nmt.runtime.messages import pluralize
-from nmt.training.checkpoint import load_model
+from nmt.runs.checkpoint import load_model
+from nmt.system.device import prepare_model
+from nmt.system.messages import pluralize
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from browser import Browser  # type: ignore[import-not-found]  # noqa: E402

@@ -2,7 +2,7 @@
 
 import sys
 
-from nmt.runtime.standard_streams import use_utf8
+from nmt.system.standard_streams import use_utf8
 
 
 def parse_settings(**defaults: str) -> dict[str, str]:

@@ -66,9 +66,9 @@ from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import quantize_tensors
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.runs.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
+from nmt.system.torchrun import LAUNCH_ENV
 from nmt.training import loop as training
-from nmt.training.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState, resume_from
 from nmt.training.step import measure_batch

@@ -15,7 +15,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from nmt.model.kernels import KERNELS
-from nmt.runtime.files import warn_once
+from nmt.system.files import warn_once
 
 # With models this small, synchronizing threads takes longer than the work, especially beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"

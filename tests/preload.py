@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
 from nmt.config import COMMANDS
-from nmt.runtime.command_line import CONFIG_DIR
+from nmt.system.command_line import CONFIG_DIR
 
 with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
     for command, schema in COMMANDS.items():

@@ -15,7 +15,7 @@ from nmt.aligner.aligner import Aligner
 from nmt.aligner.lexicon import PREFIX_LENGTHS, LinkTable, Vocabulary
 from nmt.config import SIDES
 from nmt.errors import UserError
-from nmt.runtime.files import UNFINISHED_NAME
+from nmt.system.files import UNFINISHED_NAME
 
 ALIGNER_FILE = "aligner.npz"
 FORMAT = 2

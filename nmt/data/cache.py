@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.runtime.files import (
+from nmt.system.files import (
     UNFINISHED_NAME,
     UNSUPPORTED_ERRNOS,
     locked_path,

@@ -31,8 +31,8 @@ from nmt.data.corpus import describe_origins, get_gold_links, take_rows
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, list_symbols, load_tokenizer, train_tokenizer
 from nmt.data.tokenizer_import import import_tokenizer
 from nmt.errors import UserError
-from nmt.runtime.memory import release_memory
-from nmt.runtime.messages import MAX_LISTED_LINES, format_first_lines, pluralize
+from nmt.system.memory import release_memory
+from nmt.system.messages import MAX_LISTED_LINES, format_first_lines, pluralize
 
 log = logging.getLogger("nmt")
 ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory

@@ -29,7 +29,7 @@ from nmt.data.corpus import READ_BATCH_SIZE, iter_column, load_pairs
 from nmt.data.encoding import text_key
 from nmt.data.words import UNSPACED_CHARACTER, may_be_unspaced
 from nmt.errors import UserError
-from nmt.runtime.messages import clip_repr
+from nmt.system.messages import clip_repr
 
 log = logging.getLogger("nmt")
 OVERLAP_CACHE_VERSION = 2  # of the comparison; part of the cache key

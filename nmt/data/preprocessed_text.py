@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from nmt.config import SIDES, DataConfig
 from nmt.data.corpus import describe_origins, take_rows
 from nmt.data.mixing import list_corpora
-from nmt.runtime.messages import clip_repr, pluralize
+from nmt.system.messages import clip_repr, pluralize
 
 log = logging.getLogger("nmt")
 SAMPLE_LINES = 20_000  # lines sampled from a text

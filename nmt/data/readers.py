@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nmt.errors import UserError, suggest
-from nmt.runtime.lines import (
+from nmt.system.lines import (
     NOT_UTF8,
     UTF8_BOM,
     LineReader,
@@ -23,7 +23,7 @@ from nmt.runtime.lines import (
     describe_decode_error,
     open_decompressed,
 )
-from nmt.runtime.messages import clip_repr, list_names, pluralize
+from nmt.system.messages import clip_repr, list_names, pluralize
 
 ONE_OBJECT_PER_LINE = "each line must hold one object"
 TEXT_BLOCK_BYTES = 2**20  # bytes of each side held in memory; a longer line is held whole

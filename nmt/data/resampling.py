@@ -14,7 +14,7 @@ from nmt.data.batch_encode import concatenate_ids
 from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.data.words import join_sentences
-from nmt.runtime.distributed import all_gather, rank, world_size
+from nmt.system.distributed import all_gather, rank, world_size
 
 TEXTS_PER_SEED = 1_000  # pairs changed and segmented with one seed
 Ids = Sequence[int] | Array

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from nmt.config.data import DataConfig, last_component
 from nmt.errors import UserError
-from nmt.runtime.files import is_folder
-from nmt.runtime.lines import COMPRESSION_BY_SUFFIX
-from nmt.runtime.messages import list_names
+from nmt.system.files import is_folder
+from nmt.system.lines import COMPRESSION_BY_SUFFIX
+from nmt.system.messages import list_names
 
 VALID_SPLITS = ("valid", "validation", "val", "dev")  # names of the validation split
 # train.00.de, train-00.de, train-00000-of-00010.de; the hub may append a digest.

@@ -35,7 +35,7 @@ from nmt.data.resampling import concatenate_parts, local_range, sample_ids
 from nmt.data.splits import find_line_files, find_parquet_files
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
-from nmt.runtime.distributed import all_gather, run_on_some_ranks
+from nmt.system.distributed import all_gather, run_on_some_ranks
 
 StreamOffset = list[int]  # position in a corpus: [epochs completed, pairs read in the current epoch]
 EncodedShare = list[tuple[Array, Indices]]  # for each side the concatenated ids, and the number of ids of each text

@@ -22,7 +22,7 @@ from nmt.data.tokenizer import (
     load_tokenizer,
 )
 from nmt.errors import UserError
-from nmt.runtime.files import open_regular
+from nmt.system.files import open_regular
 
 PIECES, TRAINER_SPEC = 1, 2  # fields of a model
 TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece

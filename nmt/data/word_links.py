@@ -13,7 +13,7 @@ import numpy as np
 from nmt.config import SIDES
 from nmt.data.words import detect_script
 from nmt.errors import UserError
-from nmt.runtime.lines import LineReader, open_decompressed, read_lines
+from nmt.system.lines import LineReader, open_decompressed, read_lines
 
 Link = tuple[int, int]
 Sentences = list[list[str]]  # words of each sentence

@@ -15,7 +15,7 @@ from nmt.decoding.alignment import EOS_PIECE, pool_to_words
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
-from nmt.runtime.lines import split_on_spaces
+from nmt.system.lines import split_on_spaces
 
 UNKNOWN_PIECE = SPECIALS[UNK]
 SPACES = " " + SPACE_SYMBOL

@@ -13,9 +13,9 @@ from nmt.data.words import join_sentences
 from nmt.decoding.alignment import Record, restore_unknown_words
 from nmt.decoding.preparation import PreparedLine, group_restored
 from nmt.errors import UserError
-from nmt.runtime.logging import log
-from nmt.runtime.messages import format_first_lines, pluralize
-from nmt.runtime.text_io import replace_nonfinite
+from nmt.system.logging import log
+from nmt.system.messages import format_first_lines, pluralize
+from nmt.system.text_io import replace_nonfinite
 
 MAX_LINE_WEIGHTS = 2**21  # attention weights kept for one line; a damaged line of 100,000 characters would fill memory
 

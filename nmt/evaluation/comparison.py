@@ -22,9 +22,9 @@ from nmt.evaluation.metrics import (
 )
 from nmt.evaluation.plot import draw_curves
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
-from nmt.runtime.files import replacing_files, write_atomically
-from nmt.runtime.logging import log
-from nmt.runtime.messages import pluralize
+from nmt.system.files import replacing_files, write_atomically
+from nmt.system.logging import log
+from nmt.system.messages import pluralize
 
 MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
 MAX_COMPARED_SENTENCES = 20_000  # the bootstrap takes 72 KB of memory for each sentence

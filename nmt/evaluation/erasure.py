@@ -17,10 +17,10 @@ from nmt.decoding.alignment import Record, extract_links
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
 from nmt.evaluation.metrics import LinkCounts
-from nmt.runtime.distributed import rank
-from nmt.runtime.lines import split_on_spaces
-from nmt.runtime.logging import log
-from nmt.runtime.messages import format_first_lines, pluralize
+from nmt.system.distributed import rank
+from nmt.system.lines import split_on_spaces
+from nmt.system.logging import log
+from nmt.system.messages import format_first_lines, pluralize
 
 MAX_ERASED_WORDS = 200  # of a source: it is decoded once without each of them
 RECORDS_AT_ONCE = 500  # whose sources are sorted by length and decoded in batches

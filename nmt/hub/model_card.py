@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from nmt.config import TrainRun
 from nmt.errors import escape_controls
-from nmt.runtime.files import open_regular, read_small
-from nmt.runtime.hub_client import PREFIX
-from nmt.runtime.logging import log
-from nmt.training.checkpoint import LoadedModel
+from nmt.runs.checkpoint import LoadedModel
+from nmt.system.files import open_regular, read_small
+from nmt.system.hub_client import PREFIX
+from nmt.system.logging import log
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF"}
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")

@@ -8,8 +8,8 @@ from pathlib import Path
 from nmt.config import TrainRun
 from nmt.errors import UserError
 from nmt.hub.model_card import build_model_card
-from nmt.runtime.hub_client import PREFIX, check_installed, is_hub_address, parse_address, upload
-from nmt.training.checkpoint import EXPORTED_FILES, LoadedModel, export_model, load_model
+from nmt.runs.checkpoint import EXPORTED_FILES, LoadedModel, export_model, load_model
+from nmt.system.hub_client import PREFIX, check_installed, is_hub_address, parse_address, upload
 
 CARD_FILE = "README.md"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # identifiers of the hub

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from nmt.errors import UserError
 from nmt.model.kernels.cuda_graphs import free_graphs
-from nmt.runtime.memory import is_out_of_memory
+from nmt.system.memory import is_out_of_memory
 
 ResultT = TypeVar("ResultT")
 

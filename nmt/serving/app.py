@@ -30,8 +30,6 @@ from nmt.decoding.translation import Translation, describe_translations
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.page.export import FOLDER as PAGE_FOLDER
-from nmt.runtime.html import dump_script_json, fill_template
-from nmt.runtime.logging import log
 from nmt.serving.batcher import Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.prometheus import LINES, REQUESTS, SECONDS
 from nmt.serving.translation_request import (
@@ -41,6 +39,8 @@ from nmt.serving.translation_request import (
     read_fields,
     restore_line_breaks,
 )
+from nmt.system.html import dump_script_json, fill_template
+from nmt.system.logging import log
 
 STREAM_LINES = 16  # lines of a streamed request that are translated at a time
 PARTIAL_SECONDS = 0.05  # between two events with what is translated so far

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from nmt.decoding.translation import Translation, check_scores
 from nmt.decoding.translator import Translator, default_batch_tokens
-from nmt.runtime.logging import log
-from nmt.runtime.memory import release_memory
 from nmt.serving.prometheus import SEARCH_LINES, WAITING
+from nmt.system.logging import log
+from nmt.system.memory import release_memory
 
 CHARACTERS_PER_PIECE = 4  # of source text, about; limits the first lines of a search, which are not tokenized yet
 # Lines of many clients are better translated in one large batch than after each other: the default of

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nmt.config import ServeRun
 from nmt.errors import UserError
-from nmt.runtime.logging import log
+from nmt.system.logging import log
 
 HEAD_SECONDS = 10.0  # within which a client must send the first line and the headers of a request
 MAX_HEAD_BYTES = 2**16  # of these

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nmt.data.html_document import HtmlDocument, parse_document
-from nmt.runtime.quoting import is_encodable
+from nmt.system.quoting import is_encodable
 
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
 BYTES_PER_CHARACTER = 12  # of a body: a character beyond U+FFFF as \ud83d\ude00 in JSON, or as %F0%9F%98%80 in a form

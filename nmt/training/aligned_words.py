@@ -16,8 +16,8 @@ from nmt.data.corpus import iter_column
 from nmt.data.encoding import map_file, text_key
 from nmt.data.mixing import list_corpora
 from nmt.data.words import find_spans, segmenter_name, split_tokens
-from nmt.runtime.logging import log
-from nmt.runtime.messages import pluralize
+from nmt.system.logging import log
+from nmt.system.messages import pluralize
 
 TRAINING_PAIRS = 200_000  # on which the aligner is trained; more would take memory and help little
 PAIRS_PER_CHUNK = 20_000  # aligned at a time

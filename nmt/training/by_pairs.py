@@ -9,8 +9,8 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError, suggest
-from nmt.runtime.command_line import build_config, explain_hydra_error, list_key_types, to_dataclasses
-from nmt.runtime.logging import log
+from nmt.system.command_line import build_config, explain_hydra_error, list_key_types, to_dataclasses
+from nmt.system.logging import log
 
 BY_PAIRS_SECTIONS = ("tokenizer", "augment", "model", "optim", "train")
 BY_PAIRS_REASONS = {

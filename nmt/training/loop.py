@@ -26,15 +26,15 @@ from nmt.evaluation.metrics import bleu, format_perplexity, sentence_chrf
 from nmt.evaluation.report import build_pair
 from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.device import describe_contention
-from nmt.runtime.distributed import all_reduce_max, rank
-from nmt.runtime.files import open_regular, write_atomically
-from nmt.runtime.logging import log
-from nmt.runtime.memory import peak_device_memory, release_memory
-from nmt.runtime.signals import deferred_signals
-from nmt.runtime.text_io import replace_nonfinite
-from nmt.training.checkpoint import save_config
-from nmt.training.history import METRICS_FILE, SAMPLES_FILE
+from nmt.runs.checkpoint import save_config
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
+from nmt.system.device import describe_contention
+from nmt.system.distributed import all_reduce_max, rank
+from nmt.system.files import open_regular, write_atomically
+from nmt.system.logging import log
+from nmt.system.memory import peak_device_memory, release_memory
+from nmt.system.signals import deferred_signals
+from nmt.system.text_io import replace_nonfinite
 from nmt.training.state import TrainState, ValidatedCheckpoint, save_state
 from nmt.training.step import UpdateResult, choose_epoch_shapes, train_step
 from nmt.training.validation import evaluate_loss

@@ -14,13 +14,7 @@ from nmt.config import NON_NUMERIC_KEYS, TrainRun, flatten_keys, select_immutabl
 from nmt.config.data import find_swapped_side
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
-from nmt.runtime.device import choose_precision
-from nmt.runtime.distributed import mark_started, was_started
-from nmt.runtime.files import UNSUPPORTED_ERRNOS, remove_abandoned, remove_path
-from nmt.runtime.logging import log
-from nmt.runtime.quoting import quote_setting
-from nmt.training.by_pairs import apply_by_pairs
-from nmt.training.checkpoint import (
+from nmt.runs.checkpoint import (
     MODEL_FILE,
     find_checkpoint,
     find_last_checkpoint,
@@ -30,7 +24,13 @@ from nmt.training.checkpoint import (
     load_weights,
     save_config,
 )
-from nmt.training.history import METRICS_FILE, SAMPLES_FILE
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
+from nmt.system.device import choose_precision
+from nmt.system.distributed import mark_started, was_started
+from nmt.system.files import UNSUPPORTED_ERRNOS, remove_abandoned, remove_path
+from nmt.system.logging import log
+from nmt.system.quoting import quote_setting
+from nmt.training.by_pairs import apply_by_pairs
 from nmt.training.state import TrainState, resume_from
 from nmt.training.vocabulary_transfer import transfer_weights
 

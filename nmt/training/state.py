@@ -23,11 +23,7 @@ from nmt.data.stream import Window
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import broadcast, broadcast_from_rank0, rank
-from nmt.runtime.files import read_small, write_atomically
-from nmt.runtime.logging import log
-from nmt.runtime.quoting import quote_setting
-from nmt.training.checkpoint import (
+from nmt.runs.checkpoint import (
     STATE_FILE,
     find_last_checkpoint,
     load_optimizer,
@@ -35,7 +31,11 @@ from nmt.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from nmt.training.history import METRICS_FILE, SAMPLES_FILE, parse_event
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, parse_event
+from nmt.system.distributed import broadcast, broadcast_from_rank0, rank
+from nmt.system.files import read_small, write_atomically
+from nmt.system.logging import log
+from nmt.system.quoting import quote_setting
 from nmt.training.optim import LossScale
 
 

@@ -32,9 +32,9 @@ from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import all_reduce_sum, rank, world_size
-from nmt.runtime.logging import log
-from nmt.runtime.messages import pluralize
+from nmt.system.distributed import all_reduce_sum, rank, world_size
+from nmt.system.logging import log
+from nmt.system.messages import pluralize
 from nmt.training.optim import compute_learning_rate, step_if_finite
 from nmt.training.state import TrainState, derive_seed
 

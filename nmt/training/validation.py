@@ -23,9 +23,9 @@ from nmt.evaluation.metrics import LinkCounts
 from nmt.model.loss import Loss
 from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.distributed import all_gather, shard
-from nmt.runtime.logging import log
-from nmt.runtime.messages import format_first_lines, pluralize
+from nmt.system.distributed import all_gather, shard
+from nmt.system.logging import log
+from nmt.system.messages import format_first_lines, pluralize
 
 MAX_VALIDATION_PIECES = 1_000  # of the longer side: a longer pair of damaged lines might take all memory and hours
 

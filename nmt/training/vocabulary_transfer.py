@@ -16,8 +16,8 @@ from torch import Tensor
 from nmt.config import SIDES
 from nmt.data.tokenizer import SPECIALS, LanguageTokenizer, Tokenizer
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runtime.logging import log
-from nmt.training.checkpoint import MODEL_FILE, get_unique_parameters, read_tensors
+from nmt.runs.checkpoint import MODEL_FILE, get_unique_parameters, read_tensors
+from nmt.system.logging import log
 
 SIDE_OF_PARAMETER = {
     "source_embedding.weight": "source",

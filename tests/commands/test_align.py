@@ -23,8 +23,8 @@ from nmt.data.toy.corpus import SPLIT_SIZES, Pair, generate
 from nmt.data.word_links import GoldLinks, grow_diag_final_and
 from nmt.evaluation.metrics import LinkCounts
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import prepare_model
-from nmt.training.checkpoint import export_model, load_model, save_checkpoint, save_config
+from nmt.runs.checkpoint import export_model, load_model, save_checkpoint, save_config
+from nmt.system.device import prepare_model
 from nmt.training.validation import compute_entropy, evaluate_loss
 
 MODEL = "checkpoint=runs/mine"

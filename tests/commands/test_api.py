@@ -29,7 +29,7 @@ from nmt.decoding.line_parts import LinePart, split_long_line
 from nmt.decoding.preparation import PreparedLine
 from nmt.decoding.translation import Translation, join_translations
 from nmt.model.seq2seq import build_model
-from nmt.training.checkpoint import load_config
+from nmt.runs.checkpoint import load_config
 
 LINES = ["Die Frau liest ein Buch .", "", "Der Hund schläft ."]
 

@@ -20,7 +20,7 @@ import nmt
 from nmt.config.model import AttentionConfig, SelfAttentionConfig
 from nmt.model.attention import Attention
 from nmt.model.kernels import KERNELS
-from nmt.runtime.cli import main
+from nmt.system.cli import main
 
 DOCS = ROOT / "docs"
 USER_PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "experiments").glob("*.md")))

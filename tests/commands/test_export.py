@@ -27,7 +27,7 @@ from nmt.config import AttentionConfig, DataConfig, ModelConfig, SearchConfig, T
 from nmt.decoding.translator import Translator
 from nmt.model.seq2seq import build_model
 from nmt.page.export import build_page
-from nmt.training.checkpoint import load_model
+from nmt.runs.checkpoint import load_model
 
 LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
 SEARCH = SearchConfig(beam=3, max_length=12)

@@ -21,7 +21,7 @@ from nmt.errors import UserError
 from nmt.model.attention import AttentionWeights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
-from nmt.runtime.device import prepare_model
+from nmt.system.device import prepare_model
 from nmt.train import read_corpus
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState

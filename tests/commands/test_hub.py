@@ -17,8 +17,8 @@ from markdown_it import MarkdownIt
 import nmt
 from nmt.hub.model_card import build_model_card
 from nmt.hub.push import push_model, strip_local_paths
-from nmt.runtime.hub_client import HubAddress, parse_address
-from nmt.training.checkpoint import load_model
+from nmt.runs.checkpoint import load_model
+from nmt.system.hub_client import HubAddress, parse_address
 
 ADDRESS = "hf://owner/de-en"
 LINES = ["Die Frau liest ein Buch .", "Der Hund schläft ."]

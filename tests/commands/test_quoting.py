@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 
 from nmt.config import TrainRun
 from nmt.config.data import CorpusConfig, DataConfig
-from nmt.runtime.quoting import (
+from nmt.runs.checkpoint import load_config, save_config
+from nmt.system.quoting import (
     escape_interpolations,
     from_yaml,
     quote_for_hydra,
@@ -25,7 +26,6 @@ from nmt.runtime.quoting import (
     quote_setting,
     to_yaml,
 )
-from nmt.training.checkpoint import load_config, save_config
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
 PUNCTUATION_AND_LETTERS = "".join(map(chr, range(33, 127))).replace("/", "")

@@ -32,11 +32,11 @@ from nmt.data.words import find_glued_words
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
 from nmt.model.seq2seq import build_model
+from nmt.runs.checkpoint import export_model, load_model
 from nmt.serving import app, server, translation_request
 from nmt.serving.app import Service, TextsSoFar, add_attention, build_app
 from nmt.serving.batcher import JOIN_STEPS, Batcher, ClosedError, Group, QueueFullError
 from nmt.serving.translation_request import parse_translation_request
-from nmt.training.checkpoint import export_model, load_model
 
 LINES = [
     "Die Frau liest ein Buch .",

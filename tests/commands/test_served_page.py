@@ -18,7 +18,7 @@ from servers import FakeTranslator, Running, fake_service, listening, running
 from nmt.config import SearchConfig
 from nmt.data.words import find_glued_words
 from nmt.decoding.translator import Translator
-from nmt.training.checkpoint import load_model
+from nmt.runs.checkpoint import load_model
 
 LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from builders import run_error, run_ok
 
-from nmt.training.checkpoint import load_config
+from nmt.runs.checkpoint import load_config
 
 FILE = """
 name: from_file

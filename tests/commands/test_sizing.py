@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from nmt.config import SIDES, DataConfig, TrainRun
 from nmt.config.data import CorpusConfig, TokenizerConfig
 from nmt.errors import UserError
-from nmt.runtime.command_line import to_dataclasses
+from nmt.system.command_line import to_dataclasses
 from nmt.training.by_pairs import BY_PAIRS_REASONS, BY_PAIRS_SECTIONS, apply_by_pairs
 
 TABLE: dict[str, dict[int, Any]] = {

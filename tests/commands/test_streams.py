@@ -39,10 +39,10 @@ from nmt.config import AlignRun, TranslateRun
 from nmt.data.readers import read_jsonl_pairs, read_text_pairs, read_tsv_pairs
 from nmt.decoding.line_parts import split_long_line
 from nmt.errors import UserError
-from nmt.runtime import lines as lines_module
-from nmt.runtime.lines import LineReader, open_decompressed
-from nmt.runtime.standard_streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
-from nmt.runtime.text_io import TextInput, open_output, read_chunks
+from nmt.system import lines as lines_module
+from nmt.system.lines import LineReader, open_decompressed
+from nmt.system.standard_streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
+from nmt.system.text_io import TextInput, open_output, read_chunks
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
 
@@ -364,7 +364,7 @@ def test_read_chunks_sizes_for_fast_and_slow_pipes() -> None:
 
 
 def test_read_chunks_limits_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.runtime.text_io.MAX_CHUNK_CHARACTERS", 10)
+    monkeypatch.setattr("nmt.system.text_io.MAX_CHUNK_CHARACTERS", 10)
     rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
     assert [len(chunk) for chunk in read_chunks(rows, lambda since: True)] == [2, 1, 1]
 

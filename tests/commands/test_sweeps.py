@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from nmt.config import MONITOR_METRICS, TrainRun
 from nmt.errors import UserError
-from nmt.runtime.cli import main
-from nmt.runtime.command_line import CONFIG_DIR, KEYS_NOT_IN_RUN_NAMES
-from nmt.runtime.sweep_names import MAX_RUN_NAME_BYTES, build_run_name, exclude_constant_keys
+from nmt.system.cli import main
+from nmt.system.command_line import CONFIG_DIR, KEYS_NOT_IN_RUN_NAMES
+from nmt.system.sweep_names import MAX_RUN_NAME_BYTES, build_run_name, exclude_constant_keys
 from nmt.train import check_sweep_direction
 
 # A job without training, whose score is best at optim.lr=0.01.
@@ -31,7 +31,7 @@ import math, os, time
 from pathlib import Path
 from nmt.config import TrainRun
 from nmt.errors import UserError
-from nmt.runtime.cli import main
+from nmt.system.cli import main
 
 @main("train")
 def train(run: TrainRun) -> float:

@@ -13,8 +13,8 @@ from builders import TINY_SETTINGS, command_environment
 from nmt.config import DataConfig
 from nmt.data.cache import cache_folder
 from nmt.errors import UserError
-from nmt.runtime import memory
-from nmt.runtime.standard_streams import is_closed_pipe
+from nmt.system import memory
+from nmt.system.standard_streams import is_closed_pipe
 
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
@@ -72,7 +72,7 @@ sys.platform = "win32"
 asyncio.ProactorEventLoop = asyncio.SelectorEventLoop  # what uvicorn takes there
 
 flags = {name: os.__dict__.pop(name) for name in ("O_NOFOLLOW", "O_NONBLOCK")}
-import nmt.runtime.files
+import nmt.system.files
 vars(os).update(flags)  # filelock uses them here
 
 import importlib
@@ -125,7 +125,7 @@ run("export", "checkpoint=runs/mine", "output=exported")
 run("prepare", "input={small_corpus}", "output=prepared", "source=de", "target=en", "valid_size=4", "test_size=4")
 run_server("watch", "/runs", "checkpoint=runs")
 run_server("serve", "/health", "checkpoint=runs/mine")
-from nmt.runtime.files import open_regular
+from nmt.system.files import open_regular
 try:
     open("link", "w", opener=open_regular)
 except OSError as error:

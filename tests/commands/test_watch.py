@@ -25,9 +25,9 @@ from servers import Running, running
 from nmt.config import SearchConfig
 from nmt.decoding.translator import Translator
 from nmt.evaluation.report import round_to_percent
-from nmt.runtime.html import fill_template
-from nmt.training.checkpoint import load_model
-from nmt.training.history import CURVES
+from nmt.runs.checkpoint import load_model
+from nmt.runs.history import CURVES
+from nmt.system.html import fill_template
 from nmt.watch import TEMPLATE, Watcher
 
 LAST = "runs.length && runs.at(-1).curves.train.step.at(-1)"

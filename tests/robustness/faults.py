@@ -37,9 +37,7 @@ os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # a killed process lea
 from nmt.config import select_immutable_settings  # noqa: E402
 from nmt.data.toy.corpus import generate  # noqa: E402
 from nmt.errors import UserError  # noqa: E402
-from nmt.runtime.memory import peak_memory  # noqa: E402
-from nmt.runtime.standard_streams import use_utf8  # noqa: E402
-from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
+from nmt.runs.checkpoint import (  # noqa: E402  after the number of threads
     STEP_FOLDER_PATTERN,
     find_checkpoint,
     find_last_checkpoint,
@@ -48,6 +46,8 @@ from nmt.training.checkpoint import (  # noqa: E402  after the number of threads
     load_model,
     parse_step,
 )
+from nmt.system.memory import peak_memory  # noqa: E402
+from nmt.system.standard_streams import use_utf8  # noqa: E402
 from nmt.training.state import read_progress  # noqa: E402
 
 SMALL_SETTINGS = (

@@ -53,13 +53,7 @@ from nmt.config import ModelConfig, OptimConfig, TrainConfig, TrainRun, select_i
 from nmt.data.cache import get_or_build
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, escape_controls
-from nmt.runtime.command_line import describe_os_error
-from nmt.runtime.files import hash_file, replacing_files, temporary_sibling, write_atomically
-from nmt.runtime.logging import _StderrHandler, log, log_to_file, log_to_stderr
-from nmt.runtime.signals import deferred_signals
-from nmt.runtime.text_io import echo, open_output, write_utf8
-from nmt.training import step as training_step
-from nmt.training.checkpoint import (
+from nmt.runs.checkpoint import (
     OPTIMIZER_FILE,
     STATE_FILE,
     find_checkpoint,
@@ -68,6 +62,12 @@ from nmt.training.checkpoint import (
     load_model,
     save_config,
 )
+from nmt.system.command_line import describe_os_error
+from nmt.system.files import hash_file, replacing_files, temporary_sibling, write_atomically
+from nmt.system.logging import _StderrHandler, log, log_to_file, log_to_stderr
+from nmt.system.signals import deferred_signals
+from nmt.system.text_io import echo, open_output, write_utf8
+from nmt.training import step as training_step
 from nmt.training.loop import fit, write_event
 from nmt.training.run_dir import check_resumed_settings, check_run_folder, clear_run_folder, lock_run_folder
 from nmt.training.state import ValidatedCheckpoint, read_progress, resume_from, save_state
@@ -385,7 +385,7 @@ def test_terminated_translate_leaves_no_partial_output(home: Path, tmp_path: Pat
 SIGNAL_PROGRAM = """
 import signal, time
 from nmt.config import TrainRun
-from nmt.runtime.cli import main
+from nmt.system.cli import main
 from nmt.errors import UserError
 
 class Signal:

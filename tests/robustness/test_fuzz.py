@@ -48,9 +48,9 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.report import build_report
 from nmt.model.seq2seq import build_model
-from nmt.runtime.messages import MAX_VALUE_CHARS
-from nmt.runtime.text_io import read_dictionary
-from nmt.training.checkpoint import load_config, load_model
+from nmt.runs.checkpoint import load_config, load_model
+from nmt.system.messages import MAX_VALUE_CHARS
+from nmt.system.text_io import read_dictionary
 from nmt.training.state import read_progress
 from nmt.translate import OUTPUT_FORMATS, translate
 

@@ -33,12 +33,12 @@ from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, To
 from nmt.data.batch import Batch
 from nmt.data.batching import Indices, collate, epoch_batches
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.device import prepare_model
-from nmt.runtime.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.runs.checkpoint import find_checkpoint
+from nmt.system.device import prepare_model
+from nmt.system.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
+from nmt.system.torchrun import LAUNCH_ENV
 from nmt.train import read_corpus
 from nmt.training import step as training_step
-from nmt.training.checkpoint import find_checkpoint
 from nmt.training.optim import build_optimizer
 from nmt.training.state import Progress, TrainState
 from nmt.training.step import choose_micro_batch_size, forward_backward, split_share, train_step

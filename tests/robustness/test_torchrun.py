@@ -26,8 +26,8 @@ from builders import (
     write_corpus,
 )
 
-from nmt.runtime.torchrun import LAUNCH_ENV
-from nmt.training.checkpoint import find_last_intact_checkpoint
+from nmt.runs.checkpoint import find_last_intact_checkpoint
+from nmt.system.torchrun import LAUNCH_ENV
 
 OPTIONS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nproc-per-node=2")  # rdzv: like --standalone
 FORK = multiprocessing.get_context("fork")

@@ -33,12 +33,12 @@ from nmt.config import (
 )
 from nmt.config.data import find_swapped_side, is_opposite_direction
 from nmt.errors import UserError, suggest
-from nmt.runtime.cli import main
-from nmt.runtime.command_line import KEYS_BY_SYNONYM, list_key_types
+from nmt.system.cli import main
+from nmt.system.command_line import KEYS_BY_SYNONYM, list_key_types
 
 TRAIN_PROGRAM = """
 from nmt.config import TrainRun
-from nmt.runtime.cli import main
+from nmt.system.cli import main
 
 @main("train")
 def train(run: TrainRun) -> float | None:

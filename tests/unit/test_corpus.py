@@ -32,8 +32,8 @@ from nmt.data.readers import LINE_READERS, build_string_array
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
-from nmt.runtime.lines import LineReader, read_lines
-from nmt.runtime.logging import log_to_stderr
+from nmt.system.lines import LineReader, read_lines
+from nmt.system.logging import log_to_stderr
 
 Read = Any
 

@@ -34,7 +34,7 @@ from nmt.decoding.search import (
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel, list_callables, list_tensors
 from nmt.model.out_of_memory import run_unless_out_of_memory
-from nmt.runtime.memory import is_out_of_memory
+from nmt.system.memory import is_out_of_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SENTENCES = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1)

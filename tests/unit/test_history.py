@@ -9,8 +9,8 @@ from builders import make_state, read_events
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.training import history
-from nmt.training.history import build_curves, parse_event
+from nmt.runs import history
+from nmt.runs.history import build_curves, parse_event
 from nmt.training.loop import fit
 
 

@@ -15,14 +15,14 @@ from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.inference_weights import LINEAR_OPERATORS, list_packable_dtypes, prepare_linear
 from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
-from nmt.runtime.device import (
+from nmt.system.device import (
     choose_precision,
     describe_unused_gpus,
     has_exact_int8_matmul,
     is_bf16_faster,
     prepare_model,
 )
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.system.torchrun import LAUNCH_ENV
 
 int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the CPU has no exact int8 products (VNNI)")
 
@@ -244,7 +244,7 @@ def test_tiny_numbers_become_zero_in_all_threads() -> None:
     """The setting is one of each thread, which those that it starts inherit."""
     program = """
 import threading, torch
-from nmt.runtime.cli import flush_denormals
+from nmt.system.cli import flush_denormals
 torch.set_num_threads(2)
 with flush_denormals():
     x_N = torch.full((1_000_000,), 1e-20)

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from nmt.config import COMMANDS
 from nmt.config.commands import flatten_keys
-from nmt.runtime.command_line import CONFIG_DIR, to_dataclasses
+from nmt.system.command_line import CONFIG_DIR, to_dataclasses
 
 MODULES = {
     ".".join(path.relative_to(ROOT / "nmt").with_suffix("").parts): path for path in sorted(ROOT.glob("nmt/**/*.py"))

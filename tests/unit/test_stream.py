@@ -55,7 +55,7 @@ from nmt.data.stream import (
 )
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.errors import UserError
-from nmt.training.checkpoint import find_last_intact_checkpoint
+from nmt.runs.checkpoint import find_last_intact_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,7 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq
-from nmt.training import step as training_step
-from nmt.training.checkpoint import (
+from nmt.runs.checkpoint import (
     find_checkpoint,
     find_last_checkpoint,
     find_last_intact_checkpoint,
@@ -38,6 +37,7 @@ from nmt.training.checkpoint import (
     save_config,
     verify_checkpoint,
 )
+from nmt.training import step as training_step
 from nmt.training.loop import count_total_steps, fit, is_finished, prepare_epoch, record_validation, validate
 from nmt.training.run_dir import (
     check_resumed_settings,

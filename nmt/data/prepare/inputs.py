@@ -23,9 +23,9 @@ from nmt.data.readers import (
     read_tsv_pairs,
 )
 from nmt.errors import UserError
-from nmt.runtime.files import is_folder
-from nmt.runtime.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
-from nmt.runtime.messages import first_line, list_names
+from nmt.system.files import is_folder
+from nmt.system.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
+from nmt.system.messages import first_line, list_names
 
 TABLE_KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}  # by suffix
 

@@ -36,7 +36,7 @@ from nmt.data.prepare.clean import (
 from nmt.data.prepare.inputs import FoundInputs, InputFile, find_inputs, read_input
 from nmt.data.readers import TEXT_SCHEMA, BadLine
 from nmt.errors import UserError
-from nmt.runtime.messages import format_first_lines, pluralize
+from nmt.system.messages import format_first_lines, pluralize
 
 log = logging.getLogger("nmt")
 STORED_SCHEMA = TEXT_SCHEMA.append(pa.field("file", pa.int32())).append(pa.field("line", pa.int64()))

@@ -9,7 +9,7 @@ from typing import Any
 from nmt.config import PrepareRun
 from nmt.data.prepare.inputs import FoundInputs
 from nmt.data.prepare.pipeline import Pair, Preparation
-from nmt.runtime.html import fill_template
+from nmt.system.html import fill_template
 
 RULES = {  # what the rules drop, in the order in which they are applied
     "empty": "an empty side",

@@ -11,7 +11,7 @@ from xml.parsers import expat
 
 from nmt.data.readers import BadLine, LinePair
 from nmt.errors import UserError
-from nmt.runtime.lines import MAX_LINE_BYTES, open_binary
+from nmt.system.lines import MAX_LINE_BYTES, open_binary
 
 READ_BLOCK_BYTES = 2**18
 CODES = {"bpt", "ept", "ph", "it", "ut"}

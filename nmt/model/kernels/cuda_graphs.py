@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from nmt.runtime.memory import get_device_index, get_free_device_memory, is_out_of_memory, measure_peak_allocation
+from nmt.system.memory import get_device_index, get_free_device_memory, is_out_of_memory, measure_peak_allocation
 
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]

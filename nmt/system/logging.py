@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from nmt.errors import escape_controls, with_filename
-from nmt.runtime.files import open_regular
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.system.files import open_regular
+from nmt.system.torchrun import LAUNCH_ENV
 
 log = logging.getLogger("nmt")
 

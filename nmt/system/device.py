@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from nmt.errors import UserError
-from nmt.runtime.memory import configure_malloc
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.system.memory import configure_malloc
+from nmt.system.torchrun import LAUNCH_ENV
 
 PRECISION_DTYPES = {
     "fp32": torch.float32,

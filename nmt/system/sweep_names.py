@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nmt.runtime.command_line import KEYS_NOT_IN_RUN_NAMES, is_swept, parse_override
+from nmt.system.command_line import KEYS_NOT_IN_RUN_NAMES, is_swept, parse_override
 
 MAX_RUN_NAME_BYTES = 150  # file systems allow 255
 EXCLUDE_KEYS_SETTING = "hydra.job.config.override_dirname.exclude_keys"

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from nmt.errors import UserError, extra_command, suggest
-from nmt.runtime.quoting import escape_interpolations, is_encodable, quote_for_shell, quote_setting
+from nmt.system.quoting import escape_interpolations, is_encodable, quote_for_shell, quote_setting
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 CONFIG_DIR = PACKAGE_DIR / "configs"  # in a wheel

@@ -29,7 +29,7 @@ from nmt.config import TrainRun, flatten_keys, select_immutable_settings
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runtime.files import (
+from nmt.system.files import (
     fsync_path,
     hash_file,
     is_folder,
@@ -39,9 +39,9 @@ from nmt.runtime.files import (
     replacing_folder,
     write_atomically,
 )
-from nmt.runtime.hub_client import download, is_hub_address
-from nmt.runtime.messages import first_line
-from nmt.runtime.quoting import escape_interpolations, from_yaml, to_yaml
+from nmt.system.hub_client import download, is_hub_address
+from nmt.system.messages import first_line
+from nmt.system.quoting import escape_interpolations, from_yaml, to_yaml
 
 log = logging.getLogger("nmt")
 CONFIG_FILE = "config.yaml"

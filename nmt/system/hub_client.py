@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.errors import UserError, extra_command
-from nmt.runtime.messages import on_one_line
+from nmt.system.messages import on_one_line
 
 PREFIX = "hf://"
 LIBRARY = "nmt"  # the library name the hub records

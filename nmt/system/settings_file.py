@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.errors import UserError, suggest
-from nmt.runtime.command_line import (
+from nmt.system.command_line import (
     COMMAND_ONLY_KEYS,
     CONFIG_DIR,
     describe_os_error,
@@ -17,8 +17,8 @@ from nmt.runtime.command_line import (
     list_key_types,
     parse_override,
 )
-from nmt.runtime.messages import on_one_line
-from nmt.runtime.quoting import escape_interpolations, from_yaml, quote_for_hydra, quote_setting
+from nmt.system.messages import on_one_line
+from nmt.system.quoting import escape_interpolations, from_yaml, quote_for_hydra, quote_setting
 
 MAX_SETTINGS_BYTES = 2**22
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from nmt.errors import UserError, exit_silently
-from nmt.runtime.device import choose_device
-from nmt.runtime.logging import log
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.system.device import choose_device
+from nmt.system.logging import log
+from nmt.system.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
 MODEL_MISMATCH = (

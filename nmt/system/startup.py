@@ -10,7 +10,7 @@ import sys
 
 from nmt import __version__
 from nmt.config import COMMANDS
-from nmt.runtime.standard_streams import print_page
+from nmt.system.standard_streams import print_page
 
 spec = getattr(sys.modules["__main__"], "__spec__", None)
 command = spec.name.removeprefix("nmt.") if spec else None  # as in `python -m nmt.train`
@@ -20,7 +20,7 @@ if command in COMMANDS and "--version" in sys.argv:
     sys.exit()
 
 if command in COMMANDS and {"-h", "--help"} & set(sys.argv):
-    from nmt.runtime.cli import main
+    from nmt.system.cli import main
 
     main(command)(lambda settings: None)()
     sys.exit()

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from nmt.runtime.torchrun import LAUNCH_ENV
+from nmt.system.torchrun import LAUNCH_ENV
 
 STDERR_FD = 2
 

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nmt.config import COMMANDS
 from nmt.errors import UserError, escape_controls, exit_silently
-from nmt.runtime.command_line import (
+from nmt.system.command_line import (
     CONFIG_DIR,
     check_command_line,
     describe_os_error,
@@ -34,9 +34,9 @@ from nmt.runtime.command_line import (
     list_key_types,
     to_dataclasses,
 )
-from nmt.runtime.settings_file import apply_file_settings, extract_config_file
-from nmt.runtime.standard_streams import discard_output, is_closed_pipe, print_page, use_utf8
-from nmt.runtime.sweep_names import exclude_constant_keys
+from nmt.system.settings_file import apply_file_settings, extract_config_file
+from nmt.system.standard_streams import discard_output, is_closed_pipe, print_page, use_utf8
+from nmt.system.sweep_names import exclude_constant_keys
 
 failures: list[str] = []  # error messages of the jobs of this command, including those of other processes
 given_keys: set[str] = set()  # dotted keys of the current job that were set on the command line or in config=FILE

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from nmt.errors import UserError
-from nmt.runtime.messages import format_first_lines
-from nmt.runtime.standard_streams import find_own_descriptor, open_descriptor
+from nmt.system.messages import format_first_lines
+from nmt.system.standard_streams import find_own_descriptor, open_descriptor
 
 log = logging.getLogger("nmt")
 UTF8_BOM = b"\xef\xbb\xbf"

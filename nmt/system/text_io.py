@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from nmt.errors import UserError, escape_controls
-from nmt.runtime.files import replacing_file
-from nmt.runtime.lines import (
+from nmt.system.files import replacing_file
+from nmt.system.lines import (
     COMPRESSION_BY_SUFFIX,
     LineReader,
     describe_decode_error,
     open_decompressed,
     read_lines,
 )
-from nmt.runtime.standard_streams import (
+from nmt.system.standard_streams import (
     STANDARD_DESCRIPTORS,
     STDOUT_PATH,
     discard_output,
