@@ -29,7 +29,7 @@ train: $(READY)  ## train on the built-in corpus, then measure it; minutes on tw
 eval: $(READY)  ## measure RUN on its test split: scores, translations, alignments. ARGS: settings of nmt.evaluate
 	$(BIN)/python -m nmt.evaluate checkpoint='$(RUN)' $(ARGS)
 
-test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as ARGS="-m 'not slow'"
+test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as ARGS="-m 'not slow'", ARGS=--precision=bf16
 	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(READY)  ## compare training speed with a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: with Eole too

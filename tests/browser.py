@@ -10,6 +10,7 @@ from typing import Any
 
 EXECUTABLE_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM = next((path for path in map(shutil.which, EXECUTABLE_NAMES) if path), None)
+NO_CHROMIUM = "no Chromium; apt-get install chromium fonts-noto-core fonts-noto-cjk, or any browser built on it"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 

@@ -2,14 +2,17 @@
 
 import logging
 import os
+import random
 import shutil
 import signal
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, NO_CHROMIUM, Browser
 from builders import ROOT, TINY_SIZES, run_ok, write_corpus
 from filelock import FileLock
 from hypothesis import settings
@@ -31,6 +34,55 @@ os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser
 
 settings.register_profile("nmt", deadline=None)  # timings are unreliable beside other processes
 settings.load_profile("nmt")
+
+
+# Reasons to skip a test of which a machine may lack the means. Everything else can be installed.
+EXPECTED_SKIPS = ("no GPU", "the CPU has no exact int8", "only root may mount a disk", "needs real corpora")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--precision", default="fp32", help="what precision=auto stands for in all tests: fp32 or bf16")
+    parser.addoption("--complete", action="store_true", help="fail if a test is skipped whose means can be installed")
+    parser.addoption(
+        "--shuffle", type=int, help="seed of a random order of the files, and of the tests in each of them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the tests. Those of a file stay together, because they share servers and browsers."""
+    if (seed := config.getoption("shuffle")) is not None:
+        generator = random.Random(seed)
+        order: dict[Path, float] = defaultdict(generator.random)
+        items.sort(key=lambda item: (order[item.path], generator.random()))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compute in one precision on every processor. Commands and servers that tests start inherit it."""
+    os.environ["NMT_PRECISION"] = config.getoption("precision")
+
+
+def count_skips(config: pytest.Config) -> Counter[str]:
+    """Return how many tests were skipped for each reason."""
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+
+
+def list_missing(config: pytest.Config) -> list[str]:
+    """Return the reasons of skipped tests that `--complete` does not accept."""
+    return [reason for reason in count_skips(config) if not reason.startswith(EXPECTED_SKIPS)]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for reason, count in count_skips(config).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+    if config.getoption("complete") and list_missing(config):
+        terminalreporter.write_line("--complete does not accept: " + "; ".join(list_missing(config)), red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")
+    if session.config.getoption("complete") and not is_worker and list_missing(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +145,7 @@ def home(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
+        pytest.skip(NO_CHROMIUM)
     browser = Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()

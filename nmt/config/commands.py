@@ -26,7 +26,8 @@ BLEU_TOKENIZERS = (
     "spm",
     "spBLEU-1K",
 )
-PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64", "int8")
+TRAINING_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16", "fp64")
+PRECISIONS = (*TRAINING_PRECISIONS, "int8")
 # Sections and keys that a resumed run must not change.
 IMMUTABLE_KEYS = {
     "data",

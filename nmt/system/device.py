@@ -5,7 +5,8 @@ import os
 import torch
 from torch import nn
 
-from nmt.errors import UserError
+from nmt.config import TRAINING_PRECISIONS
+from nmt.errors import UserError, check_choice
 from nmt.system.memory import configure_malloc
 from nmt.system.torchrun import LAUNCH_ENV
 
@@ -53,11 +54,17 @@ def describe_unused_gpus(name: str) -> str | None:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Return the precision for a device. `auto` is bf16 if its matrix products are faster, else fp32.
+    """Return the precision for a device.
+
+    `auto` is the environment variable NMT_PRECISION if that is set, so that machines of different kinds compute alike;
+    else bf16 where its matrix products are faster, else fp32.
 
     Raises:
         UserError: the device does not support the precision.
     """
+    if name == "auto":
+        name = os.environ.get("NMT_PRECISION", "auto")
+        check_choice("the environment variable NMT_PRECISION", name, TRAINING_PRECISIONS)
     if name == "fp64" and device.type == "mps":
         raise UserError("device=mps does not support precision=fp64; use precision=fp32")
     if name == "int8" and device.type != "cpu":

@@ -73,7 +73,7 @@ def test_normal_text_gives_no_warning(get_warnings: Callable[..., list[str]], la
 
 
 @pytest.mark.parametrize("name", ["multi30k", "tatoeba_deu"])
-@pytest.mark.skipif(not SHARED.exists(), reason="the corpora are not available")
+@pytest.mark.skipif(not SHARED.exists(), reason="needs real corpora beside the checkout")
 def test_real_corpora_give_no_warning(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = DataConfig(format="text", path=str(SHARED / name), cache=str(tmp_path))
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")

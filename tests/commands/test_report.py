@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, NO_CHROMIUM, Browser
 from builders import HOSTILE, PageReader, single_references
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -184,7 +184,7 @@ FIRST_ARTICLE = "article:first-child "
 @pytest.fixture(scope="module")
 def browser_session(tmp_path_factory):
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
+        pytest.skip(NO_CHROMIUM)
     folder = tmp_path_factory.mktemp("page")
     sources, references, texts = zip(*PAIRS, strict=True)
     translations = [make_translation(source, text) for source, text in zip(sources, texts, strict=True)]

@@ -81,7 +81,7 @@ def test_answers_equal_nmt_translate(served: Running, home: Path) -> None:
 
 def test_attention_equals_that_of_nmt_translate(served: Running, home: Path) -> None:
     lines = [line for line in LINES if line.strip()]
-    model = nmt.load(home / "runs" / "mine", beam=3)
+    model = nmt.load(home / "runs" / "mine", precision="fp32", beam=3)  # as the server
     [details, [empty]] = ask(served.url, ["\n".join(lines), " "], attention=True)["details"]
     for line, got, python in zip(lines, details, model.translate(lines, weights=True), strict=True):
         [option], record = got["translations"], python.record

@@ -27,6 +27,7 @@ from nmt.decoding.translator import Translator
 from nmt.evaluation.report import round_to_percent
 from nmt.runs.checkpoint import load_model
 from nmt.runs.history import CURVES
+from nmt.system.device import prepare_model
 from nmt.system.html import fill_template
 from nmt.watch import TEMPLATE, Watcher
 
@@ -107,6 +108,7 @@ def test_samples_are_the_translations_of_the_last_model(watched: Running, home: 
     folder = home / "runs" / "mine"
     last = folder / "checkpoints" / (folder / "checkpoints" / "last").read_text().strip()
     model, tokenizer, run, *_ = load_model(str(last))
+    prepare_model(model, run.precision, torch.device("cpu"))
     step = int(last.name.removeprefix("step_"))
     pairs = json.loads(get(f"{watched.url}/samples?run=.&step={step}")[1])
     sources = (Path(run.data.path) / "valid.de").read_text(encoding="utf-8").splitlines()[:4]

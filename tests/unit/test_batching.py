@@ -670,7 +670,7 @@ def test_epoch_has_few_shapes_and_little_padding(mean: float, spread: float, set
     assert 1 - pieces / count_positions(padded_N3).sum() < 0.06
 
 
-@pytest.mark.skipif(not MULTI30K.exists(), reason="Multi30k is not available")
+@pytest.mark.skipif(not MULTI30K.exists(), reason="needs real corpora beside the checkout")
 def test_multi30k_has_little_padding_and_few_shapes(tmp_path: Path) -> None:
     run = TrainRun(data=DataConfig(format="text", path=str(MULTI30K), cache=str(tmp_path)))
     pairs = load_pairs(run.data, "train")

@@ -226,9 +226,16 @@ def test_gpu_fp32_is_exact_and_tf32_is_rounded() -> None:
 def test_auto_precision_is_bf16_where_it_is_faster(
     capabilities: dict[str, str | bool], faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.delenv("NMT_PRECISION")
     assert is_bf16_faster() == faster
-    assert choose_precision("auto", torch.device("cpu")) == ("bf16" if faster else "fp32")
+    assert choose_precision("auto", cpu) == ("bf16" if faster else "fp32")
+    monkeypatch.setenv("NMT_PRECISION", "fp64")
+    assert choose_precision("auto", cpu) == "fp64" and choose_precision("bf16", cpu) == "bf16"
+    monkeypatch.setenv("NMT_PRECISION", "fp23")
+    with pytest.raises(nmt.UserError, match="environment variable NMT_PRECISION=fp23 is not one of .*'fp32'"):
+        choose_precision("auto", cpu)
 
 
 def test_unused_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, NO_CHROMIUM, Browser
 from builders import (
     ATTENTION_STYLES,
     ODD_CHARACTERS,
@@ -78,7 +78,7 @@ function force(source, targets) {
 def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluate]:
     """Evaluate JavaScript in a browser that has the program of the worker, except for its messages."""
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
+        pytest.skip(NO_CHROMIUM)
     browser = Browser(tmp_path_factory.mktemp("profile"))
 
     def evaluate(expression: str) -> Any:
