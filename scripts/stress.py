@@ -17,7 +17,7 @@ from pathlib import Path
 from settings import parse_settings
 
 # What a file of tests mentions if it starts other processes.
-STARTS_PROCESSES = re.compile(r"\b(CONTEXT|Popen|browser|running|listening|run_in_new_process|run_ranks\w*)\b")
+STARTS_PROCESSES = re.compile(r"\b(CONTEXT|subprocess|nbclient|browser|running\(|listening\(|run_in_new_process)")
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 
 
