@@ -10,7 +10,7 @@ once. Words to replace are found by the aligner, trained on the split itself.
 Where final marks are missing, those of the original and its reference do not count either. Of two sentences in a line,
 the original is the two translated one by one.
 
-The last lines are about terms (`search.terms`, `search.inline_terms`), if the model can use them: source words that
+The last lines are about terms (`search.terms`), if the model can use them: source words that
 occur once in the split, with the word of the reference that each is linked to. `unseen` are those that are not in the
 training text.
 """
@@ -47,7 +47,6 @@ from nmt.data.augmentation import (
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
 from nmt.data.references import collect_references
-from nmt.data.tokenizer import TERM_PIECE
 from nmt.data.words import join_sentences, split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.runs.checkpoint import find_checkpoint, load_config
@@ -243,9 +242,7 @@ class Checker(NamedTuple):
         print(f"two sentences in a line: {count:,} lines, BLEU {format_change(before, after)}")
 
     def print_terms(self) -> None:
-        tokenizer = self.model.translator.tokenizer.source
-        variants = {"with terms": bool(tokenizer.literal_ids), "with inline terms": TERM_PIECE in tokenizer.symbols}
-        if not any(variants.values()):
+        if not self.model.translator.tokenizer.source.literal_ids:
             return
         terms = dict(list(find_terms(self.sources, self.targets, self.links).items())[: self.cases])
         lines, references = ([side[row] for row in terms] for side in (self.sources, self.targets))
@@ -255,11 +252,8 @@ class Checker(NamedTuple):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "terms.tsv"
             write_lines(path, ["\t".join(term) for term in terms.values()])
-            translators = {"without terms": self.model} | {
-                name: nmt.load(self.checkpoint, terms=str(path), inline_terms="inline" in name, beam=self.beam)
-                for name, possible in variants.items()
-                if possible
-            }
+            with_terms = nmt.load(self.checkpoint, terms=str(path), beam=self.beam)
+            translators = {"without terms": self.model, "with terms": with_terms}
             for name, translator in translators.items():
                 start = time.process_time()
                 texts = [translation.text for translation in translator.translate(lines)]

@@ -174,10 +174,6 @@ class TrainRun:
                 f"augment.literals={self.augment.literals} needs pieces that stand for literals; set "
                 "tokenizer.literals=16 as well"
             )
-        if self.augment.terms and not self.tokenizer.terms:
-            raise UserError(
-                f"augment.terms={self.augment.terms} needs a piece that marks terms; set tokenizer.terms=true as well"
-            )
         if self.train.guided_alignment and self.model.attention.score == "none":
             raise UserError("train.guided_alignment needs attention, but model.attention.score=none")
         if self.train.guided_alignment and self.data.format != "toy" and self.data.alignments is None:

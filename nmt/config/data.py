@@ -115,7 +115,6 @@ class TokenizerConfig:
     path: str | None = setting(None, "use this SentencePiece model (BPE or unigram), or that of a run; null: train one")
     symbols: list[str] = setting(list, "text that is always a piece of its own: ['<br>','@@']")
     literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
-    terms: bool = setting(False, "a piece that marks the translation of a term within the source; see augment.terms")
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
@@ -136,7 +135,7 @@ class TokenizerConfig:
             )
         if self.path and self.type not in ("bpe", "unigram"):
             raise UserError(f"tokenizer.path={self.path} needs tokenizer.type=bpe or unigram, not {self.type}")
-        for key in ("symbols", "literals", "terms"):
+        for key in ("symbols", "literals"):
             if (value := getattr(self, key)) and self.type == "word":
                 raise UserError(
                     f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word; set "
@@ -169,7 +168,6 @@ class AugmentConfig:
     numbers: float = setting(0.0, "other numbers; or a number in place of a word and its translation")
     names: float = setting(0.0, "other names: words that are the same on both sides")
     literals: float = setting(0.0, "pieces for search.protect in place of words and their translations")
-    terms: float = setting(0.0, "translations after source words, for search.inline_terms")
     concatenate: float = setting(0.0, "another pair after it (Nguyen et al. 2021)")
 
     def __post_init__(self) -> None:
@@ -183,7 +181,7 @@ class AugmentConfig:
     @property
     def needs_links(self) -> bool:
         """Whether a change needs to know which words translate each other."""
-        return bool(self.numbers or self.names or self.literals or self.terms)
+        return bool(self.numbers or self.names or self.literals)
 
 
 @dataclass(slots=True)

@@ -31,9 +31,6 @@ class SearchConfig:
     terms: str | None = setting(
         None, "file of source term, tab, the translation to use; of several for a term the last"
     )
-    inline_terms: bool = setting(
-        False, "terms: show translations to the model, which may change them, as augment.terms does"
-    )
     groups: int = setting(1, "number of groups in diverse beam search; each avoids the pieces of earlier groups")
     diversity: float = setting(0.5, "groups: penalty per hypothesis of an earlier group that chose the same piece")
     sample: bool = setting(False, "sample n_best translations instead of beam search")
@@ -70,8 +67,6 @@ class SearchConfig:
                 raise UserError(
                     f"search.patterns has {pattern!r}, which is not a regular expression: {error}"
                 ) from None
-        if self.inline_terms and not self.terms:
-            raise UserError("search.inline_terms=true needs search.terms=FILE")
         if self.dictionary and not self.replace_unknown:
             raise UserError(f"search.dictionary={self.dictionary} needs search.replace_unknown=true")
         sampling_keys = ("temperature", "top_k", "top_p", "seed")

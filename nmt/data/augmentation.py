@@ -17,13 +17,10 @@ import regex
 from nmt.config import AugmentConfig
 from nmt.data.letter_case import to_lower, to_title
 from nmt.data.literals import find_literals
-from nmt.data.tokenizer import FIRST_LITERAL_PIECE, TERM_PIECE
-from nmt.data.words import UNSPACED_PATTERN
+from nmt.data.tokenizer import FIRST_LITERAL_PIECE
 
 MAX_REPLACED = 3  # words of a pair that literal pieces replace
 ENCLOSED = 0.5  # share of these words that are enclosed instead
-MAX_TERMS = 3  # words of a pair that get their translation beside them
-OTHER_WORD = 0.5  # share of these translations that are another word, so that the model copies whatever is there
 MAX_DIGITS = 8  # of a number in place of a word
 FINAL_MARKS = ".!?。．！？؟۔।॥…"
 DIGIT = regex.compile(r"\d")
@@ -61,7 +58,6 @@ class Augmenter(NamedTuple):
     language: str  # code of the source
     links: PairLinks
     names: Sequence[str]  # of the corpus; see `find_names`
-    target_words: Sequence[str]  # of the corpus; see `find_target_words`
     tags: Sequence[str]  # of `data.corpora`, each with the space after it; they stay as they are
 
 
@@ -74,12 +70,6 @@ def find_names(sources: Iterable[str], targets: Iterable[str], links: PairLinks)
         if is_shared_name(source, target, link)
     }
     return list(names)
-
-
-def find_target_words(targets: Iterable[str], links: PairLinks) -> list[str]:
-    """Return the linked words of the targets of a corpus, each once."""
-    words = {target[link[2] : link[3]]: None for row, target in enumerate(targets) for link in links.of_pair(row)}
-    return list(words)
 
 
 def split_tag(source: str, tags: Sequence[str]) -> tuple[str, str]:
@@ -102,8 +92,6 @@ def augment_pair(
     edits: list[Edit] = []
     if rng.random() < config.literals:
         edits += replace_by_literal_pieces(source, target, links, augmenter.literal_pieces, rng)
-    if rng.random() < config.terms:
-        edits += annotate_words(source, target, links, augmenter.target_words, rng)
     if rng.random() < config.numbers:
         edits += replace_numbers(source, target, links, rng)
     if rng.random() < config.names and augmenter.names:
@@ -111,8 +99,6 @@ def augment_pair(
     sides = apply_edits(source, target, edits)
     if rng.random() < config.final_mark:
         sides = remove_final_marks(sides)
-    if TERM_PIECE in sides[0]:  # the case of a term is copied
-        return sides
     if rng.random() < config.lower_case:
         sides[0] = to_lower(sides[0], augmenter.language)
     elif rng.random() < config.title:
@@ -174,28 +160,6 @@ def replace_by_literal_pieces(
         elif symbols:
             edits.append(Edit(link, *[symbols.pop()] * 2))
     return edits
-
-
-def annotate_words(
-    source: str, target: str, links: Sequence[Link], target_words: Sequence[str], rng: random.Random
-) -> list[Edit]:
-    """Put the translations of some words, or other words as their translations, after them."""
-    edits = []
-    for link in rng.sample(links, min(len(links), rng.randint(1, MAX_TERMS))):
-        word, translation = source[link[0] : link[1]], target[link[2] : link[3]]
-        if rng.random() < OTHER_WORD:
-            translation = rng.choice(target_words)
-        edits.append(Edit(link, annotate(word, translation), translation))
-    return edits
-
-
-def annotate(term: str, translation: str) -> str:
-    """Return a term followed by its translation, as the model sees it (Dinu et al. 2019).
-
-    A space before the translation makes its pieces the same as in a target, in a script with spaces between words.
-    """
-    separator = "" if UNSPACED_PATTERN.match(translation) else " "
-    return f"{term}{TERM_PIECE}{separator}{translation}{TERM_PIECE}"
 
 
 def replace_numbers(source: str, target: str, links: Sequence[Link], rng: random.Random) -> list[Edit]:

@@ -37,7 +37,6 @@ NORMALIZED_WORD = re.compile("▁[^▁]*")
 JOIN_MARKER = "\U0010fffd"  # between words without a space between them; private use, so no text contains it
 FIRST_LITERAL_PIECE = 0xF0000  # the literal pieces are characters from here on; private use, so no text contains them
 LITERAL_PIECE = re.compile("[\U000f0000-\U000f00ff]")
-TERM_PIECE = "\U000f0100"  # before and after the translation of a term within a source
 INVALID_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, decoded with `surrogateescape`
 BYTE_PIECES = 256  # ids after the specials and the user-defined symbols
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
@@ -479,8 +478,7 @@ def train_language_tokenizer(
 def list_symbols(config: TokenizerConfig, tags: Sequence[str]) -> list[str]:
     """Return the user-defined symbols of a tokenizer, in the order of their ids."""
     literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
-    term_pieces = [TERM_PIECE] * config.terms
-    return [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces, *term_pieces]
+    return [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
 
 
 def prepare_training_lines(lines: Iterable[str]) -> Iterator[str]:

@@ -111,10 +111,7 @@ def find_owners(pieces: Sequence[str], text: str, offsets: Sequence[int], words:
         if piece == EOS_PIECE or not offset_of_byte:
             owners.append(-1)
             continue
-        if not piece:  # of the annotation of a term
-            owners.append(owners[-1] if owners else -1)
-        else:
-            owners.append(bisect_right(starts, offset_of_byte[min(position, len(offset_of_byte) - 1)]) - 1)
+        owners.append(bisect_right(starts, offset_of_byte[min(position, len(offset_of_byte) - 1)]) - 1)
         position += next(spelled)
     return owners
 

@@ -3,25 +3,22 @@
 Text to copy instead of translating it (`search.protect`), and terms with a given translation (`search.terms`), are
 replaced by literal pieces of the vocabulary, which the model has learned to copy to where they belong
 (`augment.literals`). The search writes each of them exactly once. Then the text comes back in their place; a term comes
-back as its translation. With `search.inline_terms`, the translation of a term is put after it instead, and the model
-decides what to make of it (`augment.terms`). A line in capitals is translated as one in small letters
-(`search.capitals`). The prefix of a translation is prepared like the line.
+back as its translation. A line in capitals is translated as one in small letters (`search.capitals`). The prefix of a
+translation is prepared like the line.
 """
 
 import re
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import regex
 
 from nmt.config import UNK, SearchConfig
-from nmt.data.augmentation import annotate
 from nmt.data.letter_case import is_in_capitals, to_lower, to_upper
 from nmt.data.literals import NON_DIGIT, NUMBER, find_literals, normalize_number
-from nmt.data.tokenizer import LITERAL_PIECE, SPACE_SYMBOL, SPECIALS, TERM_PIECE, Tokenizer, group_by_words
+from nmt.data.tokenizer import LITERAL_PIECE, SPACE_SYMBOL, SPECIALS, Tokenizer
 from nmt.data.words import UNSPACED_PATTERN
 from nmt.decoding.search import Literals
 from nmt.errors import UserError
@@ -61,7 +58,7 @@ class PreparedLine(NamedTuple):
             for pieces, language in zip((source, target), self.languages, strict=True)
         )
         return (
-            [restore_literals(piece, self.originals) for piece in remove_annotations(source_pieces)],
+            [restore_literals(piece, self.originals) for piece in source_pieces],
             [restore_literals(piece, self.translations) for piece in target_pieces],
         )
 
@@ -72,7 +69,6 @@ class Replacement(NamedTuple):
     start: int  # offsets in characters
     end: int
     translation: str
-    inline: bool = False  # whether it stays, followed by its translation
 
 
 class Preparer:
@@ -93,13 +89,7 @@ class Preparer:
         self.source_ids = tokenizer.source.literal_ids
         self.target_ids = tokenizer.target.literal_ids
         self.pieces = tokenizer.source.pieces(self.source_ids)
-        if config.inline_terms and TERM_PIECE not in tokenizer.source.symbols:
-            raise UserError(
-                "search.inline_terms=true needs a model that was trained with tokenizer.terms=true augment.terms=0.1; "
-                "remove search.inline_terms, or train one"
-            )
-        needs_pieces = config.protect or (config.terms and not config.inline_terms)
-        if needs_pieces and not self.pieces:
+        if (config.protect or config.terms) and not self.pieces:
             key = "search.protect=true" if config.protect else f"search.terms={config.terms}"
             raise UserError(
                 f"{key} needs a model with pieces that stand for literals; train one with tokenizer.literals=16 "
@@ -119,9 +109,7 @@ class Preparer:
         edits = []
         for replacement in select_replacements(self.find_replacements(line)):
             original = line[replacement.start : replacement.end]
-            if replacement.inline:
-                new = annotate(original, replacement.translation)
-            elif new := next(unused, ""):
+            if new := next(unused, ""):
                 kept[new] = replacement
             else:
                 left_out += 1
@@ -172,9 +160,7 @@ class Preparer:
         """Yield all that is to be protected in a line. Where two overlap, the first one counts."""
         for pattern in self.patterns:
             for match in pattern.finditer(line):
-                translation = self.terms.get(match[0])
-                inline = self.config.inline_terms and translation is not None
-                yield Replacement(match.start(), match.end(), translation or match[0], inline)
+                yield Replacement(match.start(), match.end(), self.terms.get(match[0], match[0]))
         for literal in find_literals(line) if self.config.protect else ():
             text = line[literal.start : literal.end]
             if literal.kind != "numbers" or len(NON_DIGIT.sub("", text)) >= MIN_DIGITS:
@@ -242,22 +228,6 @@ def is_word_character(character: str) -> bool:
 def is_text(piece: str) -> bool:
     """Return whether a piece spells text, and is neither special nor a byte."""
     return piece not in SPECIALS and not BYTE_PIECE.fullmatch(piece)
-
-
-def remove_annotations(pieces: Iterable[str]) -> list[str]:
-    """Return the pieces of a source with those of annotations empty."""
-    inside, kept = False, []
-    for piece in pieces:
-        inside ^= piece == TERM_PIECE
-        kept.append("" if inside or piece == TERM_PIECE else piece)
-    return kept
-
-
-def group_restored(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the same as `group_by_words`; an empty piece, of an annotation, belongs to the word of the term."""
-    words, owners = group_by_words([piece for piece in pieces if piece])
-    counts = accumulate(map(bool, pieces))
-    return words, [owners[count - 1] if count else -1 for count in counts]
 
 
 def restore_literals(text: str, by_piece: Mapping[str, str]) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from nmt.config import LinksConfig, SearchConfig
+from nmt.data.tokenizer import group_by_words
 from nmt.data.words import join_sentences
 from nmt.decoding.alignment import Record, restore_unknown_words
-from nmt.decoding.preparation import PreparedLine, group_restored
+from nmt.decoding.preparation import PreparedLine
 from nmt.errors import UserError
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
@@ -53,8 +54,8 @@ class Translation:
         Words are separated by spaces in the text of the pieces; in scripts without spaces they are segmented.
         """
         source_pieces, target_pieces = self.restored_pieces
-        source_words, source_index = group_restored(source_pieces)
-        target_words, target_index = group_restored(target_pieces)
+        source_words, source_index = group_by_words(source_pieces)
+        target_words, target_index = group_by_words(target_pieces)
         return Record(
             source_pieces=self.source_pieces,
             target_pieces=self.target_pieces,

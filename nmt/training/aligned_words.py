@@ -10,7 +10,7 @@ from tqdm import tqdm
 from nmt.aligner.aligner import LINK_THRESHOLD, align_sentences, find_links, train_aligner
 from nmt.aligner.lexicon import Vocabulary, normalize_word
 from nmt.config import TrainRun
-from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names, find_target_words
+from nmt.data.augmentation import Augmenter, Link, PairLinks, find_names
 from nmt.data.cache import cache_folder, get_or_build
 from nmt.data.corpus import iter_column
 from nmt.data.encoding import map_file, text_key
@@ -32,9 +32,8 @@ def build_augmenter(run: TrainRun, pairs: pa.Table) -> Augmenter | None:
         return None
     links = get_or_align(run, pairs) if run.augment.needs_links else PairLinks.build([[]] * len(pairs))
     names = find_names(iter_column(pairs, "source"), iter_column(pairs, "target"), links) if run.augment.names else []
-    target_words = find_target_words(iter_column(pairs, "target"), links) if run.augment.terms else []
     tags = [f"{part.tag} " for part in list_corpora(run.data) if part.tag]
-    return Augmenter(run.augment, run.tokenizer.literals, run.data.languages[0], links, names, target_words, tags)
+    return Augmenter(run.augment, run.tokenizer.literals, run.data.languages[0], links, names, tags)
 
 
 def get_or_align(run: TrainRun, pairs: pa.Table) -> PairLinks:

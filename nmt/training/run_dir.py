@@ -124,11 +124,8 @@ def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:
     if not run.new_tokenizer:
         tokenizer = dataclasses.replace(parent.tokenizer, sampling=run.tokenizer.sampling)
     model = dataclasses.replace(parent.model, dropout=run.model.dropout, kernels=run.model.kernels)
-    augment = dataclasses.replace(  # a vocabulary without these pieces cannot learn them
-        run.augment,
-        literals=run.augment.literals if tokenizer.literals else 0.0,
-        terms=run.augment.terms if tokenizer.terms else 0.0,
-    )
+    # A vocabulary without literal pieces cannot learn them.
+    augment = dataclasses.replace(run.augment, literals=run.augment.literals if tokenizer.literals else 0.0)
     inherited = dataclasses.replace(run, tokenizer=tokenizer, model=model, augment=augment)
     if changes := [f"{key}={new} (not {old})" for key, new, old in list_differences(inherited, run)]:
         log.info(f"taken from init_from={run.init_from}: {', '.join(changes)}")

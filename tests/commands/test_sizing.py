@@ -99,8 +99,8 @@ def test_small_recipe_matches_recipe_of_same_size(recipe: str, pairs: int, tmp_p
             for name in ("small", recipe)
         )
     actual = apply_by_pairs(small, ())
-    assert actual.tokenizer.literals and actual.tokenizer.terms  # for `augment.*`, which the other recipes leave out
-    actual.tokenizer = replace(actual.tokenizer, split_digits=False, literals=0, terms=False)
+    assert actual.tokenizer.literals  # for `augment.*`, which the other recipes leave out
+    actual.tokenizer = replace(actual.tokenizer, split_digits=False, literals=0)
     actual.augment = expected.augment
     for section in BY_PAIRS_SECTIONS:
         assert getattr(actual, section) == getattr(expected, section)

@@ -18,7 +18,7 @@ from nmt.data.augmentation import Augmenter, Edit, PairLinks, apply_edits, augme
 from nmt.data.encoding import EncodedPairs, encode_corpus
 from nmt.data.literals import find_literals
 from nmt.data.resampling import resample_pairs
-from nmt.data.tokenizer import LITERAL_PIECE, TERM_PIECE, train_tokenizer
+from nmt.data.tokenizer import LITERAL_PIECE, train_tokenizer
 from nmt.errors import UserError
 from nmt.training.aligned_words import align_pairs, build_augmenter, select_single_links
 
@@ -34,7 +34,7 @@ def augment(
     language: str = "de",
     **rates: float,
 ) -> list[str]:
-    augmenter = Augmenter(AugmentConfig(**rates), 4, language, NO_LINKS, ["Anna", "Bob"], ["cat", "Hut"], [])
+    augmenter = Augmenter(AugmentConfig(**rates), 4, language, NO_LINKS, ["Anna", "Bob"], [])
     return augment_pair(source, target, links, augmenter, random.Random(seed))
 
 
@@ -104,18 +104,6 @@ def test_names_are_replaced_alike() -> None:
     assert find_names([source, "Eva"], [target, "Eva"], pair_links) == ["Tom"]
 
 
-def test_terms_stand_after_their_words_and_in_the_target() -> None:
-    source, target = "Der Hund mag Tee.", "The dog likes tea."
-    links = [(4, 8, 4, 7), (13, 16, 14, 17)]
-    new = {tuple(augment(source, target, links, seed, terms=ALWAYS, lower_case=ALWAYS)) for seed in range(200)}
-    for new_source, new_target in new:
-        terms = re.findall(f"(Hund|Tee){TERM_PIECE} (\\w+){TERM_PIECE}", new_source)
-        assert terms and re.sub(f"{TERM_PIECE}.*?{TERM_PIECE}", "", new_source) == source
-        by_word = {"Hund": "dog", "Tee": "tea"} | dict(terms)
-        assert new_target == f"The {by_word['Hund']} likes {by_word['Tee']}."
-    assert len(new) == 3 + 3 + 3 * 3  # one of both words, or both: dog or tea, cat, Hut
-
-
 @pytest.mark.parametrize(
     "rates, pair, expected",
     [
@@ -162,7 +150,7 @@ def make_pairs(count: int) -> pa.Table:
 
 
 def make_run(folder: Path, **rates: float) -> TrainRun:
-    tokenizer = TokenizerConfig(vocab_size=300, joint=False, literals=4, terms=True)
+    tokenizer = TokenizerConfig(vocab_size=300, joint=False, literals=4)
     return TrainRun(
         data=DataConfig(cache=str(folder), max_length=40), tokenizer=tokenizer, augment=AugmentConfig(**rates)
     )
@@ -258,7 +246,6 @@ def test_pair_that_would_be_too_long_stays_as_it_is(encoded: EncodedPairs) -> No
     "settings, message",
     [
         ({"augment": AugmentConfig(literals=0.1)}, "augment.literals=0.1 needs .*tokenizer.literals=16"),
-        ({"augment": AugmentConfig(terms=0.1)}, "augment.terms=0.1 needs .*tokenizer.terms=true"),
         (
             {"augment": AugmentConfig(lower_case=0.1), "train": TrainConfig(guided_alignment=1.0)},
             "augment.\\* cannot be used with train.guided_alignment",

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import EOS, ModelConfig, SearchConfig, TokenizerConfig
-from nmt.data.tokenizer import LITERAL_PIECE, TERM_PIECE, group_by_words, train_tokenizer
+from nmt.data.tokenizer import LITERAL_PIECE, group_by_words, train_tokenizer
 from nmt.decoding.preparation import (
     Preparer,
     Replacement,
     compile_terms,
-    group_restored,
     restore_literals,
     select_replacements,
 )
@@ -23,10 +22,7 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.seq2seq import build_model
 
-TOKENIZER = train_tokenizer(
-    make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=310, literals=4, terms=True)
-)
-T = TERM_PIECE
+TOKENIZER = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=310, literals=4))
 A, B, C, D = (chr(0xF0000 + i) for i in range(4))
 
 
@@ -88,37 +84,6 @@ def test_terms_come_back_as_their_translations(tmp_path: Path) -> None:
     assert prepared.text == f"Ein {A}, ein {B}, Hundehütte, 小{C}が {D} 4711."
     assert restore_literals(prepared.text, prepared.translations) == (
         "Ein little doggy, ein doggy, Hundehütte, 小dogが C plus plus 4711."
-    )
-
-
-def test_inline_terms_stand_after_the_source_term(tmp_path: Path) -> None:
-    preparer = make_preparer(tmp_path, "Hund\tdoggy\n犬\t狗\n", inline_terms=True, protect=True)
-    prepared = preparer.prepare("Ein Hund und 犬 in 4711.")
-    assert prepared.text == f"Ein Hund{T} doggy{T} und 犬{T}狗{T} in {A}."
-    assert prepared.translations == {A: "4711"} and prepared.left_out == 0
-    ids = TOKENIZER.source.encode([prepared.text])[0]
-    pieces = TOKENIZER.source.pieces(ids)
-    assert (
-        TOKENIZER.source.pieces(TOKENIZER.source.encode(["doggy"])[0]) == pieces[pieces.index(T) + 1 :][: len("doggy")]
-    )
-    restored, _ = prepared.restore_pieces(pieces, [])
-    words, owners = group_restored(restored)
-    assert words == ["Ein", "Hund", "und", "犬", "in", "4711."]
-    assert len(owners) == len(pieces) and owners[pieces.index(T)] == words.index("Hund")
-
-
-def test_inline_terms_need_their_piece(tmp_path: Path) -> None:
-    (tmp_path / "terms.tsv").write_text("Hund\tdog\n", encoding="utf-8")
-    config = SearchConfig(terms=str(tmp_path / "terms.tsv"), inline_terms=True)
-    plain = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=300))
-    with pytest.raises(UserError, match="search.inline_terms=true needs a model that was trained with tokenizer.terms"):
-        Preparer(config, plain, ("de", "en"))
-    with pytest.raises(UserError, match="search.inline_terms=true needs search.terms=FILE"):
-        SearchConfig(inline_terms=True)
-    words = TokenizerConfig(vocab_size=300, terms=True)
-    assert (
-        Preparer(config, train_tokenizer(make_sentences(200), make_sentences(200), words), ("", "")).prepare("").text
-        == ""
     )
 
 
