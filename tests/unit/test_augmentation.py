@@ -174,7 +174,7 @@ def test_aligner_finds_words_and_leaves_out_frequent_ones(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def encoded(tmp_path: Path) -> EncodedPairs:
-    run = make_run(tmp_path, literals=0.5, numbers=0.3, lower_case=0.2, final_mark=0.3, terms=0.3)
+    run = make_run(tmp_path, literals=0.5, numbers=0.3, lower_case=0.2, final_mark=0.3)
     pairs = make_pairs(200)
     texts = pairs["source"].to_pylist(), pairs["target"].to_pylist()
     encoded = encode_corpus(pairs, train_tokenizer(*texts, run.tokenizer), run)
@@ -219,7 +219,7 @@ def test_concatenated_pairs_are_two_pairs_of_the_corpus(tmp_path: Path) -> None:
 
 
 def test_tags_of_corpora_stay_at_the_beginning(tmp_path: Path) -> None:
-    run = make_run(tmp_path, lower_case=0.3, literals=0.3, terms=0.3, concatenate=0.5)
+    run = make_run(tmp_path, lower_case=0.3, literals=0.3, concatenate=0.5)
     pairs = make_pairs(200)
     sources = [f"<BT> {text}" if i % 2 else text for i, text in enumerate(pairs["source"].to_pylist())]
     pairs = pairs.set_column(0, "source", pa.array(sources))
