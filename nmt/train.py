@@ -31,7 +31,6 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import segment_words
 from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_and_log_bleu_tokenizer, choose_bleu_tokenizer
-from nmt.model.kernels.with_triton import check_triton
 from nmt.model.seq2seq import build_model
 from nmt.system.cli import given_keys, main
 from nmt.system.device import describe_unused_gpus, prepare_model
@@ -134,8 +133,6 @@ def train(run: TrainRun) -> float:
         # Settings: resume, start from another run, or start from scratch.
         start = broadcast_from_rank0(lambda: find_starting_point(run, folder, device, given_keys))
         run = start.run
-        if run.model.kernels == "triton":
-            check_triton(device, run.precision)
         local_rank0_first(lambda: choose_bleu_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing
         for unused in run.model.unused_settings:
             log.warning(f"{unused} has no effect on this model")

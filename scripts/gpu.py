@@ -72,7 +72,6 @@ from nmt.data.encoding import EncodedPairs, Indices
 from nmt.decoding.search import Literals, score_targets, stream_search
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.kernels.recurrence import RNN
-from nmt.model.kernels.with_triton import is_installed
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
 from nmt.system.device import PRECISION_DTYPES, choose_device, choose_precision, prepare_model
@@ -91,12 +90,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "transformer": {"style": "transformer", "encoder": "transformer"},
 }
 BARE_VARIANTS = {"nn.LSTM over sentences": STYLES["gnmt"], "nn.LSTMCell, feeding": STYLES["luong, feeding"]}
-TRITON_VARIANTS = {
-    f"{name}, Triton": STYLES[name] | {"kernels": "triton"} for name in ("gnmt", "luong, feeding", "bahdanau")
-}
 ONE_STREAM_VARIANTS = {"gnmt, one stream": STYLES["gnmt"]}  # the directions of the encoder run one after the other
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{n: changes | {"encoder_layers": 2, "decoder_layers": 2} for n, changes in (STYLES | TRITON_VARIANTS).items()},
+    **{n: changes | {"encoder_layers": 2, "decoder_layers": 2} for n, changes in STYLES.items()},
     "gnmt, residual": {"style": "gnmt", "decoder_layers": 3, "residual": True},
     "maxout, residual": {"decoder_layers": 2, "residual": True, "readout": "maxout"},
     "tied": {"style": "luong", "input_feeding": False, "tie": "three", "shortcut": True},
@@ -180,13 +176,11 @@ def list_fact_checks(setting: Setting) -> list[Check]:
 
 
 def report_versions(setting: Setting) -> Iterator[Values]:
-    triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
     yield {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "cuDNN": torch.backends.cudnn.version(),
-        "triton": triton,
         "processor": get_processor_name(),
         "cores": os.cpu_count(),
     }
@@ -642,15 +636,8 @@ def list_speed_checks(setting: Setting) -> list[Check]:
         precision = choose_precision("auto", setting.device)
         order = [("gnmt", precision, 8, (*STYLES, *ONE_STREAM_VARIANTS, *BARE_VARIANTS))]
     else:
-        first = (
-            "gnmt",
-            *ONE_STREAM_VARIANTS,
-            "gnmt, Triton",
-            "luong, feeding",
-            "luong, feeding, Triton",
-            *BARE_VARIANTS,
-        )
-        rest = ("bahdanau", "bahdanau, Triton", "luong")
+        first = ("gnmt", *ONE_STREAM_VARIANTS, "luong, feeding", *BARE_VARIANTS)
+        rest = ("bahdanau", "luong")
         order = [
             ("gnmt", "bf16", 128, first),
             ("gnmt", "bf16", 384, first),
@@ -690,12 +677,10 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
     padding.
     """
     scale, device = get_size(setting, size), setting.device
-    changes = (STYLES | ONE_STREAM_VARIANTS | BARE_VARIANTS | TRITON_VARIANTS)[name]
+    changes = (STYLES | ONE_STREAM_VARIANTS | BARE_VARIANTS)[name]
     if changes["style"] == "gnmt" or name in BARE_VARIANTS:
         changes = changes | {"decoder_layers": max(2, scale.model.decoder_layers)}
     model = replace(scale.model, **changes)
-    if model.kernels == "triton" and not is_installed():
-        raise CheckSkipped("Triton or a C compiler is missing")
     system = System(name, model, precision, count, plain=name in BARE_VARIANTS)
     encoded = make_random_corpus(scale, 3 * count if setting.tiny else PAIRS_PER_EPOCH)
     config = TrainConfig(batch_sentences=count, max_steps=10**6)

@@ -27,8 +27,6 @@ torch.set_num_threads(1)
 # the folders set by the caller.
 folders = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-# Triton kernels run in Python. Set before anything imports Triton, which decides when a kernel is defined.
-os.environ["TRITON_INTERPRET"] = "1"
 # Commands run with other home folders, in each of which matplotlib would take seconds to list the fonts.
 os.environ.setdefault("MPLCONFIGDIR", str(Path("~/.cache/matplotlib").expanduser()))
 

@@ -16,7 +16,7 @@ ATTENTION_NORMALIZERS = ("softmax", "sparsemax", "entmax15")
 READOUT_TYPES = ("tanh", "maxout")
 BRIDGE_TYPES = ("learned", "last", "mean", "zero")
 TIE_MODES = ("none", "two", "three")
-KERNEL_VERSIONS = ("fast", "triton", "reference")
+KERNEL_VERSIONS = ("fast", "reference")
 MAX_LAYERS = 100  # of the encoder or the decoder
 
 
@@ -148,11 +148,7 @@ class ModelConfig:
         False, "encoder=rnn: add source embeddings to encoder outputs, which makes alignments easier to learn"
     )
     tie: str = setting("none", "share embeddings: none | two (target and output layer) | three (source as well)")
-    kernels: str = setting(
-        "fast",
-        "fast | triton (fast, with Triton kernels on an NVIDIA GPU; not yet measured on one) | "
-        "reference (slow, plain PyTorch for reading and debugging)",
-    )
+    kernels: str = setting("fast", "fast | reference (slow, plain PyTorch for reading and debugging)")
     feed_forward: int | None = setting(None, "Transformer layers: size of the feed-forward part; null: 4 times hidden")
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     self_attention: SelfAttentionConfig = field(default_factory=SelfAttentionConfig)

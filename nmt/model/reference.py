@@ -156,7 +156,7 @@ def additive_attention(
     """Return context_BHQM and weights_BHQS of the additive score, Bahdanau et al. 2014, eq. 5-6.
 
     Positions from the length on have weight 0. Models compute the parts one by one (`Attention`); or without
-    padding, for translation on a CPU; or with softmax all in one kernel, on a GPU with `model.kernels=triton`.
+    padding, for translation on a CPU.
     """
     is_hidden_BHQS = (torch.arange(keys_BHSA.shape[2], device=length_B.device) >= length_B.unsqueeze(1))[:, None, None]
     scores_BHQS = additive_score(query_BHQA, keys_BHSA, v_HA).to(accumulation_dtype(keys_BHSA.dtype))

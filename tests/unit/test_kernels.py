@@ -113,34 +113,6 @@ def test_training_with_fast_kernels_matches_the_reference(
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])  # the last epoch and the first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "cell"),
-    [
-        ("bahdanau", "lstm"),
-        ("luong, input feeding", "gru"),
-        ("luong, R-Drop", "lstm"),
-        ("coverage", "lstm"),
-        ("transformer", "lstm"),
-    ],
-)
-def test_training_with_triton_kernels_matches_the_reference(
-    name: str, cell: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With padded batches whose padding is masked in the loss, as on a GPU."""
-    pytest.importorskip("triton")
-    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
-    monkeypatch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", ())
-    monkeypatch.setitem(KERNELS, "reference", REFERENCE._replace(Dropout=Dropout))  # the same random numbers
-    curves = []
-    for kernels in ("triton", "reference"):
-        state = make_training_state(name, cell, torch.float32, kernels=kernels)
-        state.run.train.accumulate = 1
-        batches = np.arange(6).reshape(3, 2)  # few and small ones, since the interpreter is slow
-        curves.append([train_step(state, rows, 100).sums.smoothed.item() for rows in batches])
-    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-
-
 @pytest.mark.parametrize("name", MODEL_VARIANTS)
 def test_graphed_updates_match_eager_updates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, with `fake_capture_graph`. Dropout draws the same numbers."""

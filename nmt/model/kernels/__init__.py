@@ -1,8 +1,7 @@
 """Optimized implementations of parts of the model.
 
 Everything in `Kernels` has a readable version in `nmt/model/reference.py`. `model.kernels` chooses between the fast
-parts, the same with some Triton kernels (`with_triton.py`), and the readable ones; `cuda_graphs.py` and
-`inference_weights.py` only change how the first two are executed.
+parts and the readable ones; `cuda_graphs.py` and `inference_weights.py` only change how the fast ones are executed.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from nmt.model import reference
-from nmt.model.kernels import with_triton
 from nmt.model.kernels.additive import additive_score, attention_for_steps
 from nmt.model.kernels.gather import permute_positions, rows_for_steps
 from nmt.model.kernels.linear import Dropout, Linear
@@ -37,10 +35,5 @@ class Kernels(NamedTuple):
 FAST = Kernels(
     Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy, attention_for_steps
 )
-TRITON = FAST._replace(
-    RNN=with_triton.RNN,
-    cross_entropy=with_triton.cross_entropy,
-    attention_for_steps=with_triton.attention_for_steps,
-)
 REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields if name not in Kernels._field_defaults))
-KERNELS = {"fast": FAST, "triton": TRITON, "reference": REFERENCE}
+KERNELS = {"fast": FAST, "reference": REFERENCE}

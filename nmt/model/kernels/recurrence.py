@@ -16,7 +16,6 @@ from nmt.model.kernels.linear import apply_to_rows, cast_linear_weights, linear_
 from nmt.model.numerics import tanh
 from nmt.model.reference import LinearFn, RNNState, RNNStepFn
 
-CellFn = Callable[..., RNNState]  # the elementwise part of a step, `lstm_cell` or `gru_cell`
 FLAT_WEIGHT_DEVICES = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
 FUSED_BIAS_DEVICES = ("cpu",)  # devices on which a matrix product adds a bias at no cost
 
@@ -70,13 +69,13 @@ def lstm_cell(gates_NG: Tensor, c_ND: Tensor) -> RNNState:
     return _LSTMCell.apply(gates_NG, c_ND) if torch.is_grad_enabled() else compute_lstm(gates_NG, c_ND)[:2]
 
 
-def lstm_step(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState, cell_fn: CellFn = lstm_cell) -> RNNState:
+def lstm_step(inputs_NG: Tensor | None, hidden_fn: LinearFn, state: RNNState) -> RNNState:
     """Run one LSTM step, see `reference.lstm_cell`.
 
     The pre-activations are `hidden_fn(h_{t-1}, inputs_NG)`, which adds `inputs_NG`, if there are any, to its own
     product and biases.
     """
-    return cell_fn(hidden_fn(state[0], inputs_NG), state[1])
+    return lstm_cell(hidden_fn(state[0], inputs_NG), state[1])
 
 
 def compute_gru(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> tuple[Tensor, ...]:
@@ -123,9 +122,9 @@ def gru_cell(inputs_NG: Tensor, hidden_NG: Tensor, h_ND: Tensor) -> RNNState:
     return (_GRUCell.apply(*gates),) if torch.is_grad_enabled() else compute_gru(*gates)[:1]
 
 
-def gru_step(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState, cell_fn: CellFn = gru_cell) -> RNNState:
+def gru_step(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNState:
     """Run one GRU step, see `reference.gru_cell`, with `hidden_fn(h_{t-1})` for the pre-activations from the state."""
-    return cell_fn(inputs_NG, hidden_fn(state[0]), state[0])
+    return gru_cell(inputs_NG, hidden_fn(state[0]), state[0])
 
 
 class _FlattenWeights(torch.autograd.Function):
@@ -151,8 +150,6 @@ class _FlattenWeights(torch.autograd.Function):
 
 class RNN(reference.RNN):
     """`reference.RNN` with one call of PyTorch's library for a whole sequence, and fewer operations in a step loop."""
-
-    cell_fns: dict[str, CellFn] = {"lstm": lstm_cell, "gru": gru_cell}
 
     def __init__(self, cell: str, inputs: int, hidden: int, num_projected: int = 0) -> None:
         super().__init__(cell, inputs, hidden, num_projected)
@@ -241,8 +238,7 @@ class RNN(reference.RNN):
             name: linear_for_steps(*weights, dtype) for name, weights in self.get_step_weights(is_joint).items()
         }
         joint_fn = fns.get("joint")
-        step_fn: Callable[..., RNNState] = lstm_step if self.is_lstm else gru_step
-        run_step = partial(step_fn, cell_fn=self.cell_fns[self.cell])
+        run_step: Callable[..., RNNState] = lstm_step if self.is_lstm else gru_step
 
         def step(x_NI: Tensor, state: RNNState, inputs_NG: Tensor | None = None) -> RNNState:
             if joint_fn is None:
