@@ -22,7 +22,6 @@ from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
 from nmt.system.cli import main
 from nmt.system.command_line import describe_os_error
-from nmt.system.files import is_folder
 from nmt.system.html import fill_template
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.torchrun import check_single_process
@@ -162,7 +161,7 @@ def watch(command: WatchRun) -> None:
     log_to_stderr()
     check_single_process("nmt.watch")
     folder = Path(str(command.checkpoint))
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")
     watcher = Watcher(folder)
     try:

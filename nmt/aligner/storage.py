@@ -15,7 +15,6 @@ from nmt.aligner.aligner import Aligner
 from nmt.aligner.lexicon import PREFIX_LENGTHS, LinkTable, Vocabulary
 from nmt.config import SIDES
 from nmt.errors import UserError
-from nmt.system.files import UNFINISHED_NAME
 
 ALIGNER_FILE = "aligner.npz"
 FORMAT = 2
@@ -51,7 +50,7 @@ def check_save_folder(path: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"save={path} is a file; give a folder")
     others = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    others = [name for name in others if name != ALIGNER_FILE and not UNFINISHED_NAME.fullmatch(name)]
+    others = [name for name in others if name != ALIGNER_FILE and not name.startswith(f".{ALIGNER_FILE}.")]
     if others:
         raise UserError(f"save={path} has other files ({', '.join(others[:3])}); give a folder for the aligner alone")
 

@@ -4,12 +4,10 @@ Each folder contains digests of its files, which are checked before use. They de
 hash is used: a corpus may have gigabytes.
 """
 
-import errno
 import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,20 +19,10 @@ from xxhash import xxh3_128
 
 from nmt.config import DataConfig
 from nmt.errors import UserError
-from nmt.system.files import (
-    UNFINISHED_NAME,
-    UNSUPPORTED_ERRNOS,
-    locked_path,
-    remove_abandoned,
-    warn_once,
-    write_atomically,
-)
+from nmt.system.files import warn_once, write_atomically
 
 log = logging.getLogger("nmt")
 DIGESTS_FILE = "digests.json"
-UNFINISHED_ENTRY = re.compile(  # names of unfinished folders and files, and of locks
-    r".*\.[0-9a-f]{32}\.part|[0-9a-f]{32}.*\.lock|" + UNFINISHED_NAME.pattern
-)
 LOCK_NOTICE_DELAY = 5.0  # seconds of waiting for another process before this is logged
 
 
@@ -102,7 +90,7 @@ def is_valid(folder: Path) -> bool:
 def write_digests(folder: Path) -> None:
     """Write the digests of a complete folder atomically."""
     content = json.dumps(digest_files(folder), indent=1)
-    write_atomically(folder / DIGESTS_FILE, [content], beside=folder.with_name(f"{folder.name}.{DIGESTS_FILE}"))
+    write_atomically(folder / DIGESTS_FILE, [content])
 
 
 def digest_files(folder: Path) -> dict[str, str]:
@@ -118,21 +106,17 @@ def digest_file(path: Path) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Wait until no other process of this machine is building the folder; the lock of a killed process is released.
 
-    On file systems without locks, such as some network drives, several processes may build it; the first to finish
-    wins.
+    Where the cache cannot be written, `build_folder` reports it.
     """
     path = folder.with_name(f"{folder.name}.lock")
     lock = FileLock(path, fallback_to_soft=False)
-    try:
+    with suppress(OSError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=LOCK_NOTICE_DELAY)
         except Timeout:
             log.info(f"waiting for another process that is preparing {folder}")
             lock.acquire()
-    except (OSError, NotImplementedError) as error:  # if the cache is not writable, `build_folder` reports it
-        if getattr(error, "errno", errno.ENOSYS) in UNSUPPORTED_ERRNOS:
-            warn_once("this file system has no locks: several processes may prepare the same text at the same time")
     try:
         yield
     finally:
@@ -145,19 +129,20 @@ def lock_folder(folder: Path) -> Iterator[None]:
 @contextmanager
 def build_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; rename it to `folder` on success and remove it on failure."""
+    part = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked_path(lambda: folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.part"), folder=True) as part:
-            remove_abandoned(folder.parent, names=UNFINISHED_ENTRY)
-            yield part
-            write_digests(part)
-            part.rename(folder)
+        part.mkdir(parents=True)
+        yield part
+        write_digests(part)
+        part.rename(folder)
     except OSError as error:
         failed_path = Path(str(error.filename or folder)).absolute()
         if not failed_path.is_relative_to(folder.parent.absolute()):  # an input file, not the cache
             raise
         if not is_valid(folder):  # otherwise another process finished first
             raise make_cache_write_error(folder.parent, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def make_cache_write_error(folder: Path, error: OSError) -> UserError:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from nmt.config.data import DataConfig, last_component
 from nmt.errors import UserError
-from nmt.system.files import is_folder
 from nmt.system.lines import COMPRESSION_BY_SUFFIX
 from nmt.system.messages import list_names
 
@@ -92,7 +91,7 @@ def describe_shards(files: list[Path]) -> str:
 
 def require_folder(data: DataConfig) -> Path:
     folder = Path(str(data.path))
-    if not is_folder(folder):
+    if not folder.is_dir():
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"data.path={folder} is not a folder{where}")
     return folder

@@ -28,7 +28,7 @@ from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data.protobuf import read_fields
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
-from nmt.system.files import open_regular, write_atomically
+from nmt.system.files import write_atomically
 from nmt.system.lines import split_on_spaces
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # <unk> stands for a whole word, so it includes the space before it
@@ -535,7 +535,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_language_tokenizer(path: Path) -> LanguageTokenizer:
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb") as file:
             side = LanguageTokenizer(file.read(MAX_MODEL_BYTES))
     except OSError as error:
         raise UserError(

@@ -22,7 +22,6 @@ from nmt.data.tokenizer import (
     load_tokenizer,
 )
 from nmt.errors import UserError
-from nmt.system.files import open_regular
 
 PIECES, TRAINER_SPEC = 1, 2  # fields of a model
 TEXT, SCORE, TYPE = 1, 2, 3  # fields of a piece
@@ -51,7 +50,7 @@ def import_tokenizer(path: str, symbols: Sequence[str]) -> Tokenizer:
             )
         return tokenizer
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb") as file:
             data = file.read(MAX_MODEL_BYTES)
     except OSError as error:
         raise UserError(f"tokenizer.path={path} cannot be read: {error.strerror}") from None

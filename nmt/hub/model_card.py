@@ -14,7 +14,7 @@ from typing import NamedTuple
 from nmt.config import TrainRun
 from nmt.errors import escape_controls
 from nmt.runs.checkpoint import LoadedModel
-from nmt.system.files import open_regular, read_small
+from nmt.system.files import read_small
 from nmt.system.hub_client import PREFIX
 from nmt.system.logging import log
 
@@ -167,7 +167,7 @@ def read_scores(loaded: LoadedModel) -> Iterator[Scores]:
 def describe_pair_count(loaded: LoadedModel) -> str:
     """Return the number of training pairs that the log of the run states, such as `, 20,000 pairs`, or nothing."""
     try:
-        with open(loaded.run_folder / "train.log", "rb", opener=open_regular) as file:
+        with open(loaded.run_folder / "train.log", "rb") as file:
             text = file.read(MAX_LOG_BYTES).decode(errors="replace")
     except OSError:
         return ""

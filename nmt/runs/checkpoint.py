@@ -32,8 +32,6 @@ from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.system.files import (
     fsync_path,
     hash_file,
-    is_folder,
-    open_regular,
     read_small,
     remove_path,
     replacing_folder,
@@ -60,7 +58,7 @@ EXPORTED_FILES = (
 )
 STEP_FOLDER_PATTERN = re.compile(
     r"step_\d{6,12}"  # complete
-    r"|\.step_\d{6,12}(\.old|(\.\w+)?\.new)"  # being replaced, or being written
+    r"|\.step_\d{6,12}\.old"  # being replaced
 )
 MAX_QUOTED_CHARS = 200  # of a library's error message or of a name in a manifest
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
@@ -138,7 +136,7 @@ def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> Non
     """Point `best` to the best existing checkpoint, and remove those that are no longer needed.
 
     The checkpoints of `best_steps` and `step` are kept, and the one before `step`, as a fallback if `step` turns out to
-    be damaged. Half-written folders of processes that died are removed.
+    be damaged. Half-written files and folders of processes that died are removed.
     """
     folders = list_step_folders(run_folder)
     best_steps = [number for number in best_steps if number in folders]
@@ -149,9 +147,10 @@ def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> Non
         best_pointer.unlink(missing_ok=True)
     earlier = [number for number in folders if number < step]
     needed = {folders[number].name for number in (step, *earlier[-1:], *best_steps)}
-    for folder in (run_folder / "checkpoints").iterdir():
-        if STEP_FOLDER_PATTERN.fullmatch(folder.name) and folder.name not in needed:
-            remove_path(folder)
+    for path in (run_folder / "checkpoints").iterdir():
+        is_half_written = path.name.startswith(".") and path.suffix == ".new"
+        if is_half_written or STEP_FOLDER_PATTERN.fullmatch(path.name) and path.name not in needed:
+            remove_path(path)
 
 
 # ------------------------------------------------------------------------------------------------------------ finding
@@ -160,7 +159,7 @@ def read_pointer(run_folder: Path, name: str) -> Path | None:
     path = run_folder / "checkpoints" / name
     if not path.is_file():
         return None
-    with open(path, "rb", opener=open_regular) as file:
+    with open(path, "rb") as file:
         target = file.read(99).decode(errors="replace").strip()
     return list_step_folders(run_folder).get(parse_step(target)) if STEP_FOLDER_PATTERN.fullmatch(target) else None
 
@@ -172,7 +171,7 @@ def list_step_folders(run_folder: Path) -> dict[int, Path]:
     """
     folders: dict[int, Path] = {}
     for path in sorted((run_folder / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
-        if STEP_FOLDER_PATTERN.fullmatch(path.name) and path.suffix != ".new":
+        if STEP_FOLDER_PATTERN.fullmatch(path.name):
             folders[parse_step(path.name)] = path
     return dict(sorted(folders.items()))
 
@@ -257,7 +256,7 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
         UserError: there is no checkpoint.
     """
     folder = Path(fetch_model(path))
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL_FILE).is_file():
         resolved = folder.resolve()

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.system.files import open_regular
-
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 MAX_POINTS = 2_000  # of a curve; a longer one is thinned
@@ -50,7 +48,7 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], int]:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, encoding="utf-8", errors="replace", newline="\n", opener=open_regular) as file:
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         lines = [line for line in file if line.endswith("\n")]
     kept: list[Event] = []
     damaged = 0

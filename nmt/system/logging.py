@@ -6,12 +6,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from nmt.errors import escape_controls, with_filename
-from nmt.system.files import open_regular
 from nmt.system.torchrun import LAUNCH_ENV
 
 log = logging.getLogger("nmt")
@@ -27,9 +25,6 @@ class _StderrHandler(logging.Handler):
 
 class _RunLogHandler(logging.FileHandler):
     """Writes to a file and raises errors, such as a full disk, instead of printing them."""
-
-    def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_regular)
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))

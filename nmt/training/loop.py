@@ -30,7 +30,7 @@ from nmt.runs.checkpoint import save_config
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
 from nmt.system.device import describe_contention
 from nmt.system.distributed import all_reduce_max, rank
-from nmt.system.files import open_regular, write_atomically
+from nmt.system.files import write_atomically
 from nmt.system.logging import log
 from nmt.system.memory import peak_device_memory, release_memory
 from nmt.system.signals import deferred_signals
@@ -430,7 +430,7 @@ def write_event(state: TrainState, event: dict[str, Any], name: str = METRICS_FI
         return
     event = replace_nonfinite(event)
     path = state.folder / name
-    with with_filename(path), open(path, "a", encoding="utf-8", newline="\n", opener=open_regular) as file:
+    with with_filename(path), open(path, "a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(event) + "\n")
     if state.tensorboard is not None:
         for key, value in event.items():

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from nmt.runs.checkpoint import (
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
 from nmt.system.device import choose_precision
 from nmt.system.distributed import mark_started, was_started
-from nmt.system.files import UNSUPPORTED_ERRNOS, remove_abandoned, remove_path
+from nmt.system.files import remove_path
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
 from nmt.training.by_pairs import apply_by_pairs
@@ -187,8 +187,6 @@ def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextM
         elif start.checkpoint:
             load_weights(state.model, start.checkpoint)
         clear_run_folder(folder)
-    for parent in (folder, folder / "checkpoints", folder / "eval"):
-        remove_abandoned(parent)
     mark_started(folder)
     if not start.is_resuming:  # `fit` saves the settings of a resumed run, if there is anything left to do
         save_config(folder, run)  # the first file, because it identifies the folder as a run
@@ -199,7 +197,7 @@ def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextM
 def lock_run_folder(folder: Path) -> AbstractContextManager[object]:
     """Lock a run folder against training by other processes, and return the lock as a context manager.
 
-    The system releases the lock when this process ends in any way. A file system without locks gets a warning.
+    The system releases the lock when this process ends in any way.
 
     Raises:
         UserError: another process is training in the folder.
@@ -208,13 +206,6 @@ def lock_run_folder(folder: Path) -> AbstractContextManager[object]:
         return FileLock(folder / ".lock", fallback_to_soft=False).acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process is training in {folder}; wait for it, or use name=ANOTHER") from None
-    except OSError as error:
-        if error.errno not in UNSUPPORTED_ERRNOS:
-            raise
-        log.warning(
-            f"the file system of {folder} has no locks ({error.strerror}): make sure no other process trains there"
-        )
-        return nullcontext(True)
 
 
 def list_run_files(folder: Path) -> list[Path]:

@@ -23,7 +23,6 @@ from nmt.data.readers import (
     read_tsv_pairs,
 )
 from nmt.errors import UserError
-from nmt.system.files import is_folder
 from nmt.system.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
 from nmt.system.messages import first_line, list_names
 
@@ -57,7 +56,7 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     unused: list[Path] = []
     for path in map(Path, paths):
         try:
-            if is_folder(path):
+            if path.is_dir():
                 regular, others = list_folder(path)
                 found = find_in_container(regular, command)
                 found.unused.extend(others)
