@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from builders import (
     run_ranks_ok,
     write_corpus,
 )
+from interrupted_train import send_signal_in_sixth_update
 
 from nmt.runs.checkpoint import find_last_intact_checkpoint
 from nmt.system.torchrun import LAUNCH_ENV
@@ -66,9 +66,6 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0)
         return self.process.exitcode
 
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
 
 Launcher = ForkedProcess | subprocess.Popen[bytes]
 
@@ -107,13 +104,13 @@ def run_worker(commands: Any) -> None:
     environment, command = commands.recv()
     os.environ |= environment
     LAUNCH_ENV.update({name: int(environment[name]) for name in LAUNCH_ENV})
-    Path(f"pid.{environment['RANK']}").write_text(str(os.getpid()))
+    send_signal_in_sixth_update()
     run_program("train", *command[4:])
 
 
 def start_torchrun(folder: Path, *arguments: str, restarts: int = 0, fresh: bool = False) -> Launcher:
-    """Run `torchrun -m nmt.train`, in new Python processes if `fresh`, with output to the file `output`."""
-    options = (*OPTIONS, f"--max-restarts={restarts}", "-m", "nmt.train", *arguments)
+    """Run torchrun with two ranks, in new Python processes if `fresh`, with output to the file `output`."""
+    options = (*OPTIONS, f"--max-restarts={restarts}", "-m", "interrupted_train", *arguments)
     if not fresh:
         return ForkedProcess(CONTEXT.Process(target=run_torchrun, args=(folder, restarts, options)))
     with open(folder / "output", "wb") as output:
@@ -124,26 +121,6 @@ def start_torchrun(folder: Path, *arguments: str, restarts: int = 0, fresh: bool
             stdout=output,
             stderr=output,
         )
-
-
-def wait_for_checkpoint(run: Path, step: int, launcher: Launcher) -> None:
-    """Wait for the checkpoint of a step."""
-    deadline = time.monotonic() + 120
-    while not (run / "checkpoints" / f"step_{step:06}").is_dir():
-        assert launcher.poll() is None and time.monotonic() < deadline, (run.parent.parent / "output").read_text()
-        time.sleep(0.005)
-
-
-def find_worker(launcher: Launcher, folder: Path, number: int) -> int:
-    """Return the process id of a rank."""
-    if isinstance(launcher, ForkedProcess):
-        return int((folder / f"pid.{number}").read_text())
-
-    def has_rank(process: str) -> bool:
-        return f"RANK={number}".encode() in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-
-    [process] = filter(has_rank, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split())
-    return int(process)
 
 
 @pytest.fixture(scope="module")
@@ -160,36 +137,30 @@ def assert_runs_equal(run: Path, uninterrupted: Path) -> None:
     assert [event["step"] for event in read_events(run, "train")] == [8, 16]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_rank_ends_job_and_resume_is_exact(
     number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run = tmp_path / "runs" / "x"
+    (tmp_path / f"signal.{number}").write_text(str(int(signal.SIGKILL)))
     launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS)
-    wait_for_checkpoint(run, 4, launcher)
-    os.kill(find_worker(launcher, tmp_path, number), signal.SIGKILL)
-    start = time.monotonic()
-    code, output = launcher.wait(60), (tmp_path / "output").read_text()
-    assert code != 0 and time.monotonic() - start < 30
+    code, output = launcher.wait(120), (tmp_path / "output").read_text()
+    assert code != 0
     # The other process says why it ends, unless torchrun has sent it SIGTERM before it noticed.
     assert "another process of this job has ended" in output or re.search("exitcode +: (143|-15) ", output), output
     assert not re.search('File ".*nmt/(?!.*site-packages)', output), output
     run_ranks_ok(2, tmp_path, "train", "name=x", *text, *SETTINGS, "resume=auto")
-    assert_runs_equal(run, uninterrupted)
+    assert_runs_equal(tmp_path / "runs" / "x", uninterrupted)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 @pytest.mark.parametrize("number", [0, 1])
 def test_torchrun_restart_is_exact(number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "x"
+    (tmp_path / f"signal.{number}").write_text(str(int(signal.SIGKILL)))
     launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, "overwrite=true", restarts=2, fresh=number == 0)
-    wait_for_checkpoint(run, 4, launcher)
-    os.kill(find_worker(launcher, tmp_path, number), signal.SIGKILL)
     code, output = launcher.wait(120), (tmp_path / "output").read_text()
     assert code == 0 and "resource_tracker" not in output, output
-    assert_runs_equal(run, uninterrupted)
+    assert not (tmp_path / f"signal.{number}").exists()
+    assert_runs_equal(tmp_path / "runs" / "x", uninterrupted)
 
 
 @pytest.mark.slow
@@ -208,11 +179,10 @@ def test_signal_to_torchrun_saves_checkpoint(
     number: signal.Signals, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "x"
+    (tmp_path / "signal.0").write_text(str(int(number)))
     launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS)
-    wait_for_checkpoint(run, 4, launcher)
-    launcher.send_signal(number)
-    code, output = launcher.wait(60), (tmp_path / "output").read_text()
+    code, output = launcher.wait(120), (tmp_path / "output").read_text()
     [step] = map(int, re.findall(r"stopped at step (\d+); run the same command with resume=auto", output))
-    assert code != 0 and step >= 4 and find_last_intact_checkpoint(run).name == f"step_{step:06}"
+    assert code != 0 and step >= 5 and find_last_intact_checkpoint(run).name == f"step_{step:06}"
     run_ranks_ok(2, tmp_path, "train", "name=x", *text, *SETTINGS, "resume=auto")
     assert_runs_equal(run, uninterrupted)
