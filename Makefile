@@ -35,7 +35,7 @@ test: $(READY)  ## run the tests, three at a time. ARGS: options of pytest, as A
 bench: $(READY)  ## compare training speed with a plain loop; DATA=DIR: on DIR/{train,valid,test}.{de,en}; PEERS=1: with Eole too
 	$(BIN)/python scripts/bench_training.py $(if $(DATA),data=$(DATA)) $(if $(PEERS),peers=$(PEERS)) $(ARGS)
 
-results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, in docs/results.md
+results: $(READY)  ## a table of the runs in RUN, a sweep over seeds, in docs/recipes.md
 	$(BIN)/python scripts/results.py '$(RUN)'
 
 check: $(READY)  ## lint, formatting, types and imports

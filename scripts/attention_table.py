@@ -1,6 +1,6 @@
 """Compare attention mechanisms on the built-in corpus.
 
-Writes the tables of experiments/attention.md and the figures of docs/attention.md and docs/models.md.
+Writes the tables of experiments/attention.md and the figures of docs/models.md.
 
 python scripts/attention_table.py                    # two hours on two cores
 python scripts/attention_table.py jobs=1 seed=2      # one run at a time, with another seed

@@ -1,4 +1,4 @@
-"""Write a table of trained runs to docs/results.md, from the files of the runs.
+"""Write a table of trained runs to docs/recipes.md, from the files of the runs.
 
 python scripts/results.py runs/ablation      # a sweep's folder of runs: seed=1, seed=2, model.cell=gru,seed=1 ...
 
@@ -8,7 +8,7 @@ seed. BLEU on the validation split is the best of a run's validations, by greedy
 if all seeds were evaluated, in the same way. Time is from the first to the last line of a run's log; it is left out for
 runs that were stopped and resumed, and for rows whose runs had different numbers of threads. The table, and a figure of
 BLEU by time (the mean of each row, or all seeds of a single row), replace those of an earlier call for the same folder,
-in docs/results.md or experiments/*.md, or are appended to docs/results.md.
+in docs/recipes.md or experiments/*.md, or are appended to docs/recipes.md.
 """
 
 import json
@@ -28,7 +28,7 @@ from nmt.errors import UserError
 from nmt.evaluation.plot import draw_curves
 from nmt.system.standard_streams import use_utf8
 
-PAGE = Path("docs/results.md")
+PAGE = Path("docs/recipes.md")
 LOG_LINE_PATTERN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (.*)")
 SEED_PATTERN = re.compile(r"(?:^|,)seed=(\d+)")
 

@@ -29,7 +29,7 @@ class LayerAndHead(NamedTuple):
 
 @dataclass(slots=True)
 class AttentionConfig:
-    """Attention = score x window x normalizer; docs/attention.md has the equations."""
+    """Attention = score x window x normalizer; docs/models.md has the equations."""
 
     score: str = setting("additive", "additive (= concat) | dot | scaled_dot | general | location | none")
     window: str = setting("global", "global | local_m (same position) | local_p (predicted position)")

@@ -176,4 +176,4 @@ def test_results_script_writes_table(
     shutil.move(runs / "experiment=x,seed=2", runs / "plain")
     assert run_script() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
     page.unlink()
-    assert run_script().startswith("docs/results.md does not exist in ")
+    assert run_script().startswith("docs/recipes.md does not exist in ")
