@@ -127,7 +127,7 @@ def test_results_script_writes_table(
     for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
         shutil.copytree(home / "runs" / "mine", runs / f"experiment=x,{name}")
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    page = tmp_path / "docs" / "results.md"
+    page = tmp_path / "docs" / "recipes.md"
     page.write_text("# Results\n")
 
     script = ROOT / "scripts" / "results.py"
