@@ -35,7 +35,6 @@ from nmt.decoding.hypotheses import (
     init_beams,
     limit_lengths,
 )
-from nmt.model.attention import AttentionWeights
 from nmt.model.kernels.cuda_graphs import GraphedModel
 from nmt.model.logits import log_probabilities, top_continuations
 from nmt.model.numerics import accumulation_dtype
@@ -59,7 +58,7 @@ class SearchModel(Protocol):
     reach: int | None  # source positions that attention can reach; None: all
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
-    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]: ...
+    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Tensor | None, Any]: ...
     def logits(self, features: Tensor) -> Tensor: ...
 
 
@@ -340,7 +339,7 @@ def advance(
     logp_BKV = filter_logits(logp_BKV, beams, config, inputs)
     weights_BKS = None
     if weights is not None and (keep_weights or config.coverage_penalty):
-        weights_BKS = weights.dense(memory.positions).view(sentences, -1, memory.positions)
+        weights_BKS = weights.view(sentences, -1, memory.positions)
     if config.coverage_penalty:
         assert weights_BKS is not None
         beams = update_coverage(beams, weights_BKS)
@@ -625,7 +624,7 @@ def score_targets(
     labels_BT = target_BT[:, 1:]
     weights_BTS = None
     if keep_weights and weights is not None:
-        weights_BTS = weights.dense(source_BS.shape[1]).cpu()
+        weights_BTS = weights.cpu()
     hypotheses = []
     for row, (features_TD, labels_T) in enumerate(zip(features_BTD, labels_BT, strict=True)):
         labels_T = labels_T[labels_T != PAD]

@@ -4,13 +4,12 @@ A score compares queries with keys, a window limits which source positions a que
 normalizer turns scores into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
-D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys are compared, W
-width of a window. H heads: in shapes that contain H, sizes are per head. R rows: sets of W keys, each with the queries
-that share them (see `windows.py`). N = B x Q queries.
+D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys are compared. H
+heads: in shapes that contain H, sizes are per head. N = B x Q queries.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,45 +19,19 @@ from nmt.model import reference
 from nmt.model.kernels import Kernels
 from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.numerics import accumulation_dtype, init_uniform_, step_dtype
+from nmt.model.parts import resize_last
 from nmt.model.reference import LinearFn
 from nmt.model.windows import WINDOW_CLASSES, Memory, build_memory
 
 MAX_QUERIES_AT_ONCE = 16  # queries of a row that attend in one call if no gradient is needed
 
 
-class AttentionWeights(NamedTuple):
-    """Attention weights, stored only inside each window: W weights per query, starting at source position `first`."""
+class AttentionMaps(NamedTuple):
+    """The linear maps of the queries of attention: modules, or functions for one step loop (`Linear.for_step_loop`)."""
 
-    weights_BQW: Tensor
-    first_BQ: Tensor | None  # None: every window starts at position 0
-
-    def reshape(self, rows: int, steps: int) -> "AttentionWeights":
-        """Regroup the queries as weights_NTW with N rows of T steps."""
-        first_NT = None if self.first_BQ is None else self.first_BQ.reshape(rows, steps)
-        return AttentionWeights(self.weights_BQW.reshape(rows, steps, -1), first_NT)
-
-    def dense(self, positions: int) -> Tensor:
-        """Return weights_BQS over all source positions, 0 outside the window."""
-        if self.first_BQ is None:
-            return self.weights_BQW
-        dense_BQS = self.weights_BQW.new_zeros(*self.weights_BQW.shape[:2], positions)
-        index_BQW = self.first_BQ.unsqueeze(2) + torch.arange(self.weights_BQW.shape[2], device=dense_BQS.device)
-        return dense_BQS.scatter(2, index_BQW, self.weights_BQW)
-
-
-def average_weights(weights: Sequence[AttentionWeights], positions: int) -> AttentionWeights:
-    """Return the mean of the weights of several layers or models, over all source positions."""
-    if len(weights) == 1:
-        return weights[0]
-    return AttentionWeights(torch.stack([part.dense(positions) for part in weights]).mean(0), None)
-
-
-AttendFn = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, AttentionWeights | None]]
-
-
-def prepare_projection(module: nn.Module, dtype: torch.dtype, is_loop: bool) -> LinearFn:
-    """Return a `Linear` prepared for a step loop, or the module itself if there is no loop or it is the identity."""
-    return module.prepare_steps(dtype) if is_loop and isinstance(module, reference.Linear) else module
+    query: LinearFn  # of the score
+    focus: LinearFn  # of window `local_p`
+    output: LinearFn  # of contexts, with several heads
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -72,7 +45,7 @@ class Score(nn.Module):
     reach: int | None = None  # number of source positions that it can score; None: unlimited
     query: nn.Module  # projection of query_ND for all heads, concatenated
     key: nn.Module  # projection of values_BSM for all heads, concatenated
-    score_keys: Callable[[Tensor, Tensor, Tensor], Tensor]  # (query, keys, position) -> scores_RHQW without coverage
+    score_keys: Callable[[Tensor, Tensor], Tensor]  # (query_BHQA, keys_BHSA) -> scores_BHQS without coverage
 
     def __init__(self, config: AttentionConfig, query_size: int, kernels: Kernels, coverage_size: int = 1) -> None:
         super().__init__()
@@ -82,18 +55,16 @@ class Score(nn.Module):
         if config.coverage:
             self.coverage = nn.Parameter(torch.zeros(self.heads, 1, coverage_size))
 
-    def forward(
-        self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
-    ) -> Tensor:
-        """Return scores_RHQW.
+    def forward(self, query_BHQA: Tensor, keys_BHSA: Tensor, coverage_BQS: Tensor | None) -> Tensor:
+        """Return scores_BHQS.
 
-        `position_RW` (R may be 1) holds the source positions of the keys. `coverage_RQW` is the sum of the weights that
-        they received from earlier queries, or None if the model has no coverage.
+        `coverage_BQS` is the sum of the weights that the keys received from earlier queries, or None if the model has
+        no coverage.
         """
-        scores_RHQW = self.score_keys(query_RHQA, keys_RHWA, position_RW)
-        if coverage_RQW is None:
-            return scores_RHQW
-        return scores_RHQW + self.coverage * coverage_RQW.unsqueeze(1)
+        scores_BHQS = self.score_keys(query_BHQA, keys_BHSA)
+        if coverage_BQS is None:
+            return scores_BHQS
+        return scores_BHQS + self.coverage * coverage_BQS.unsqueeze(1)
 
 
 class Additive(Score):
@@ -109,14 +80,12 @@ class Additive(Score):
         self.v = nn.Parameter(torch.empty(self.size))
         init_uniform_(self.v.detach(), self.size)
 
-    def forward(
-        self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor, coverage_RQW: Tensor | None
-    ) -> Tensor:
-        v_HA = self.v.to(keys_RHWA.dtype).view(self.heads, -1)
-        if coverage_RQW is None:
-            return self.kernels.additive_score(query_RHQA, keys_RHWA, v_HA)
-        coverage_RHQWA = coverage_RQW[:, None, :, :, None].to(keys_RHWA.dtype) * self.coverage[:, None].to(v_HA.dtype)
-        return self.kernels.additive_score(query_RHQA, keys_RHWA, v_HA, coverage_RHQWA)
+    def forward(self, query_BHQA: Tensor, keys_BHSA: Tensor, coverage_BQS: Tensor | None) -> Tensor:
+        v_HA = self.v.to(keys_BHSA.dtype).view(self.heads, -1)
+        if coverage_BQS is None:
+            return self.kernels.additive_score(query_BHQA, keys_BHSA, v_HA)
+        coverage_BHQSA = coverage_BQS[:, None, :, :, None].to(keys_BHSA.dtype) * self.coverage[:, None].to(v_HA.dtype)
+        return self.kernels.additive_score(query_BHQA, keys_BHSA, v_HA, coverage_BHQSA)
 
 
 class Dot(Score):
@@ -130,15 +99,15 @@ class Dot(Score):
             self.query = kernels.Linear(query_size, self.size, bias=False)
             self.key = kernels.Linear(memory_size, self.size, bias=False)
 
-    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
-        return query_RHQA @ keys_RHWA.transpose(2, 3)
+    def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
+        return query_BHQA @ keys_BHSA.transpose(2, 3)
 
 
 class ScaledDot(Dot):
     """q . k / sqrt(A), Vaswani et al. 2017, eq. 1. A is the size per head."""
 
-    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
-        return super().score_keys(query_RHQA * query_RHQA.shape[3] ** -0.5, keys_RHWA, position_RW)
+    def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
+        return super().score_keys(query_BHQA * query_BHQA.shape[3] ** -0.5, keys_BHSA)
 
 
 class General(ScaledDot):
@@ -172,9 +141,8 @@ class Location(Score):
         self.query = kernels.Linear(query_size, self.heads * self.reach, bias=False)
         self.key = NoKeys()
 
-    def score_keys(self, query_RHQA: Tensor, keys_RHWA: Tensor, position_RW: Tensor) -> Tensor:
-        index_RHQW = position_RW.clamp(max=query_RHQA.shape[3] - 1)[:, None, None]
-        return query_RHQA.gather(3, index_RHQW.expand(*query_RHQA.shape[:3], -1))
+    def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
+        return resize_last(query_BHQA, keys_BHSA.shape[2])  # positions out of reach are hidden
 
 
 # --------------------------------------------------------------------------------------------------------- attention
@@ -194,9 +162,6 @@ class Attention(nn.Module):
         self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
         self.window = WINDOW_CLASSES[config.window](config, query_size, kernels, is_causal)
         self.normalize = NORMALIZER_FNS[config.normalizer]
-        sees_all = config.window == "global" and not is_causal
-        can_fuse = isinstance(self.score, Additive) and not config.coverage and sees_all
-        self.attention_for_steps = kernels.attention_for_steps if can_fuse else None
         self.value = nn.Identity()
         self.output = nn.Identity()
         if config.has_projections:
@@ -237,54 +202,46 @@ class Attention(nn.Module):
         dtype = accumulation_dtype(memory.values_BHSM.dtype)
         return position_B, memory.values_BHSM.new_zeros(sentences, positions, dtype=dtype)
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype, is_loop: bool = True) -> AttendFn:
-        """Return attend(query_BQD, position_BQ, coverage_BQS) -> (context_BQM, weights) for one step loop.
+    def get_maps(self, dtype: torch.dtype, is_loop: bool) -> AttentionMaps:
+        """Return the linear maps of queries. For a step loop with queries of `dtype` they are cast once."""
+        modules = self.score.query, self.window.point, self.output
+        if is_loop:
+            modules = (map.for_step_loop(dtype) if isinstance(map, reference.Linear) else map for map in modules)
+        return AttentionMaps(*modules)
+
+    def forward(
+        self,
+        query_BQD: Tensor,
+        memory: Memory,
+        position_BQ: Tensor | None = None,
+        coverage_BQS: Tensor | None = None,
+        maps: AttentionMaps | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return context_BQM and weights_BQS of the queries.
 
         c = sum_s a_s v_s with a = normalize(score(q, k)), Bahdanau et al. 2014, eq. 5-6, times the gain of the window,
         after which the weights are not normalized again (Luong et al. 2015, eq. 10). Several heads: Vaswani et al.
         2017, section 3.2.2; the returned weights are those of `attention.head`, or the mean over heads. Weights are at
-        least fp32 whatever `dtype`.
+        least fp32 whatever the dtype of the queries.
 
         `position_BQ` is the position of each query in its own sequence, from 0, and `coverage_BQS` the sum of the
-        weights of earlier queries. Either may be None if it is not used. All linear maps are prepared for the loop, see
-        `linear_for_steps`. That is not worth it for a single call: `is_loop=False`.
+        weights of earlier queries. Either may be None if it is not used. `maps` are those of a step loop, if any.
         """
-        project_query = prepare_projection(self.score.query, dtype, is_loop)
-        project_output = prepare_projection(self.output, dtype, is_loop)
-        get_view = self.window.prepare_steps(memory, dtype)
-        attend_at_once = None
-        if self.attention_for_steps is not None:
-            attend_at_once = self.attention_for_steps(
-                memory.keys_BHSA, memory.values_BHSM, self.score.v, memory.visible_B, self.normalize
-            )
+        maps = maps or self.get_maps(query_BQD.dtype, is_loop=False)
+        sentences, queries, _ = query_BQD.shape
+        query_ND = query_BQD.flatten(0, 1)
+        query_BHQA = self.split_heads(maps.query(query_ND).view(sentences, queries, -1)).to(memory.keys_BHSA.dtype)
 
-        def attend(
-            query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None
-        ) -> tuple[Tensor, AttentionWeights]:
-            sentences, queries, _ = query_BQD.shape
-            query_ND = query_BQD.flatten(0, 1)
-            view = get_view(query_ND, position_BQ)
-            rows = len(view.keys_RHWA)
-            shape = (rows, len(query_ND) // rows, -1)
-            if coverage_BQS is not None and view.first_BQ is not None:
-                coverage_BQS = coverage_BQS.gather(2, view.position_RW.view(sentences, queries, -1))
-            coverage_RQW = None if coverage_BQS is None else coverage_BQS.view(shape)
-            query_RHQA = self.split_heads(project_query(query_ND).view(shape)).to(view.keys_RHWA.dtype)
-            if attend_at_once is not None:
-                context_RHQM, weights_RHQW = attend_at_once(query_RHQA)
-            else:
-                scores_RHQW = self.score(query_RHQA, view.keys_RHWA, view.position_RW, coverage_RQW)
-                weights_RHQW = self.normalize(scores_RHQW + view.bias_RHQW)  # at least fp32, because the bias is fp32
-                if view.gain_RHQW is not None:
-                    weights_RHQW = weights_RHQW * view.gain_RHQW
-                context_RHQM = weights_RHQW.to(view.values_RHWM.dtype) @ view.values_RHWM
-            joined_NM = context_RHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
-            context_NM = project_output(joined_NM.to(dtype))
-            shown_RQW = weights_RHQW.mean(1) if self.shown_head is None else weights_RHQW[:, self.shown_head]
-            weights_BQW = shown_RQW.reshape(sentences, queries, -1)
-            return context_NM.view(sentences, queries, -1), AttentionWeights(weights_BQW, view.first_BQ)
+        scores_BHQS = self.score(query_BHQA, memory.keys_BHSA, coverage_BQS)
+        bias_BQS, gain_BQS = self.window(query_BQD, position_BQ, memory, maps.focus)
+        weights_BHQS = self.normalize(scores_BHQS + bias_BQS.unsqueeze(1))  # at least fp32, because the bias is fp32
+        if gain_BQS is not None:
+            weights_BHQS = weights_BHQS * gain_BQS.unsqueeze(1)
+        context_BHQM = weights_BHQS.to(memory.values_BHSM.dtype) @ memory.values_BHSM
 
-        return attend
+        context_NM = context_BHQM.transpose(1, 2).reshape(sentences * queries, self.context_size)
+        context_BQM = maps.output(context_NM.to(query_BQD.dtype)).view(sentences, queries, -1)
+        return context_BQM, weights_BHQS.mean(1) if self.shown_head is None else weights_BHQS[:, self.shown_head]
 
 
 class NoAttention(nn.Module):
@@ -299,11 +256,11 @@ class NoAttention(nn.Module):
     def init_state(self, memory: Memory) -> tuple[None, None]:
         return None, None
 
-    def prepare_steps(self, memory: Memory, dtype: torch.dtype, is_loop: bool = True) -> AttendFn:
-        def attend(query_BQD: Tensor, position_BQ: Tensor | None, coverage_BQS: Tensor | None) -> tuple[Tensor, None]:
-            return query_BQD[..., :0], None
+    def get_maps(self, dtype: torch.dtype, is_loop: bool) -> None:
+        return None
 
-        return attend
+    def forward(self, query_BQD: Tensor, *_: Any) -> tuple[Tensor, None]:
+        return query_BQD[..., :0], None
 
 
 class AttentionContext:
@@ -322,11 +279,13 @@ class AttentionContext:
         dtype: torch.dtype,
         is_loop: bool = False,
     ) -> None:
-        self.attend_fn = attention.prepare_steps(memory, dtype, is_loop or coverage_NS is not None)
+        self.attention = attention
+        self.memory = memory
+        self.maps = attention.get_maps(dtype, is_loop or coverage_NS is not None)
         self.sentences, _, self.positions, _ = memory.values_BHSM.shape
         self.position_N = position_N
         self.coverage_NS = coverage_NS
-        self.weights: list[AttentionWeights] = []  # one entry per call of `attend_fn`
+        self.weights: list[Tensor] = []  # weights_NTS of each call of the attention
 
     def attend(self, query_NTD: Tensor) -> Tensor:
         """Return context_NTM of the next T queries of each row.
@@ -350,20 +309,16 @@ class AttentionContext:
         if self.coverage_NS is not None:
             coverage_BQS = self.coverage_NS.view(self.sentences, -1, self.positions)
         query_BQD = query_NTD.reshape(self.sentences, -1, size)
-        context_BQM, weights = self.attend_fn(query_BQD, position_BQ, coverage_BQS)
-        if weights is not None:
-            self.weights.append(weights.reshape(rows, steps))
+        context_BQM, weights_BQS = self.attention(query_BQD, self.memory, position_BQ, coverage_BQS, self.maps)
+        if weights_BQS is not None:
+            self.weights.append(weights_BQS.reshape(rows, steps, self.positions))
             if self.coverage_NS is not None:
-                self.coverage_NS = self.coverage_NS + self.weights[-1].dense(self.positions).squeeze(1)
+                self.coverage_NS = self.coverage_NS + self.weights[-1].squeeze(1)
         return context_BQM.reshape(rows, steps, context_BQM.shape[2])
 
-    def concat_weights(self) -> AttentionWeights | None:
-        """Return weights_NTW of all queries, or None without attention."""
-        if not self.weights:
-            return None
-        weights_NTW = torch.cat([weights.weights_BQW for weights in self.weights], 1)
-        firsts = [weights.first_BQ for weights in self.weights if weights.first_BQ is not None]
-        return AttentionWeights(weights_NTW, torch.cat(firsts, 1) if firsts else None)
+    def concat_weights(self) -> Tensor | None:
+        """Return weights_NTS of all queries, or None without attention."""
+        return torch.cat(self.weights, 1) if self.weights else None
 
 
 SCORE_CLASSES = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config.model import LayerAndHead, ModelConfig
-from nmt.model.attention import Attention, AttentionContext, AttentionWeights, NoAttention
+from nmt.model.attention import Attention, AttentionContext, NoAttention
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import tanh
 from nmt.model.parts import resize_last
@@ -142,8 +142,8 @@ class RecurrentDecoder(nn.Module):
 
     def forward(
         self, embedded_NTE: Tensor, state: RecurrentState, memory: Memory, inputs_NTG: Tensor | None = None
-    ) -> tuple[Tensor, AttentionWeights | None, RecurrentState]:
-        """Return features_NTD (which predict the token after each input token), weights_NTW and the final state.
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Return features_NTD (which predict the token after each input token), weights_NTS and the final state.
 
         `inputs_NTG` is the result of the bottom layer's `project`, if it is already known. It is used only if
         `has_step_loop`.
@@ -202,12 +202,12 @@ class RecurrentDecoder(nn.Module):
         """
         rows, length, _ = embedded_NTE.shape
         dtype = embedded_NTE.dtype
-        bottom, *upper = [rnn.prepare_steps(dtype) for rnn in self.layers]
+        bottom, *upper = [rnn.for_step_loop(dtype) for rnn in self.layers]
         masks_TLND: Sequence[Any] = (None,) * length  # dropout masks of the inputs of upper layers
         if upper:
             ones_TLND = embedded_NTE.new_ones(length, len(upper), rows, state.cells[0][0].shape[1])
             masks_TLND = self.dropout(ones_TLND).unbind()
-        readout = self.readout.prepare_steps(dtype) if self.has_input_feeding else self.readout
+        readout = self.readout.for_step_loop(dtype) if self.has_input_feeding else self.readout
 
         def attend(query_ND: Tensor) -> Tensor:
             return context.attend(query_ND.unsqueeze(1)).squeeze(1)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmt.model.attention import AttentionWeights, average_weights
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import Parts
 from nmt.model.seq2seq import Seq2Seq
@@ -31,7 +30,7 @@ class Ensemble:
         memories, states = zip(*(member.start(source_BS, length_B) for member in self.members), strict=True)
         return Parts(memories), Parts(states)
 
-    def decode(self, tokens_NT: Tensor, state: Parts, memory: Parts) -> tuple[Tensor, AttentionWeights | None, Parts]:
+    def decode(self, tokens_NT: Tensor, state: Parts, memory: Parts) -> tuple[Tensor, Tensor | None, Parts]:
         """Return the features of all members, concatenated, the mean attention weights, and the new state.
 
         The mean is over the members that have attention, and None if there are none.
@@ -44,8 +43,8 @@ class Ensemble:
             strict=True,
         )
         known = [member_weights for member_weights in weights if member_weights is not None]
-        mean = average_weights(known, memory.positions) if known else None
-        return torch.cat(features, 2), mean, Parts(states)
+        mean_NTS = torch.stack(known).mean(0) if known else None
+        return torch.cat(features, 2), mean_NTS, Parts(states)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logarithm of the mean probability. It is normalized, so log-softmax leaves it unchanged."""

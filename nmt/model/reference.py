@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.model.loss import Loss
-from nmt.model.normalizers import softmax
-from nmt.model.numerics import MASK_BIAS, accumulation_dtype
+from nmt.model.numerics import accumulation_dtype
 
 LinearFn = Callable[..., Tensor]  # (x, addend=None) -> x W^T + b (+ addend)
 RNNState = tuple[Tensor, ...]  # (h_ND, c_ND) of an LSTM layer, (h_ND,) of a GRU layer
-RNNStepFn = Callable[..., RNNState]  # (x_NI, state, inputs_NG=None) -> state, see `RNN.prepare_steps`
+RNNStepFn = Callable[..., RNNState]  # (x_NI, state, inputs_NG=None) -> state, see `RNN.for_step_loop`
 
 Dropout = nn.Dropout
 
@@ -38,7 +37,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return apply_linear(x, self.weight, self.bias)
 
-    def prepare_steps(self, dtype: torch.dtype) -> LinearFn:
+    def for_step_loop(self, dtype: torch.dtype) -> LinearFn:
         """Return (x_NI, addend=None) -> x W^T + b + addend, for use in one step loop with inputs of `dtype`."""
         return lambda x_NI, addend=None: apply_linear(x_NI, self.weight, self.bias, addend)
 
@@ -74,7 +73,7 @@ class RNN(nn.Module):
     """One unidirectional recurrent layer, for a whole sequence in one call (`forward`) or for a step loop.
 
     For a step loop, the first `num_projected` inputs go through `project`, outside of the loop. The others and the
-    state are inputs of the step that `prepare_steps` returns.
+    state are inputs of the step that `for_step_loop` returns.
     """
 
     def __init__(self, cell: str, inputs: int, hidden: int, num_projected: int = 0) -> None:
@@ -110,7 +109,7 @@ class RNN(nn.Module):
         """Map (..., num_projected) to (..., G): the part of the pre-activations that is known before the loop."""
         return apply_linear(x, self.weight_ih[:, : self.num_projected], self.bias_ih)
 
-    def prepare_steps(self, dtype: torch.dtype) -> RNNStepFn:
+    def for_step_loop(self, dtype: torch.dtype) -> RNNStepFn:
         """Return step(x_NI, state, inputs_NG=None) -> state for one step loop with inputs of `dtype`.
 
         x_NI are the inputs that are not projected. `inputs_NG` is one step of the result of `project`, or None if no
@@ -132,36 +131,12 @@ def permute_positions(x_BSE: Tensor, order_R: Tensor) -> Tensor:
     return x_BSE.flatten(0, 1)[order_R].view_as(x_BSE)
 
 
-def rows_for_steps(table_PA: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return index -> rows of a table, with shape (*index.shape, A), for one step loop."""
-    return lambda index: table_PA[index]
-
-
 def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
     """Return scores_RHQW = v . tanh(q + k + extra), Bahdanau et al. 2014, appendix A.1.2, with q and k projected."""
     sum_RHQWA = query_RHQA.unsqueeze(3) + keys_RHWA.unsqueeze(2)
     if extra_RHQWA is not None:
         sum_RHQWA = sum_RHQWA + extra_RHQWA
     return (torch.tanh(sum_RHQWA) * v_HA[:, None, None]).sum(4)
-
-
-def additive_attention(
-    query_BHQA: Tensor,
-    keys_BHSA: Tensor,
-    values_BHSM: Tensor,
-    v_HA: Tensor,
-    length_B: Tensor,
-    normalize: Callable[[Tensor], Tensor] = softmax,
-) -> tuple[Tensor, Tensor]:
-    """Return context_BHQM and weights_BHQS of the additive score, Bahdanau et al. 2014, eq. 5-6.
-
-    Positions from the length on have weight 0. Models compute the parts one by one (`Attention`); or without
-    padding, for translation on a CPU.
-    """
-    is_hidden_BHQS = (torch.arange(keys_BHSA.shape[2], device=length_B.device) >= length_B.unsqueeze(1))[:, None, None]
-    scores_BHQS = additive_score(query_BHQA, keys_BHSA, v_HA).to(accumulation_dtype(keys_BHSA.dtype))
-    weights_BHQS = normalize(scores_BHQS.masked_fill(is_hidden_BHQS, MASK_BIAS)).masked_fill(is_hidden_BHQS, 0)
-    return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS
 
 
 # -------------------------------------------------------------------------------------------------------------- loss

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from nmt.config import PAD
 from nmt.config.model import ModelConfig
 from nmt.errors import UserError
-from nmt.model.attention import AttentionWeights
 from nmt.model.decoder import RecurrentDecoder
 from nmt.model.encoder import RecurrentEncoder
 from nmt.model.kernels import KERNELS
@@ -99,10 +98,10 @@ class Seq2Seq(nn.Module):
         outputs_BSM, lasts = self.encoder(embedded_BSE, length_B)
         return self.decoder.start(outputs_BSM, lasts, length_B)
 
-    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionWeights | None, Any]:
+    def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Tensor | None, Any]:
         """Run the decoder over T input tokens. Unless the state is that of `start`, it must have room for them.
 
-        Returns features_NTD, which predict the token after each input token, the attention weights_NTW (None without
+        Returns features_NTD, which predict the token after each input token, the attention weights_NTS (None without
         attention) and the new state.
         """
         embedded_NTE = self.dropout(self.target_embedding(tokens_NT).to(self.dtype))
@@ -120,8 +119,8 @@ class Seq2Seq(nn.Module):
 
     def loss(
         self, source_BS: Tensor, length_B: Tensor, target_BT: Tensor, smoothing: float = 0.0, r_drop: float = 0.0
-    ) -> tuple[Loss, AttentionWeights | None]:
-        """Return the loss with teacher forcing and the attention weights_BTW.
+    ) -> tuple[Loss, Tensor | None]:
+        """Return the loss with teacher forcing and the attention weights_BTS.
 
         `target_BT` is `<s> y_1 ... y_n </s>` and padding, which has no loss. With `r_drop`, the second half of the
         batch must repeat the first.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt.config.model import LayerAndHead, ModelConfig
-from nmt.model.attention import Attention, AttentionContext, AttentionWeights, average_weights
+from nmt.model.attention import Attention, AttentionContext
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import accumulation_dtype
 from nmt.model.parts import Parts, resize_last, round_up_room
@@ -217,8 +217,8 @@ class TransformerDecoderLayer(nn.Module):
 
     def forward(
         self, x_NTD: Tensor, state: LayerState, position_NT: Tensor, memory: Memory
-    ) -> tuple[Tensor, LayerState, AttentionWeights | None]:
-        """Return x_NTD, the new state and the weights_NTW of attention to the source."""
+    ) -> tuple[Tensor, LayerState, Tensor | None]:
+        """Return x_NTD, the new state and the weights_NTS of attention to the source."""
         position_N = position_NT[:, 0]
         normed_NTD = self.self_attention_norm(x_NTD)
         state = state.write(*self.self_attention.project(normed_NTD), position_NT)
@@ -261,8 +261,8 @@ class TransformerDecoder(nn.Module):
 
     def forward(
         self, embedded_NTE: Tensor, state: TransformerState, memory: Parts, inputs_NTG: Tensor | None = None
-    ) -> tuple[Tensor, AttentionWeights | None, TransformerState]:
-        """Return features_NTD (which predict the token after each input token), weights_NTW and the new state.
+    ) -> tuple[Tensor, Tensor | None, TransformerState]:
+        """Return features_NTD (which predict the token after each input token), weights_NTS and the new state.
 
         Unless the state is that of `start`, it must have room for the tokens. `inputs_NTG` is for recurrent decoders.
         """
@@ -275,6 +275,5 @@ class TransformerDecoder(nn.Module):
             layers.append(layer_state)
             weights.append(layer_weights)
         new_state = TransformerState(tuple(layers), state.position_N + steps)
-        if self.shown_layer is not None:
-            return self.norm(x_NTD), weights[self.shown_layer], new_state
-        return self.norm(x_NTD), average_weights(weights, memory.positions), new_state
+        shown_NTS = torch.stack(weights).mean(0) if self.shown_layer is None else weights[self.shown_layer]
+        return self.norm(x_NTD), shown_NTS, new_state

@@ -26,7 +26,6 @@ from nmt.data.batching import (
 )
 from nmt.data.encoding import Indices
 from nmt.errors import UserError
-from nmt.model.attention import AttentionWeights
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable
 from nmt.model.loss import Loss, coverage_loss, guidance_loss
 from nmt.model.numerics import accumulation_dtype
@@ -178,7 +177,7 @@ def add_attention_losses(
     config: TrainConfig,
     batch: Batch,
     total: torch.Tensor,
-    weights: AttentionWeights | None,
+    weights_BTS: torch.Tensor | None,
     fraction_done: torch.Tensor,
 ) -> torch.Tensor:
     """Add the losses of `train.coverage_loss` and `train.guided_alignment` to `total`.
@@ -186,13 +185,12 @@ def add_attention_losses(
     The weight of guided alignment grows with the fraction of training that is done, because full weight from the start
     costs translation quality.
     """
-    if weights is None or not (config.coverage_loss or config.guided_alignment):
+    if weights_BTS is None or not (config.coverage_loss or config.guided_alignment):
         return total
-    dense_BTS = weights.dense(batch.source_BS.shape[1])
     if config.coverage_loss:
-        total = total + config.coverage_loss * coverage_loss(dense_BTS, batch.target_BT[:, 1:] != PAD)
+        total = total + config.coverage_loss * coverage_loss(weights_BTS, batch.target_BT[:, 1:] != PAD)
     if config.guided_alignment:
-        total = total + config.guided_alignment * fraction_done * guidance_loss(dense_BTS, batch.alignment_BTS)
+        total = total + config.guided_alignment * fraction_done * guidance_loss(weights_BTS, batch.alignment_BTS)
     return total
 
 

@@ -107,10 +107,9 @@ def iter_forced_batches(
     def decode_first(rows: list[int], size: int) -> ForcedBatch:
         rows = rows[:size]
         batch = make_batch([sources[row] for row in rows], [targets[row] for row in rows]).to(device)
-        loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-        if weights is None:
+        loss, weights_BTS = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
+        if weights_BTS is None:
             return ForcedBatch(batch, loss, None, 0.0)
-        weights_BTS = weights.dense(batch.source_BS.shape[1])
         entropy = compute_entropy(weights_BTS)[batch.target_BT[:, 1:] != PAD].sum().item()
         return ForcedBatch(batch, loss, weights_BTS, entropy)
 

@@ -184,11 +184,10 @@ def test_causal_self_attention_computes_what_the_example_does(shown: dict[str, A
     attention = Attention(SelfAttentionConfig(heads=1), SIZE, SIZE, KERNELS["fast"], is_causal=True).double()
     x_BSM = torch.randn(1, POSITIONS, SIZE, dtype=torch.float64)
     memory = attention.project_memory(x_BSM, torch.tensor([POSITIONS]))
-    attend = attention.prepare_steps(memory, torch.float64)
-    context_BQM, weights = attend(x_BSM, torch.arange(POSITIONS).unsqueeze(0), None)
+    context_BQM, weights = attention(x_BSM, memory, torch.arange(POSITIONS).unsqueeze(0))
     maps = (attention.score.query, attention.score.key, attention.value)
     expected, expected_weights = shown["masked_attention"](*(linear(x_BSM[0]).detach().numpy() for linear in maps))
-    np.testing.assert_allclose(weights.weights_BQW[0].detach().numpy(), expected_weights, atol=1e-12)
+    np.testing.assert_allclose(weights[0].detach().numpy(), expected_weights, atol=1e-12)
     expected = expected @ attention.output.weight.detach().numpy().T
     np.testing.assert_allclose(context_BQM[0].detach().numpy(), expected, atol=1e-12)
 
@@ -200,11 +199,11 @@ def test_the_modules_compute_what_the_example_does(shown: dict[str, Any], heads:
     values_BSM = torch.randn(1, POSITIONS, SIZE, dtype=torch.float64)
     query_BQD = torch.randn(1, QUERIES, SIZE, dtype=torch.float64)
     memory = attention.project_memory(values_BSM, torch.tensor([POSITIONS]))
-    context_BQM, weights = attention.prepare_steps(memory, torch.float64)(query_BQD, None, None)
+    context_BQM, weights = attention(query_BQD, memory)
     queries, values = query_BQD[0].numpy(), values_BSM[0].numpy()
     if heads == 1:
         expected, expected_weights = shown["attention"](queries, values, values)
-        np.testing.assert_allclose(weights.weights_BQW[0].detach().numpy(), expected_weights, atol=1e-12)
+        np.testing.assert_allclose(weights[0].detach().numpy(), expected_weights, atol=1e-12)
     else:
         maps = (attention.score.query, attention.score.key, attention.value, attention.output)
         expected = shown["multi_head"](

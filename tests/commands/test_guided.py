@@ -18,7 +18,6 @@ from nmt.data.resampling import resample_pairs
 from nmt.data.tokenizer import group_by_spaces, train_tokenizer
 from nmt.decoding.alignment import extract_links
 from nmt.errors import UserError
-from nmt.model.attention import AttentionWeights
 from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
 from nmt.system.device import prepare_model
@@ -108,8 +107,8 @@ def test_guidance_weight_grows_with_progress() -> None:
     loss = Loss(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(1))
     added = -0.4 * (0.5 * weights_BTS[0, 0, :2].log().sum() + weights_BTS[0, 1, 2].log())
     for share in (0.0, 0.25, 1.0):
-        config, weights = TrainConfig(guided_alignment=0.4), AttentionWeights(weights_BTS, None)
-        total = add_attention_losses(config, batch, loss.smoothed, weights, share)
+        config = TrainConfig(guided_alignment=0.4)
+        total = add_attention_losses(config, batch, loss.smoothed, weights_BTS, share)
         torch.testing.assert_close(total, 3 + share * added)
 
 
@@ -125,10 +124,9 @@ def test_coverage_loss() -> None:
             expected += sum(min(a, c) for a, c in zip(weights_S.tolist(), coverage_S.tolist(), strict=True))
             coverage_S += weights_S
     assert expected > 0.5
-    weights = AttentionWeights(weights_BTS, None)
     for weight in (0.0, 0.4, 2.0):
         config = TrainConfig(coverage_loss=weight)
-        total = add_attention_losses(config, batch, loss.smoothed, weights, torch.tensor(0.3))
+        total = add_attention_losses(config, batch, loss.smoothed, weights_BTS, torch.tensor(0.3))
         assert total.item() == pytest.approx(3 + weight * expected)
 
 
@@ -147,7 +145,7 @@ def test_update_with_guided_alignment_matches_reference(corpus: Path, tmp_path: 
     for n in (1, 3, 8):
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)
         assert weights is not None
-        links = guidance_loss(weights.dense(batch.source_BS.shape[1]), batch.alignment_BTS)
+        links = guidance_loss(weights, batch.alignment_BTS)
         ((loss.smoothed + 0.5 * n / 8 * links) / batch.target_length_B.sum()).backward()
         expected = [parameter.detach() - 0.5 * parameter.grad for parameter in model.parameters()]
         model.zero_grad()

@@ -22,7 +22,7 @@ from nmt.model.loss import coverage_loss
 from nmt.model.normalizers import NORMALIZER_FNS
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.model.windows import MAX_WINDOWS_TO_MASK, WINDOW_CLASSES
+from nmt.model.windows import WINDOW_CLASSES
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -131,12 +131,9 @@ def test_attention_matches_reference_equations(score: str, window: str, kernels:
         attention = make_attention(half_width, **options)
         config = AttentionConfig(half_width=half_width, **options)
         parameters = {key: value.numpy() for key, value in attention.state_dict().items()}
-        attend = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
-        context_BQM, weights = attend(query_BQD, position_BQ, coverage_BQS if config.coverage else None)
-        covers_sentence = window == "global" or MAX_WINDOWS_TO_MASK * (2 * half_width + 1) >= 6
-        assert weights is not None
-        assert weights.weights_BQW.shape[2] == (6 if covers_sentence else 2 * half_width + 1)
-        dense_BQS = weights.dense(6).detach().numpy()
+        memory = attention.project_memory(values_BSM, length_B)
+        coverage = coverage_BQS if config.coverage else None
+        context_BQM, weights_BQS = attention(query_BQD, memory, position_BQ, coverage)
         for b, q in itertools.product(range(4), range(3)):
             S = int(length_B[b])
             expected_context, expected_weights, positions = reference_attention(
@@ -151,41 +148,15 @@ def test_attention_matches_reference_equations(score: str, window: str, kernels:
                 context_BQM[b, q].detach().numpy(), expected_context, atol=1e-10, rtol=0, err_msg=describe(options)
             )
             np.testing.assert_allclose(
-                dense_BQS[b, q, :S], expected_weights, atol=1e-10, rtol=0, err_msg=describe(options)
+                weights_BQS[b, q, :S].detach().numpy(), expected_weights, atol=1e-10, rtol=0, err_msg=describe(options)
             )
-            assert not np.delete(dense_BQS[b, q], positions).any()  # exactly 0 outside the window and at padding
+            assert not np.delete(
+                weights_BQS[b, q].detach().numpy(), positions
+            ).any()  # exactly 0 outside the window and at padding
             num_empty += not expected_weights.any()
             num_clipped += len(positions) < min(S, 2 * half_width + 1)
     assert (num_empty > 0) == (score == "location" and window != "global")  # windows beyond the reach of the score
     assert (num_clipped > 0) == (window != "global")
-
-
-@pytest.mark.parametrize("window", [window for window in WINDOW_CLASSES if window != "global"])
-@pytest.mark.parametrize("score", DISTINCT_SCORES)
-def test_gathered_and_masked_local_windows_match(
-    score: str, window: str, kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compare contexts, weights and all gradients."""
-    length_B, position_BQ = torch.tensor([7, 4, 1]), torch.tensor([[0, 3], [6, 1], [2, 0]])
-    generator = torch.Generator().manual_seed(4)
-    values_BSM = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    query_BQD = torch.randn(3, 2, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    coverage_BQS = torch.rand(3, 2, 7, generator=generator, dtype=torch.float64, requires_grad=True)
-    for options in choose_configs(score, window, kernels):
-        attention = make_attention(2, **options)
-        coverage = [coverage_BQS] if options["coverage"] else []
-        inputs = [values_BSM, query_BQD, *coverage, *attention.parameters()]
-        results = []
-        for max_windows_to_mask in (0, 2):
-            monkeypatch.setattr("nmt.model.windows.MAX_WINDOWS_TO_MASK", max_windows_to_mask)
-            attend = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
-            context_BQM, weights = attend(query_BQD, position_BQ, coverage_BQS if coverage else None)
-            assert weights is not None and (weights.first_BQ is None) == (max_windows_to_mask > 0)
-            dense_BQS = weights.dense(7)
-            loss = context_BQM.square().sum() + dense_BQS.square().sum()
-            results.append([context_BQM, dense_BQS, *torch.autograd.grad(loss, inputs, materialize_grads=True)])
-        for gathered, masked in zip(*results, strict=True):
-            torch.testing.assert_close(gathered, masked, msg=describe(options))
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZER_FNS)
@@ -218,12 +189,12 @@ def test_attention_passes_gradcheck(score: str, window: str, kernels: str) -> No
 
         def run(*inputs: Tensor, attention: Attention = attention, coverage: bool = options["coverage"]) -> Any:
             query_BQD, values_BSM, coverage_BQS = inputs[:3]
-            attend = attention.prepare_steps(attention.project_memory(values_BSM, length_B), torch.float64)
+            memory = attention.project_memory(values_BSM, length_B)
+            maps = attention.get_maps(torch.float64, is_loop=True)
             results = []
             for step in range(2):
-                context_BQM, weights = attend(query_BQD + step, position_BQ - step, coverage_BQS if coverage else None)
-                assert weights is not None
-                results += [context_BQM.flatten(), weights.weights_BQW.flatten()]
+                given = query_BQD + step, memory, position_BQ - step, coverage_BQS if coverage else None
+                results += [tensor.flatten() for tensor in attention(*given, maps)]
             return torch.cat(results)  # gradcheck differentiates each result with respect to each input
 
         inputs = (query_BQD, values_BSM, coverage_BQS, *attention.parameters())
@@ -243,7 +214,7 @@ def test_chunked_additive_scores_and_gradients_match_unchunked(heads: int, monke
     weights_RHQW = torch.randn(5, heads, 3, 4, generator=generator, dtype=torch.float64)
 
     def run() -> tuple[Tensor, ...]:
-        scores_RHQW = score(query_RHQA, keys_RHWA, torch.arange(4).unsqueeze(0), None)
+        scores_RHQW = score(query_RHQA, keys_RHWA, None)
         return scores_RHQW, *torch.autograd.grad(scores_RHQW, (query_RHQA, keys_RHWA, score.v), weights_RHQW)
 
     unchunked = run()
@@ -307,7 +278,7 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
         with torch.no_grad():
             memory, start = model.start(source_BS, length_B)
             all_features, weights, last = model.decode(target_BT, start, memory)
-            dense = None if weights is None else weights.dense(6)
+            dense = None if weights is None else weights
             assert (dense is None) == (options["score"] == "none")
 
             state = start
@@ -315,7 +286,7 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
                 features, step_weights, state = model.decode(target_BT[:, t : t + 1], state.make_room(t + 1), memory)
                 torch.testing.assert_close(features[:, 0], all_features[:, t], msg=describe(options))
                 if dense is not None:
-                    torch.testing.assert_close(step_weights.dense(6)[:, 0], dense[:, t], msg=describe(options))
+                    torch.testing.assert_close(step_weights[:, 0], dense[:, t], msg=describe(options))
             # A Transformer's state may have more room after single steps.
             states = list_tensors(last.resize_source(6)), list_tensors(state.resize_source(6))
             torch.testing.assert_close(*states, msg=describe(options))
@@ -330,7 +301,7 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
             single_features, single_weights, _ = model.decode(target_BT[1:2], state, memory)
             torch.testing.assert_close(single_features[0], all_features[1], msg=describe(options))
             if dense is not None:
-                torch.testing.assert_close(dense[1, :, :3], single_weights.dense(3)[0], msg=describe(options))
+                torch.testing.assert_close(dense[1, :, :3], single_weights[0], msg=describe(options))
                 assert not dense[1, :, 3:].any()
 
 
@@ -405,7 +376,7 @@ def test_gradients_match_finite_differences(style: str, kernels: str) -> None:
             losses, weights = model.loss(*batch, smoothing=0.1)
             if not coverage_weight or weights is None:
                 return losses.smoothed
-            return losses.smoothed + coverage_weight * coverage_loss(weights.dense(6), batch[2][:, 1:] != PAD)
+            return losses.smoothed + coverage_weight * coverage_loss(weights, batch[2][:, 1:] != PAD)
 
         loss().backward()
         parameters = list(model.parameters())
@@ -435,7 +406,7 @@ def test_bfloat16_loss_and_gradients_are_close_to_float64(style: str, kernels: s
             model.to(torch.promote_types(dtype, torch.float32)).dtype = dtype
             loss, weights = model.loss(*batch, smoothing=0.1)
             loss.smoothed.backward()
-            assert weights is None or weights.weights_BQW.dtype == torch.promote_types(dtype, torch.float32)
+            assert weights is None or weights.dtype == torch.promote_types(dtype, torch.float32)
             losses.append(loss.smoothed.item())
             gradients.append(torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]))
         assert losses[1] == pytest.approx(losses[0], rel=0.01), describe(options)
@@ -470,15 +441,15 @@ def test_decoder_styles_match_reference_equations(style: str, cell: str, readout
     with torch.no_grad():
         memory, state = model.start(source_BS, length_B)
         features, _, _ = model.decode(target_BT, state, memory)
-        attend, cells = decoder.attention.prepare_steps(memory, torch.float64), list(state.cells)
+        cells = list(state.cells)
         feed, total_weights = torch.zeros(4, 8, dtype=torch.float64), torch.zeros(4, 1, 6, dtype=torch.float64)
 
         def compute_context(query: Tensor) -> Any:
             nonlocal total_weights
             coverage = total_weights if config.attention.coverage else None
-            context, weights = attend(query.unsqueeze(1), torch.full((4, 1), t), coverage)
+            context, weights = decoder.attention(query.unsqueeze(1), memory, torch.full((4, 1), t), coverage)
             assert weights is not None
-            total_weights = total_weights + weights.dense(6)
+            total_weights = total_weights + weights
             return context.squeeze(1)
 
         for t, y in enumerate(model.target_embedding(target_BT).unbind(1)):
@@ -514,7 +485,7 @@ def test_chunked_attention_without_gradients_matches_unchunked(style: str, kerne
         with torch.no_grad():
             chunked, chunked_weights, _ = model.decode(target_BT, *reversed(model.start(source_BS, length_B)))
         torch.testing.assert_close(chunked, features, msg=describe(options))
-        torch.testing.assert_close(chunked_weights.dense(6), weights.dense(6), msg=describe(options))
+        torch.testing.assert_close(chunked_weights, weights, msg=describe(options))
 
 
 def test_shortcut_adds_projected_embeddings_to_encoder_outputs() -> None:
@@ -540,9 +511,9 @@ def test_coverage_loss_matches_naive_sum() -> None:
     model = make_attention_model("bahdanau", score="additive", window="local_p", coverage=True)
     source_BS, length_B, target_BT = make_ragged_batch()
     _, weights = model.loss(source_BS, length_B, target_BT)
-    loss = coverage_loss(weights.dense(6), target_BT[:, 1:] != PAD)
+    loss = coverage_loss(weights, target_BT[:, 1:] != PAD)
     expected = 0.0
-    for target_T, weights_TS in zip(target_BT, weights.dense(6).detach().numpy(), strict=True):
+    for target_T, weights_TS in zip(target_BT, weights.detach().numpy(), strict=True):
         for t in range(int((target_T != PAD).sum()) - 1):
             expected += np.minimum(weights_TS[t], weights_TS[:t].sum(0)).sum()
     assert loss.item() == pytest.approx(expected) and expected > 0.1
@@ -571,5 +542,5 @@ def test_nan_queries_give_nan_contexts_without_index_errors(window: str) -> None
         attention = make_attention(1, score="dot", window=window, normalizer=normalizer)
         memory = attention.project_memory(torch.randn(2, 5, 8).double(), torch.tensor([5, 2]))
         query_BQD = torch.full((2, 1, 8), float("nan"), dtype=torch.float64)
-        context_BQM, _ = attention.prepare_steps(memory, torch.float64)(query_BQD, torch.tensor([[3], [9]]), None)
+        context_BQM, _ = attention(query_BQD, memory, torch.tensor([[3], [9]]))
         assert context_BQM.isnan().all()

@@ -79,7 +79,7 @@ def test_padded_rows_do_not_change_results() -> None:
     weights = linear.weight, linear.bias
 
     def in_step_loop(x_BTI: torch.Tensor) -> torch.Tensor:
-        step = linear.prepare_steps(torch.bfloat16)
+        step = linear.for_step_loop(torch.bfloat16)
         return torch.stack([step(x_BI) for x_BI in x_BTI.unbind(1)], 1)
 
     def plain(x_BTI: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,6 @@ from nmt.model.kernels import KERNELS, REFERENCE
 from nmt.model.kernels.linear import Dropout
 from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
 from nmt.model.kernels.recurrence import RNN
-from nmt.model.normalizers import NORMALIZER_FNS
-from nmt.model.reference import additive_attention
 from nmt.training import step as update
 from nmt.training.state import TrainState
 from nmt.training.step import GraphedBackward, backward, train_step
@@ -44,39 +42,13 @@ def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("nmt.model.kernels.loss.ROWS_PER_PRODUCT", 7)
 
 
-@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 3)])
-@pytest.mark.parametrize("lengths", [(7, 6, 3, 3, 2, 1, 1), (1, 7, 2, 5), (4,)])
-@pytest.mark.parametrize("cache", [1, 400, 2**19])  # numbers: one position at a time, a few, all
-@pytest.mark.parametrize("normalizer", NORMALIZER_FNS)
-def test_attention_without_padding_matches_reference(
-    heads: int, queries: int, lengths: tuple[int, ...], cache: int, normalizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmt.model.kernels.additive.CACHE_NUMEL", cache)
-    monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", 1)
-    torch.manual_seed(1)
-    randn = partial(torch.randn, dtype=torch.float64)
-    sentences, positions = len(lengths), 8
-    keys, values = randn(positions, heads, sentences, 4).transpose(0, 2), randn(sentences, heads, positions, 5)
-    query, v_HA, length_B = randn(sentences, heads, queries, 4), randn(heads, 4), torch.tensor(lengths)
-    memory = keys, values, v_HA.flatten(), length_B, NORMALIZER_FNS[normalizer]
-    assert KERNELS["fast"].attention_for_steps(*memory) is None  # in training
-    with torch.inference_mode():
-        attend = KERNELS["fast"].attention_for_steps(*memory)
-        for step_query in (query, -query):
-            expected = additive_attention(step_query, keys, values, v_HA, length_B, NORMALIZER_FNS[normalizer])
-            torch.testing.assert_close(attend(step_query), expected)
-        share = sum(lengths) / (sentences * positions)
-        monkeypatch.setattr("nmt.model.kernels.additive.MAX_FILLED_SHARE", share - 0.01)
-        assert KERNELS["fast"].attention_for_steps(*memory) is None  # where little would be saved
-
-
 def compute_gradients(state: TrainState) -> dict[str, Tensor]:
     batch = collate(state.train_pairs, np.arange(12)).duplicate()
     torch.manual_seed(1)
     loss, weights = state.model.loss(
         batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
     )
-    (loss.smoothed + weights.weights_BQW.square().sum()).backward()
+    (loss.smoothed + weights.square().sum()).backward()
     results = {name: parameter.grad for name, parameter in state.model.named_parameters()}
     return results | {"smoothed": loss.smoothed.detach(), "nats": loss.nats, "correct": loss.correct}
 

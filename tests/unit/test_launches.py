@@ -4,40 +4,17 @@ They are counted on PyTorch's `meta` device, which computes nothing and takes th
 """
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from builders import (
-    build_padded_batch,
-    fake_capture_graph,
-    make_model,
-    make_ragged_batch,
-    make_training_state,
-    search,
-)
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmt.config import EOS, ModelConfig, SearchConfig
-from nmt.decoding.hypotheses import ActiveBatch
-from nmt.decoding.search import AsyncCounter, NewSentences, advance, prepare_sentences, prepare_step
-from nmt.model.ensemble import Ensemble
-from nmt.model.kernels import KERNELS
-from nmt.model.kernels.cuda_graphs import GraphedModel
-from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.training.step import GraphedBackward, train_step
+from nmt.config import ModelConfig
+from nmt.model.seq2seq import build_model
 
 META = torch.device("meta")
-FREE_OPERATIONS = {
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "_unsafe_view",
-    "promote_types",
-}  # launch nothing
+FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "promote_types"}
 
 
 class LaunchCounter(TorchDispatchMode):
@@ -53,16 +30,6 @@ class LaunchCounter(TorchDispatchMode):
         name = function._schema.name.removeprefix("aten::")
         self.counts[name] += not is_view and name not in FREE_OPERATIONS
         return function(*args, **kwargs or {})
-
-
-def test_launches_of_cross_entropy() -> None:
-    """Forward and backward with the output layer, in bf16."""
-    inputs = [torch.empty(shape, device=META, requires_grad=True) for shape in ((48, 16), (50, 16), (50,))]
-    target_R = torch.ones(48, dtype=torch.int64, device=META)
-    with LaunchCounter() as counter:
-        loss = KERNELS["fast"].cross_entropy(inputs[0].bfloat16(), *inputs[1:], target_R, 0.1, pad=0)
-        loss.smoothed.backward()
-    assert sum(counter.counts.values()) == 58, counter.counts
 
 
 def count_launches(config: ModelConfig, steps: int) -> Counter[str]:
@@ -104,119 +71,15 @@ def test_launches_per_target_position_in_training(
     assert sum(longer.values()) == expected, longer
 
 
-def test_launches_per_update_outside_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Include the assembly of the batch; the number of parameters must not matter."""
-    monkeypatch.setattr(
-        "nmt.model.kernels.cuda_graphs.capture_graph",
-        lambda work, device: (fake_capture_graph(work, device)[0], lambda: None),
-    )
-    monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
-    totals = []
-    for name in ("bahdanau", "bahdanau, two layers"):
-        state = make_training_state(name, "lstm", torch.float32)
-        state.run.train.accumulate = 1
-        state.graphed_backward = GraphedBackward(state.run, state.model)
-        rows = np.arange(8)
-        for _ in range(2):
-            train_step(state, rows, 100)
-        with LaunchCounter() as counter:
-            train_step(state, rows, 100)
-        totals.append(sum(counter.counts.values()))
-    assert totals == [36, 36], counter.counts
-
-
-def make_meta_model(**settings: Any) -> Seq2Seq:
-    """Return a bf16 model with weights prepared for inference."""
-    model = build_model(ModelConfig(embed=16, hidden=16, **settings), 50, 50).to(META, torch.bfloat16).eval()
+@pytest.mark.parametrize(("style", "expected"), [("bahdanau", 25), ("luong", 24)])
+def test_launches_per_search_step(style: str, expected: int) -> None:
+    """Decode one token of each hypothesis with weights prepared for inference, without the output layer."""
+    model = build_model(ModelConfig(embed=16, hidden=16, style=style), 50, 50).to(META, torch.bfloat16).eval()
     model.dtype = torch.bfloat16
     model.prepare_for_inference(int8=False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"style": "bahdanau"}, 26),
-        ({"style": "luong"}, 25),
-    ],
-)
-def test_launches_per_search_step(settings: dict[str, Any], expected: int) -> None:
-    """Decode one token of each hypothesis with weights prepared for inference, without the output layer."""
-    model = make_meta_model(**settings)
     source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
     with torch.no_grad():
         memory, state = model.start(source_BS, source_BS[:, 0])
         with LaunchCounter() as counter:
             model.decode(source_BS[:, :1], state, memory)
     assert sum(counter.counts.values()) == expected, counter.counts
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize(
-    ("settings", "beam", "expected"),
-    [
-        ({"style": "bahdanau"}, 1, 66),
-        ({"style": "bahdanau"}, 5, 88),
-        ({"style": "luong"}, 1, 66),
-        ({"style": "luong"}, 5, 89),
-    ],
-)
-def test_launches_per_search_step_in_cuda_graph(
-    settings: dict[str, Any], beam: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Count those of a whole step. When the results of a step are passed to the next one, nothing is copied."""
-    inside = LaunchCounter()
-
-    def capture(work: Callable[[], Any], _: torch.device) -> tuple[Any, Callable[[], None]]:
-        work()  # the warm-up
-        with inside:
-            return work(), lambda: None
-
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", capture)
-    model, config = make_meta_model(**settings), SearchConfig(beam=beam)
-    source_BS = torch.ones(8, 6, dtype=torch.int64, device=META)
-    _, beams, inputs = prepare_sentences(NewSentences(source_BS, source_BS[:, 0]), config, torch.bfloat16, 0)
-    with LaunchCounter() as outside, prepare_step(GraphedModel(model), config, False) as step:
-        memory, state = model.start(source_BS, source_BS[:, 0])
-        state, beams, _ = advance(model, config, False, state, beams, memory, inputs)
-        for _ in range(3):
-            outside.counts.clear()
-            state, beams, _ = step(state, beams, memory, inputs)
-    assert (sum(inside.counts.values()), sum(outside.counts.values())) == (expected, 0), inside.counts
-
-
-@pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize(
-    ("keep_weights", "beam", "expected"), [(False, 1, 1), (False, 5, 1), (True, 1, 2), (True, 5, 3)]
-)
-def test_launches_per_search_step_outside_cuda_graph(
-    keep_weights: bool, beam: int, expected: int, members: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Count those of a step of the loop. One of them copies the number of sentences that are done to the CPU."""
-
-    def capture(work: Callable[[], Any], device: torch.device) -> tuple[Any, Callable[[], None]]:
-        with _disable_current_modes():
-            results, replay = fake_capture_graph(work, device)
-
-        def replay_uncounted() -> None:
-            with _disable_current_modes():
-                replay()
-
-        return results, replay_uncounted
-
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", capture)
-    monkeypatch.setattr("nmt.decoding.search.AsyncCounter", lambda delayed: AsyncCounter(delayed=True))
-    models, counts = [make_model() for _ in range(members)], []
-    for model in models:
-        torch.nn.init.constant_(model.output.bias.detach()[EOS], -1e4)  # translations get the maximum length
-    graphed = GraphedModel(Ensemble(models) if members > 1 else models[0])
-    source_BS, length_B, _ = make_ragged_batch()
-    with LaunchCounter() as counter:
-
-        def count_step(_: ActiveBatch) -> None:
-            counts.append(counter.counts.copy())
-
-        config = SearchConfig(beam=beam, max_length=9)
-        search(graphed, source_BS, length_B, config, keep_weights, on_step=count_step)
-    counts[-1].subtract(counts[-2])
-    assert sum(counts[-1].values()) == expected, counts[-1]

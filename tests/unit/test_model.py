@@ -16,10 +16,9 @@ from nmt.model import reference
 from nmt.model.decoder import RecurrentState
 from nmt.model.encoder import RecurrentEncoder, compute_reverse_order
 from nmt.model.kernels import KERNELS
-from nmt.model.kernels.gather import permute_positions
 from nmt.model.kernels.linear import Dropout, linear_for_steps
 from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
-from nmt.model.kernels.recurrence import RNN, gru_step, lstm_step
+from nmt.model.kernels.recurrence import RNN, gru_step, lstm_step, permute_positions
 from nmt.model.reference import CELL_SPECS
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -39,8 +38,8 @@ def test_padding_and_other_sentences_do_not_affect_decoding(style: str, cell: st
         memory, state = model.start(source_BS[row : row + 1, :length], length_B[row : row + 1])
         features, weights, _ = model.decode(target_BT[row : row + 1], state, memory)
         torch.testing.assert_close(features[0], batch_features[row])
-        torch.testing.assert_close(weights.weights_BQW[0], batch_weights.weights_BQW[row, :, :length])
-        assert not batch_weights.weights_BQW[row, :, length:].any()
+        torch.testing.assert_close(weights[0], batch_weights[row, :, :length])
+        assert not batch_weights[row, :, length:].any()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -86,7 +85,7 @@ def test_rnn_layer_and_step_loop_match_torch_cells(cell: str) -> None:
     outputs, last_state = rnn(x_BTI, initial_state)
     for projected in (0, 3, 5):
         rnn.num_projected = projected
-        step, state, expected = rnn.prepare_steps(torch.float64), initial_state, initial_state
+        step, state, expected = rnn.for_step_loop(torch.float64), initial_state, initial_state
         inputs_BTG = rnn.project(x_BTI[:, :, :projected]) if projected else None
         for t in range(4):
             state = step(x_BTI[:, t, projected:], state, None if inputs_BTG is None else inputs_BTG[:, t])

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from nmt.model import reference
-from nmt.model.kernels.additive import additive_score, attention_for_steps
-from nmt.model.kernels.gather import permute_positions, rows_for_steps
+from nmt.model.kernels.additive import additive_score
 from nmt.model.kernels.linear import Dropout, Linear
 from nmt.model.kernels.loss import cross_entropy
-from nmt.model.kernels.recurrence import RNN
+from nmt.model.kernels.recurrence import RNN, permute_positions
 from nmt.model.loss import Loss
 
 
@@ -25,15 +24,10 @@ class Kernels(NamedTuple):
     Dropout: Callable[[float], nn.Module]
     RNN: type[reference.RNN]
     permute_positions: Callable[[Tensor, Tensor], Tensor]
-    rows_for_steps: Callable[[Tensor], Callable[[Tensor], Tensor]]
     additive_score: Callable[..., Tensor]
     cross_entropy: Callable[..., Loss]
-    # All of additive attention, see `reference.additive_attention`. None: its parts run one by one.
-    attention_for_steps: Callable[..., Callable[[Tensor], tuple[Tensor, Tensor]] | None] | None = None
 
 
-FAST = Kernels(
-    Linear, Dropout, RNN, permute_positions, rows_for_steps, additive_score, cross_entropy, attention_for_steps
-)
-REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields if name not in Kernels._field_defaults))
+FAST = Kernels(Linear, Dropout, RNN, permute_positions, additive_score, cross_entropy)
+REFERENCE = Kernels(*(getattr(reference, name) for name in Kernels._fields))
 KERNELS = {"fast": FAST, "reference": REFERENCE}

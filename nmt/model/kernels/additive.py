@@ -1,19 +1,15 @@
 """The additive score on a CPU, for parts that fit into its caches.
 
-Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head. Where a row is a sentence: B sentences, S
-source positions, M memory (encoder output) size.
+Shapes: R rows, H heads, Q queries of a row, W keys of a row, A size per head.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmt.model.kernels.inference_weights import add_optional
-from nmt.model.numerics import CACHE_NUMEL, MASK_BIAS, accumulation_dtype
-
-MAX_FILLED_SHARE = 0.7  # where more of the positions are not padding, leaving it out costs more than it saves
+from nmt.model.numerics import CACHE_NUMEL
 
 
 def compute_hidden(query_RHQA: Tensor, keys_RHWA: Tensor, extra_RHQWA: Tensor | None = None) -> Tensor:
@@ -70,38 +66,3 @@ def additive_score(query_RHQA: Tensor, keys_RHWA: Tensor, v_HA: Tensor, extra_RH
     if extra_RHQWA is not None or should_keep_hidden or fits:
         return score_hidden(compute_hidden(query_RHQA, keys_RHWA, extra_RHQWA), v_HA)
     return _ChunkedAdditiveScore.apply(rows_per_chunk, query_RHQA, keys_RHWA, v_HA)
-
-
-def attention_for_steps(
-    keys_BHSA: Tensor, values_BHSM: Tensor, v: Tensor, length_B: Tensor, normalize: Callable[[Tensor], Tensor]
-) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-    """Return query_BHQA -> (context_BHQM, weights_BHQS) for translation on a CPU, see `reference.additive_attention`.
-
-    Only the P positions that are not padding get scores; a few of them at a time, whose hidden values fit into the CPU
-    caches. Sentences must have a position. Returns None in training, on other devices, and where little would be saved.
-    """
-    if torch.is_grad_enabled() or keys_BHSA.device.type != "cpu":
-        return None
-    sentences, heads, positions, _ = keys_BHSA.shape
-    if int(length_B.sum()) > MAX_FILLED_SHARE * sentences * positions:
-        return None
-    v_HA = v.to(keys_BHSA.dtype).view(heads, -1)
-    sentence_P, position_P = torch.where(torch.arange(positions) < length_B.unsqueeze(1))
-    keys_RA = keys_BHSA.flatten(0, 2)
-
-    def attend(query_BHQA: Tensor) -> tuple[Tensor, Tensor]:
-        queries = query_BHQA.shape[2]
-        scores_RQ = query_BHQA.new_full((len(keys_RA), queries), MASK_BIAS, dtype=accumulation_dtype(v_HA.dtype))
-        query_NQA = query_BHQA.flatten(0, 1)
-        chunk_size = max(1, CACHE_NUMEL // 4 // query_NQA[0].numel())  # the keys and queries of a chunk are copied, too
-        for head, v_A in enumerate(v_HA):
-            row_P = sentence_P * heads + head
-            key_P = row_P * positions + position_P
-            for row_p, key_p in zip(row_P.split(chunk_size), key_P.split(chunk_size), strict=True):
-                hidden_pQA = query_NQA.index_select(0, row_p).add_(keys_RA.index_select(0, key_p).unsqueeze(1)).tanh_()
-                scores_RQ.index_copy_(0, key_p, (hidden_pQA @ v_A).to(scores_RQ.dtype))
-        scores_BHSQ = scores_RQ.view(sentences, heads, positions, queries)
-        weights_BHQS = normalize(scores_BHSQ.transpose(2, 3).contiguous())
-        return weights_BHQS.to(values_BHSM.dtype) @ values_BHSM, weights_BHQS
-
-    return attend

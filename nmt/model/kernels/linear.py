@@ -30,7 +30,7 @@ class Linear(reference.Linear):
         linear = self.inference_fn or make_plain_linear(*cast_linear_weights(self.weight, self.bias, x.dtype))
         return apply_to_rows(linear, x)
 
-    def prepare_steps(self, dtype: torch.dtype) -> LinearFn:
+    def for_step_loop(self, dtype: torch.dtype) -> LinearFn:
         """Return this map for use in one step loop, see `linear_for_steps`."""
         return self.inference_fn or linear_for_steps(self.weight, self.bias, dtype)
 

@@ -127,6 +127,29 @@ def gru_step(inputs_NG: Tensor, hidden_fn: LinearFn, state: RNNState) -> RNNStat
     return gru_cell(inputs_NG, hidden_fn(state[0]), state[0])
 
 
+class _SelfInversePermutation(torch.autograd.Function):
+    """Reorders positions by a permutation that is its own inverse.
+
+    The backward pass is therefore a gather with the same indices. Autograd's would add to rows, with atomic operations
+    on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BSE: Tensor, order_R: Tensor) -> Tensor:
+        ctx.save_for_backward(order_R)
+        return x_BSE.flatten(0, 1).index_select(0, order_R).view_as(x_BSE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        [dx_BSE], [order_R] = gradients, ctx.saved_tensors
+        return dx_BSE.flatten(0, 1).index_select(0, order_R).view_as(dx_BSE), None
+
+
+def permute_positions(x_BSE: Tensor, order_R: Tensor) -> Tensor:
+    """Reorder the positions of a batch. The permutation must be its own inverse, like a reversal of each sentence."""
+    return _SelfInversePermutation.apply(x_BSE, order_R)
+
+
 class _FlattenWeights(torch.autograd.Function):
     """Copies weights in `dtype` into one contiguous buffer and returns views of it.
 
@@ -154,7 +177,7 @@ class RNN(reference.RNN):
     def __init__(self, cell: str, inputs: int, hidden: int, num_projected: int = 0) -> None:
         super().__init__(cell, inputs, hidden, num_projected)
         self.is_lstm = cell == "lstm"
-        # Set once the weights no longer change: the maps of `project` and `prepare_steps`, or the layer of `forward`.
+        # Set once the weights no longer change: the maps of `project` and `for_step_loop`, or the layer of `forward`.
         self.inference_fns: dict[str, LinearFn] = {}
         self.inference_layer: Callable[..., tuple[Tensor, ...]] | None = None
 
@@ -190,7 +213,7 @@ class RNN(reference.RNN):
             self.inference_layer = prepare_lstm(self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
 
     def prepare_for_inference(self, int8: bool) -> None:
-        """Lay out the weights of `project` and `prepare_steps` once, in int8 if asked."""
+        """Lay out the weights of `project` and `for_step_loop` once, in int8 if asked."""
         step_weights = self.get_step_weights(is_joint=True)
         self.inference_fns = {name: prepare_linear(*weights, int8) for name, weights in step_weights.items()}
         if self.num_projected:
@@ -231,7 +254,7 @@ class RNN(reference.RNN):
         )
         return apply_to_rows(project_fn, x)
 
-    def prepare_steps(self, dtype: torch.dtype) -> RNNStepFn:
+    def for_step_loop(self, dtype: torch.dtype) -> RNNStepFn:
         # Greedy search prepares again at each step, where joining the weights would cost more than it saves.
         is_joint = torch.is_grad_enabled()
         fns = self.inference_fns or {
