@@ -1,416 +1,283 @@
-"""HTML and XML documents: find the text to translate. `html_tags.py` puts translations back between the tags.
+"""HTML and XML documents: find the text to translate, and put translations back between the tags.
 
-A document is cut into verbatim slices and units. A unit is text that belongs together, such as that of a paragraph or a
-table cell, without the tags of inline elements within it, such as links and bold text. Everything else is kept as it
-is written: block tags, attributes, comments, scripts, white space between blocks. Nothing is built anew from a parsed
-tree, so nothing can get lost, however damaged the mark-up.
+A document is cut into slices, each a tag, a text, a comment and so on, which joined are the document again. Between two
+tags of blocks, such as paragraphs and table cells, is the text of a block, with the tags of inline elements in it, such
+as links and bold text. Only this text is replaced; all other slices are written as they are, so nothing can get lost.
 
-Python's `html.parser` is not used: versions that nmt supports take quadratic time on damaged mark-up, and they differ
-in what they report. The rules here are those of the HTML standard's tokenizer, except for a `<` that no `>` follows and
-`</` before anything but a letter, which are text. All of it takes time in proportion to the document.
+Shapes: S words of the text of a block, T words of its translation.
 """
 
-import itertools
+import html
 import re
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from html import unescape
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 Span = tuple[int, int]  # first and end (exclusive)
 
-
-def split_names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# All others, and those that HTML does not have, end a unit.
-INLINE = split_names(
-    """
-    a abbr acronym b bdi bdo big br cite code data del dfn em embed font i img input ins kbd label map mark math meter
-    nobr output picture progress q rb rp rt ruby s samp script small span strike strong style sub sup svg time tt u var
-    wbr
-    """
+# The tags of all other elements, and of those that HTML does not have, end a block.
+INLINE = re.compile(
+    "|a|abbr|acronym|b|bdi|bdo|big|br|cite|code|data|del|dfn|em|embed|font|i|img|input|ins|kbd|label|map|mark|math|meter"
+    "|nobr|output|picture|progress|q|rb|rp|rt|ruby|s|samp|small|span|strike|strong|style|script|sub|sup|svg|time|tt|u"
+    "|var|wbr"
 )
-VOID = split_names("area base br col embed hr img input link meta param source track wbr")  # have no end tag
-RAW = split_names("iframe noembed noframes script style textarea xmp")  # have text that is not mark-up
-UNTRANSLATED = split_names("code kbd math pre samp svg var")
-WITHOUT_WORDS = split_names("math svg")  # what is written in them is not part of the sentence
-SEPARATING = split_names("br embed img input math svg")  # stand between words, never within one
-OPTIONAL_END = split_names("dd dt li option p td th tr")  # the next one ends it
-UNFINISHED = "<"  # the name of mark-up without an end, which has to stay where it is
-
-ATTRIBUTE = r"""(?:[\s/]++|[^\s/>=]++|=\s*+(?:"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z)|[^\s>"'][^\s>]*+)?+)"""
-TAG = re.compile(rf"<(?P<end>/?)(?P<name>[A-Za-z][^\s/>]*+){ATTRIBUTE}*+(?P<last>>|\Z)")
-TEXT = re.compile(r"(?:[^<]++|<(?![A-Za-z!?]|/[A-Za-z]))++")
-COMMENT = re.compile(r"<!--(?:(?=-?>)|.*?(?=--!?>|\Z))-{0,2}!?(?P<last>>|\Z)", re.DOTALL)
-SPACE = re.compile(r"[ \t\n\r\f\u00a0]+")  # no-break spaces included: models have rarely seen them
-SOFT_HYPHEN = "\u00ad"
-BLANKS = re.compile(r"((?:[ \t\n\r\f\u00a0\ufeff]|&(?:nbsp|\#160|\#[xX][aA]0);)+)")
-LONG_NUMBER = re.compile(r"&#(?:[0-9]{9,}|[xX][0-9a-fA-F]{9,});?")  # of no character; Python refuses very long ones
-MAX_UNIT_CHARACTERS = 4_000  # longer text is cut: it is several sentences, and its links would fill memory
-MAX_DEPTH = 50  # tags without a partner in their unit so far; more of them are no text formatting, and end the unit
-MAX_CODE_CHARACTERS = 200  # longer code or the like is not part of a sentence
-MAX_ENTITY_CHARACTERS = 40
-CLOSING_MARKS = " \t\n\r\f\u00a0\"'”“’»)]"  # may follow the end of a sentence
-END_MARKS = tuple(".!?:;…。！？；")
-SENTENCE_END = re.compile(r"[.!?;:…]\s+|[。！？；]\s*")
+VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")  # have no end tag
+UNTRANSLATED = re.compile("code|iframe|kbd|math|noframes|pre|samp|script|style|svg|textarea|var|xmp")
+WITHOUT_WORDS = {"math", "script", "style", "sup", "svg"}  # what is written in them is not part of the sentence
+SEPARATORS = dict.fromkeys(("embed", "img", "input", "math", "svg"), " ") | {"br": "\n"}  # stand between words
+LINE_END = re.compile(r"(?:[.!?:;…。！？；]\W*|\n\s*|\A\s*)\Z")  # text after which `br` ends a block
+MAX_CHARACTERS = 4_000  # of a block; longer text is cut, since its attention weights would fill memory
+CHUNK = re.compile(rf".{{1,{MAX_CHARACTERS}}}(?!\S)|.{{1,{MAX_CHARACTERS}}}", re.DOTALL)
+MAX_DEPTH = 50  # of inline elements; more of them are no text formatting
+MAX_KEPT_CHARACTERS = 200  # of code or the like that is part of a sentence
 
 
-# ------------------------------------------------------------------------------------------------------------- tokens
-class Kind(Enum):
-    """What a token is."""
+@dataclass(slots=True)
+class Slice:
+    """A part of a document."""
 
-    TEXT = "text"
-    OPEN = "start tag"
-    CLOSE = "end tag"
-    OTHER = "an element without content, a comment, a script and so on"
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A slice of a document."""
-
-    kind: Kind
-    raw: str  # as it is written
-    name: str = ""  # of a tag, in small letters
-    words: str = ""  # OTHER: the text of an element that is part of a sentence but not translated, such as code
+    kind: str  # start | end | text | other
+    start: int = 0  # in the document
+    name: str = ""  # of a tag
+    text: str = ""  # what the model sees of it
+    raw: str = ""  # as it is written
 
 
-def tokenize(document: str) -> Iterator[Token]:
-    """Yield the tokens of a document. Joined, their slices are the document."""
-    ends = {mark: document.rfind(mark) for mark in (">", "?>", "]]>")}  # so that no search for them is in vain
-    position = 0
-    while position < len(document):
-        if match := TEXT.match(document, position):
-            token = Token(Kind.TEXT, match[0])
-        elif position > ends[">"] and not document.startswith("<!--", position):
-            token = Token(Kind.TEXT, "<", UNFINISHED)
-        elif match := TAG.match(document, position):
-            token = make_tag(document, match)
-        elif match := COMMENT.match(document, position):
-            token = Token(Kind.OTHER, match[0], "" if match["last"] else UNFINISHED)
-        else:  # a document type, a processing instruction, a CDATA section, or nothing of these
-            mark = (
-                "]]>" if document.startswith("<![CDATA[", position) else "?>" if document[position + 1] == "?" else ">"
-            )
-            name = "" if position < ends[mark] else UNFINISHED
-            mark = mark if position < ends[mark] else ">"
-            token = Token(Kind.OTHER, document[position : document.index(mark, position) + len(mark)], name)
-        yield token
-        position += len(token.raw)
+class Slicer(HTMLParser):
+    """Cuts a document into slices. An element that is not translated is one; without an end tag it has all the rest."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.lines = [0, *(match.end() for match in re.finditer("\n", document))]  # where each begins
+        self.slices = [Slice("other")]
+        self.depth = 0  # of elements with the name of the one that is not translated
+        self.feed(document)
+        self.close()
+        for piece, after in pairwise([*self.slices, Slice("other", len(document))]):
+            piece.raw = document[piece.start : after.start]
+            if piece.kind == "other" and (piece.name in WITHOUT_WORDS or len(piece.text) > MAX_KEPT_CHARACTERS):
+                piece.text = SEPARATORS.get(piece.name, "")
+
+    def cut(self) -> Iterator[Slice]:
+        """Yield the slices, none of which has much text."""
+        for piece in self.slices:
+            if piece.kind == "text":
+                yield from (Slice("text", text=html.unescape(part), raw=part) for part in CHUNK.findall(piece.raw))
+            else:
+                yield piece
+
+    def add(self, kind: str, name: str = "", text: str = "") -> None:
+        if self.depth:
+            self.depth += (name == self.slices[-1].name) * {"start": 1, "end": -1}.get(kind, 0)
+            self.slices[-1].text += text
+        else:
+            line, column = self.getpos()
+            self.slices.append(Slice(kind, self.lines[line - 1] + column, name, text))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        is_marked = values.get("translate") == "no" or "notranslate" in (values.get("class") or "").split()
+        is_note = tag == "a" and self.slices[-1].kind == "start" and self.slices[-1].name == "sup"
+        if VOID.fullmatch(tag):
+            self.handle_startendtag(tag, attrs)
+        elif is_note and not self.depth:  # the link in `sup` is the number of a note
+            self.slices[-1].kind, self.depth = "other", 1
+        elif not self.depth and (is_marked or UNTRANSLATED.fullmatch(tag)):
+            self.add("other", tag)
+            self.depth = 1
+        else:
+            self.add("start", tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.add("other", tag, SEPARATORS.get(tag, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.add("end", tag)
+
+    def handle_data(self, data: str) -> None:
+        self.add("text", text=data)
+
+    def handle_comment(self, data: str) -> None:
+        self.add("other")
+
+    handle_pi = unknown_decl = handle_comment
+
+    handle_pi = unknown_decl = handle_comment
+
+    def handle_decl(self, decl: str) -> None:
+        self.add("other")
 
 
-def make_tag(document: str, match: re.Match[str]) -> Token:
-    """Return the token of a tag. An element with raw text, such as a script, is a token as a whole."""
-    raw, name = match[0], match["name"].lower()
-    if not match["last"]:
-        return Token(Kind.OTHER, raw, UNFINISHED)
-    if match["end"]:
-        return Token(Kind.CLOSE, raw, name)
-    # A slash after an attribute without quotes belongs to the attribute.
-    if name in VOID or raw.endswith("/>") and (raw[-3] in "\"' \t\n\r\f" or "=" not in raw):
-        return Token(Kind.OTHER, raw, name)
-    if name in RAW:
-        end_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(document, match.end())
-        end = document.find(">", end_tag.end()) if end_tag else -1
-        if end < 0:
-            return Token(Kind.OTHER, document[match.start() :], UNFINISHED)
-        return Token(Kind.OTHER, document[match.start() : end + 1], name)
-    return Token(Kind.OPEN, raw, name)
-
-
-def is_untranslated(tag: Token) -> bool:
-    """Return whether a start tag says that its element is not to be translated."""
-    if tag.name in UNTRANSLATED:
-        return True
-    if "translate" not in tag.raw.lower():
-        return False
-    parts = [part for part in re.findall(ATTRIBUTE, tag.raw.lower()) if part.strip("/ \t\n\r\f")]
-    attributes = {name: value[1:].strip().strip("\"'") for name, value in itertools.pairwise(parts) if value[0] == "="}
-    return attributes.get("translate") == "no" or "notranslate" in attributes.get("class", "").split()
-
-
-def find_element_end(tokens: Sequence[Token], start: int) -> int:
-    """Return the index after the last token of the element whose start tag is `tokens[start]`."""
-    open_names: list[str] = []
-    counts: Counter[str] = Counter()
-    for index in range(start, len(tokens)):
-        kind, name = tokens[index].kind, tokens[index].name
-        if kind == Kind.OPEN:
-            if name in OPTIONAL_END and open_names[-1:] == [name]:
-                counts[open_names.pop()] -= 1
-                if not open_names:
-                    return index
-            open_names.append(name)
-            counts[name] += 1
-        elif kind == Kind.CLOSE and counts[name]:
-            last = ""
-            while last != name:
-                last = open_names.pop()
-                counts[last] -= 1
-            if not open_names:
-                return index + 1
-        elif kind == Kind.CLOSE and not (name in INLINE and tokens[start].name not in INLINE):
-            return index  # the end of an element around this one
-        elif name == UNFINISHED:
-            return index
-    return len(tokens)
-
-
-def decode(raw: str) -> str:
-    """Return the characters that a slice of text stands for."""
-    return unescape(LONG_NUMBER.sub("\ufffd", raw)).replace(SOFT_HYPHEN, "")
-
-
-# -------------------------------------------------------------------------------------------------------------- units
+# ------------------------------------------------------------------------------------------------------------- blocks
 @dataclass(slots=True)
 class Node:
-    """An inline element of a unit, or whatever else in it is not text.
-
-    Of an element, a tag is empty if it is in another unit or missing. What is not an element has no closing tag, and is
-    verbatim in `opening`: an image, a comment, code. If it covers text, it replaces the translation of that text.
-    """
+    """An inline element of a block, or what is written as it is: an image, a comment, code."""
 
     opening: str
-    start: int  # in the text of the unit, in characters
-    end: int
-    closing: str | None = None
+    start: int  # in the text of the block, in characters
+    end: int = 0
+    closing: str | None = None  # None: the node has no tags, and replaces the translation of the text that it covers
     children: "list[Node]" = field(default_factory=list)
-    after_space: bool = False
-    before_space: bool = False
 
-    @property
-    def is_element(self) -> bool:
-        return self.closing is not None
+    def write(self) -> str:
+        """Return its markup, without text."""
+        return self.opening + "".join(child.write() for child in self.children) + (self.closing or "")
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """Text that is translated as one line, and the inline mark-up in it."""
+class Block:
+    """Text that is translated as one line, and the inline markup in it."""
 
     text: str
     nodes: list[Node]
+    places: set[int]  # where the markup is, in characters
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlDocument:
-    """A document as slices that are kept and units that are translated."""
+def parse_document(document: str) -> list[str | Block]:
+    """Return a document as markup that is kept and blocks that are translated.
 
-    parts: list[str | Unit]
-
-    @property
-    def texts(self) -> list[str]:
-        """The text of each unit."""
-        return [part.text for part in self.parts if isinstance(part, Unit)]
-
-
-def parse_document(document: str) -> HtmlDocument:
-    """Find the units of a document."""
-    parts: list[str | Unit] = []
-    pending: list[Token] = []  # of the unit that has begun
-    characters = depth = 0
-    open_tags: Counter[str] = Counter()
-
-    def finish_unit() -> None:
-        nonlocal characters, depth
-        parts.extend(build_parts(pending))
-        pending.clear()
-        open_tags.clear()
-        characters = depth = 0
-
-    tokens = [*tokenize(document)]
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        end = index + 1
-        if token.kind == Kind.TEXT:
-            raw = token.raw
-            while characters + len(raw) > MAX_UNIT_CHARACTERS:
-                size = find_cut(raw, MAX_UNIT_CHARACTERS - characters)
-                pending.append(Token(Kind.TEXT, raw[:size]))
-                finish_unit()
-                raw = raw[size:]
-            pending.append(Token(Kind.TEXT, raw))
-            characters += len(raw)
-        else:
-            is_note = token.name == "sup" and any(following.name == "a" for following in tokens[index + 1 : index + 2])
-            if token.kind == Kind.OPEN and (is_note or is_untranslated(token)):
-                end = find_element_end(tokens, index)
-                token = join_element(tokens[index:end], is_note)
-            if token.name == "br" and is_complete(pending) or token.name and token.name not in INLINE:
-                finish_unit()
-                parts.append(token.raw)
-            else:
-                if token.kind == Kind.CLOSE and open_tags[token.name]:
-                    open_tags[token.name] -= 1
-                    depth -= 1
-                elif token.kind != Kind.OTHER:
-                    open_tags[token.name] += token.kind == Kind.OPEN
-                    depth += 1
-                if depth > MAX_DEPTH:
-                    finish_unit()
-                pending.append(token)
-                characters += len(token.words)
-        index = end
-    finish_unit()
-    return HtmlDocument(parts)
+    An inline tag without a partner in its block ends the block.
+    """
+    parts: list[str | Block] = []
+    pending: list[Slice] = []  # of the block that has begun
+    open_tags: list[int] = []  # of these, start tags that have no end tag yet
+    characters = 0
+    for piece in [*Slicer(document).cut(), Slice("other", name="end of the document")]:
+        has_no_partner = piece.kind == "end" and not (open_tags and pending[open_tags[-1]].name == piece.name)
+        is_line_end = piece.name == "br" and LINE_END.search("".join(item.text for item in pending[-3:]))
+        is_too_deep = piece.kind == "start" and len(open_tags) == MAX_DEPTH
+        is_boundary = not INLINE.fullmatch(piece.name) or has_no_partner or is_line_end or is_too_deep
+        if is_boundary or piece.kind == "text" and characters + len(piece.text) > MAX_CHARACTERS:
+            for before, index in pairwise([-1, *open_tags, len(pending)]):
+                parts += build_parts(pending[before + 1 : index])
+                parts += [tag.raw for tag in pending[index : index + 1]]
+            pending, open_tags, characters = [], [], 0
+        if is_boundary:
+            parts.append(piece.raw)
+            continue
+        if piece.kind == "end":
+            open_tags.pop()
+        elif piece.kind == "start":
+            open_tags.append(len(pending))
+        pending.append(piece)
+        characters += max(1, len(piece.text))
+    return parts
 
 
-def is_complete(tokens: Sequence[Token]) -> bool:
-    """Return whether a line break after these tokens stands between two sentences or paragraphs."""
-    last = next((token for token in reversed(tokens) if token.name == "br" or not is_blank(token)), None)
-    return last is not None and (last.name == "br" or decode(last.raw).rstrip(CLOSING_MARKS).endswith(END_MARKS))
+def build_parts(slices: Sequence[Slice]) -> list[str | Block]:
+    """Return slices, whose tags are paired, as a block and the white space around it; as markup if it has no letter."""
+    if not any(piece.kind == "text" and any(map(str.isalpha, piece.text)) for piece in slices):
+        return ["".join(piece.raw for piece in slices)]
+    path = [Node("", 0)]  # elements that are open
+    places = set()
+    text = ""
+    for previous, piece in zip([None, *slices], slices, strict=False):
+        added = re.sub(r"\s+", " ", piece.text.replace("\u00ad", ""))  # soft hyphens
+        if text[-1:] in ("", " ") and added.startswith(" "):
+            added = added[1:]
+            if previous is not None and previous.kind == "other":
+                path[-1].children[-1].opening += " "  # on both sides of an image
+        if piece.kind == "end":
+            path[-1].closing, path[-1].end = piece.raw, len(text)
+            path.pop()
+        elif piece.kind != "text":
+            node = Node(piece.raw, len(text), len(text + added))
+            path[-1].children.append(node)
+            path += [node] * (piece.kind == "start")
+        places |= {len(text), len(text + added)}
+        text += added
+    first, last = (piece.text if piece.kind == "text" else "" for piece in (slices[0], slices[-1]))
+    return [
+        first.removesuffix(first.lstrip()),
+        Block(text.rstrip(), path[0].children, places),
+        last[len(last.rstrip()) :],
+    ]
 
 
-def join_element(tokens: Sequence[Token], is_note: bool) -> Token:
-    """Return an element that is not translated as one token. It has to stay where it is if it has no end tag.
+# ------------------------------------------------------------------------------------------------------- translations
+def restore_block(
+    block: Block, source: Sequence[Span], translation: str, target: Sequence[Span], shares_TS: npt.NDArray[np.float64]
+) -> str:
+    """Return the translation of a block with the tags of the block.
 
     Args:
-        is_note: whether it is the number of a note, which is not part of the sentence.
+        source, target: where the words of both are; they do not overlap.
+        shares_TS: how much of each source word belongs to a target word.
     """
-    name = tokens[0].name if tokens[-1].kind == Kind.CLOSE else UNFINISHED
-    words = "".join(token.raw for token in tokens if token.kind == Kind.TEXT)
-    is_part_of_sentence = not is_note and name not in WITHOUT_WORDS and len(words) <= MAX_CODE_CHARACTERS
-    return Token(Kind.OTHER, "".join(token.raw for token in tokens), name, words if is_part_of_sentence else "")
+    words = [html.escape(translation[start:end], quote=False) for start, end in target]
+    gaps = ["", *(html.escape(translation[end:start]) for (_, end), (start, _) in pairwise(target)), ""]
+    after: list[list[str]] = [[] for _ in range(len(words) + 1)]  # markup between a word and the gap after it
+    before: list[list[str]] = [[] for _ in range(len(words) + 1)]  # markup between a gap and the word after it
+    starts = [start for start, _ in source]
+
+    def add_nodes(nodes: Sequence[Node], source: Span, target: Span) -> None:
+        covered = [(bisect_left(starts, node.start), bisect_left(starts, node.end)) for node in nodes]
+        spans = place_nodes(covered, shares_TS[slice(*target)], source)
+        for span, number in sorted(zip(spans, range(len(nodes)), strict=True)):
+            node, start, end = nodes[number], target[0] + span[0], target[0] + span[1]
+            if start == end:
+                is_after = start > target[0] and (start == target[1] or block.text[node.start - 1 : node.start] != " ")
+                (after if is_after else before)[start].append(node.write())
+            elif node.closing is None:
+                words[start:end] = [node.opening, *[""] * (end - start - 1)]
+                gaps[start + 1 : end] = [""] * (end - start - 1)
+            else:
+                before[start].append(node.opening)
+                add_nodes(node.children, covered[number], (start, end))
+                after[end].append(node.closing)
+
+    add_nodes(block.nodes, (0, len(source)), (0, len(target)))
+    slices = zip(after, gaps, before, [*words, ""], strict=False)
+    return "".join("".join([*closed, gap, *opened, word]) for closed, gap, opened, word in slices)
 
 
-def find_cut(raw: str, limit: int) -> int:
-    """Return where to cut text that is too long: after a sentence, else after a word, else anywhere.
+def place_nodes(covered: Sequence[Span], shares_TS: npt.NDArray[np.float64], source: Span) -> list[Span]:
+    """Return the target words that each node encloses or replaces; none, in a place between words, for an image.
 
-    Never within an entity; 0 if there is no good place in the first `limit` characters, but further on.
+    A node encloses words in a row. They have the highest sum of what belongs to it, minus half of all else in them.
+    Nodes to which more belongs come first. What covers no words follows the target word that has most of the word
+    before it in the source.
+
+    Args:
+        covered: the source words of each node.
+        shares_TS: of the target words among which the nodes are.
+        source: the source words among which the nodes are.
     """
-    ends = [match.end() for match in SENTENCE_END.finditer(raw, limit // 2, limit)]
-    if not ends:
-        ends = [match.end() for match in SPACE.finditer(raw, limit // 2, limit)]
-    if ends or limit < MAX_UNIT_CHARACTERS:
-        return ends[-1] if ends else 0
-    entity = raw.rfind("&", limit - MAX_ENTITY_CHARACTERS, limit)
-    return limit if entity < 0 or ";" in raw[entity:limit] else entity
+    total_T = shares_TS[:, slice(*source)].sum(axis=1)
+    belongs_NT = [shares_TS[:, slice(*words)].sum(axis=1) for words in covered]
+    spans: dict[int, Span] = {}
+    is_free_T = np.ones(len(shares_TS), dtype=bool)
+    for number in sorted(range(len(covered)), key=lambda number: -belongs_NT[number].sum()):
+        if covered[number] == source:
+            spans[number] = 0, len(shares_TS)
+        elif np.any(belongs_NT[number] * is_free_T):
+            gains_T = np.where(is_free_T, 1.5 * belongs_NT[number] - 0.5 * total_T, -np.inf)
+            spans[number] = find_best_run(gains_T.tolist())
+            is_free_T[slice(*spans[number])] = False
+    position = 0
+    for number, words in enumerate(covered):
+        if number not in spans:
+            if words[0] > source[0] and len(shares_TS):
+                position = int(shares_TS[:, words[0] - 1].argmax()) + 1
+            position = next((end for start, end in spans.values() if start < position < end), position)
+            spans[number] = position, position
+        position = spans[number][1]
+    return [spans[number] for number in range(len(covered))]
 
 
-def build_parts(tokens: list[Token]) -> list[str | Unit]:
-    """Return the slices and the unit of the tokens between two block tags. Without a letter, there is no unit.
-
-    Mark-up around all words is not part of the unit.
-    """
-    raws = [token.raw for token in tokens]
-    if not any(token.kind == Kind.TEXT and any(map(str.isalpha, decode(token.raw))) for token in tokens):
-        return ["".join(raws)]
-    partners = find_partners(tokens)
-    worded = [index for index, token in enumerate(tokens) if not is_blank(token)]
-    first, last = worded[0], worded[-1]
-    # The tags before all words whose partners are not between the words, and those after all words.
-    start, end = 0, len(tokens)
-    while start < first and not first < partners.get(start, start) < last:
-        start += 1
-    while end - 1 > last and not start <= partners.get(end - 1, end) < last:
-        end -= 1
-    before, after, inner = raws[:start], raws[end:], tokens[start:end]
-    if inner[0].kind == Kind.TEXT:
-        blank, raw = split_blank(inner[0].raw, 0)
-        before.append(blank)
-        inner[0] = Token(Kind.TEXT, raw)
-    if inner[-1].kind == Kind.TEXT:
-        blank, raw = split_blank(inner[-1].raw, -1)
-        after.insert(0, blank)
-        inner[-1] = Token(Kind.TEXT, raw)
-    return ["".join(before), build_unit(inner), "".join(after)]
-
-
-def is_blank(token: Token) -> bool:
-    text = token.raw if token.kind == Kind.TEXT else token.words
-    return not decode(text).replace("\ufeff", " ").strip()
-
-
-def split_blank(raw: str, end: int) -> tuple[str, str]:
-    """Return the white space at an end of a slice of text (0: the left one, -1: the right one), and the rest."""
-    slices = BLANKS.split(raw)  # text and white space in turns, first and last text
-    if slices[end] or len(slices) == 1:
-        return "", raw
-    return (slices[1], "".join(slices[2:])) if end == 0 else (slices[-2], "".join(slices[:-2]))
-
-
-def find_partners(tokens: Sequence[Token]) -> dict[int, int]:
-    """Return for each start tag the index of its end tag, and the other way around, where there is one.
-
-    An end tag belongs to the last open start tag of its name; those opened after it have no partner.
-    """
-    partners: dict[int, int] = {}
-    open_tags: list[int] = []
-    counts: Counter[str] = Counter()
-    for index, token in enumerate(tokens):
-        if token.kind == Kind.OPEN:
-            open_tags.append(index)
-            counts[token.name] += 1
-        elif token.kind == Kind.CLOSE and counts[token.name]:
-            last = open_tags.pop()
-            counts[tokens[last].name] -= 1
-            while tokens[last].name != token.name:
-                last = open_tags.pop()
-                counts[tokens[last].name] -= 1
-            partners[last], partners[index] = index, last
-    return partners
-
-
-def build_unit(tokens: Sequence[Token]) -> Unit:
-    """Return the unit of text and inline mark-up.
-
-    A start tag without an end tag encloses all that follows within the same parent. An end tag without a start tag
-    encloses all before it within the same parent. So the elements of a unit are a tree in any case.
-    """
-    partners = find_partners(tokens)
-    root = Node("", 0, 0, "")
-    path = [root]  # elements that are open
-    node_of_tag: dict[int, Node] = {}
-    points: list[Node] = []  # what is not an element, since the last text
-    texts: list[str] = []
-    length = 0
-    spaced = True  # whether the text so far is empty or ends with a space
-
-    def add_text(text: str) -> None:
-        nonlocal length, spaced
-        text = SPACE.sub(" ", text)
-        for point in points if text else ():
-            point.before_space = text.startswith(" ")
-        if text:
-            points.clear()
-        if spaced:
-            text = text.removeprefix(" ")
-        if text:
-            texts.append(text)
-            length += len(text)
-            spaced = text.endswith(" ")
-
-    def close_last(closing: str) -> None:
-        path[-1].end, path[-1].closing = length, closing
-        path.pop()
-
-    for index, token in enumerate(tokens):
-        parent = path[-1]
-        if token.kind == Kind.TEXT:
-            add_text(decode(token.raw))
-        elif token.kind == Kind.OPEN:
-            node_of_tag[index] = Node(token.raw, length, length, "")
-            parent.children.append(node_of_tag[index])
-            path.append(node_of_tag[index])
-        elif token.kind == Kind.CLOSE and index in partners:
-            while path[-1] is not node_of_tag[partners[index]]:
-                close_last("")
-            close_last(token.raw)
-        elif token.kind == Kind.CLOSE:
-            parent.children = [Node("", parent.start, length, token.raw, parent.children)]
-        else:
-            point = Node(token.raw, length, length, after_space=spaced)
-            parent.children.append(point)
-            add_text(decode(token.words))
-            point.end = length
-            points.append(point)
-            if token.name in SEPARATING and not spaced:
-                texts.append(" ")
-                length += 1
-                spaced = True
-    while len(path) > 1:
-        close_last("")
-    return Unit("".join(texts), root.children)
+def find_best_run(gains: Sequence[float]) -> Span:
+    """Return the first run of numbers with the highest sum (Kadane's algorithm)."""
+    best, run = -np.inf, (0, 0)
+    total, start = 0.0, 0
+    for index, gain in enumerate(gains):
+        if total <= 0:
+            total, start = 0.0, index
+        total += gain
+        if total > best:
+            best, run = total, (start, index + 1)
+    return run

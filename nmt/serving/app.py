@@ -353,7 +353,7 @@ class Service:
             for number in range(max(map(len, options), default=1)):
                 chosen = [line[number] if number < len(line) else line[0] for line in options]
                 if wanted.documents:
-                    versions.append(restore_document(wanted.documents[index], chosen, translator.tokenizer))
+                    versions.append(restore_document(wanted.documents[index], chosen))
                 else:
                     versions.append(restore_line_breaks(text, [translation.text for translation in chosen]))
             texts.append(versions[0])

@@ -10,7 +10,8 @@ from urllib.parse import parse_qs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from nmt.data.html_document import HtmlDocument, parse_document
+from nmt.data.html_document import Block, parse_document
+from nmt.decoding.html_translation import list_texts
 from nmt.system.quoting import is_encodable
 
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
@@ -35,12 +36,12 @@ class TranslationRequest:
     attention: bool  # whether the details have attention weights between words, and what else it takes to show them
     stream: bool  # whether the answer is sent line by line
     partial: bool  # whether translations are also sent while they are searched for
-    documents: list[HtmlDocument]  # each text, if these are HTML; else empty
+    documents: list[list[str | Block]]  # each text, if these are HTML; else empty
 
     def lines(self) -> list[list[str]]:
         """Return the lines of each text, without line breaks; of HTML the text of each block."""
         if self.documents:
-            return [document.texts for document in self.documents]
+            return [list_texts(document) for document in self.documents]
         return [LINE_BREAK.split(text)[::2] for text in self.texts]
 
 
