@@ -9,31 +9,28 @@ environment (`env`, next to the folder). After each epoch it translates the vali
 epoch with the best BLEU translates the test text with beam 5 (or beam=N) and whichever length penalty is better on the
 validation text, Eole's default or that of nmt. The runs of nmt are all those below `runs`. They must have the same
 settings but for the seed, and must have been evaluated on the test split with the same beam (`python -m nmt.evaluate
-checkpoint=... search.beam=N`). Everything is kept in a folder, by default under runs/bench_quality: results for the
-same text, epochs, pieces and eole.yaml are reused, and a training that was stopped (together with Eole's own process)
-resumes from its last checkpoint, with pairs in the order of a first epoch.
+checkpoint=... search.beam=N`). Everything is kept in a folder, by default under runs/bench_quality, and reused.
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import sacrebleu
 import yaml
-from peer import (
+from common import (
     SCRIPTS_DIR,
     build_predict_command,
     install_eole,
     join_pieces,
+    parse_settings,
     read_lines,
     run_command,
     write_eole_config,
     write_pieces,
 )
-from settings import parse_settings
 from xxhash import xxh3_128_hexdigest
 
 from nmt.config import NON_NUMERIC_KEYS, TokenizerConfig
@@ -54,48 +51,48 @@ def translate_with_eole(eole: Path, model: Path, source: Path, output: Path, bea
     return join_pieces(read_lines(output))
 
 
-def get_completion_file(checkpoint: Path) -> Path:
-    """Return the file that Eole writes last in a checkpoint."""
-    return checkpoint / "config.json"
-
-
-def count_training_minutes(folder: Path, checkpoints: list[Path]) -> float:
-    """Return the minutes of training, without time lost by stops: from each checkpoint back to the previous checkpoint
-    or start, whichever is later."""
-    ends = [get_completion_file(path).stat().st_mtime for path in checkpoints]
-    begun = [*map(float, read_lines(folder / "starts")), *ends]
-    return sum(end - max(time for time in begun if time < end) for end in ends) / 60
-
-
 def read_scores(runs: list[Path], data: Path, source: str, target: str, beam: int) -> dict[str, float]:
-    """Return the BLEU of runs of nmt, all trained and evaluated with the same settings on this corpus."""
+    """Return the BLEU of runs of nmt, all trained and evaluated on this corpus with the same settings."""
     found = {}
     alike: dict[str, Any] = {}  # settings of the first run
-    for ours in runs:
-        path = ours / "eval" / "test" / "metrics.json"
+    for run in runs:
+        path = run / "eval" / "test" / "metrics.json"
         if not path.is_file():
-            sys.exit(f"{path} is missing: python -m nmt.evaluate 'checkpoint=\"{ours}\"' search.beam={beam}")
+            sys.exit(f"{path} is missing: python -m nmt.evaluate 'checkpoint=\"{run}\"' search.beam={beam}")
         tested = json.loads(path.read_text(encoding="utf-8"))
         if tested["search"]["beam"] != beam:
             sys.exit(f"{path} is for beam {tested['search']['beam']}; give that as beam=, or evaluate again")
-        best = ours / "checkpoints" / "best"
-        if best.is_file() and tested["checkpoint"] != best.read_text().strip():
-            sys.exit(f"{path} is for {tested['checkpoint']}, not for the best checkpoint; evaluate {ours} again")
-        config = yaml.safe_load((ours / "config.yaml").read_text(encoding="utf-8"))
-        for done, own in (("trained", config["data"]), ("evaluated", tested["data"])):
-            same = (Path(own["path"] or "").resolve(), own["source"], own["target"]) == (data, source, target)
-            if not same or own.get("limit") or own.get("corpora"):
-                keys = ("path", "source", "target", "limit", "corpora")
-                sys.exit(f"{ours} was {done} on {' '.join(f'data.{key}={own[key]}' for key in keys if own.get(key))}")
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        for own in (config["data"], tested["data"]):
+            if (Path(own["path"] or "").resolve(), own["source"], own["target"]) != (data, source, target):
+                sys.exit(f"{run} is of {own['path']}, {own['source']} to {own['target']}")
         sections = {name: config[name] for name in ("tokenizer", "model", "optim", "train")}
         sections["search"] = tested["search"]
         settings = {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
         settings = {key: value for key, value in settings.items() if key not in NON_NUMERIC_KEYS}
         alike = alike or settings
         if unlike := [key for key, value in settings.items() if value != alike.get(key)]:
-            sys.exit(f"the runs must have the same settings, but {runs[0]} and {ours} differ in {', '.join(unlike)}")
-        found[str(ours)] = float(tested["bleu"])
+            sys.exit(f"the runs must have the same settings, but {runs[0]} and {run} differ in {', '.join(unlike)}")
+        found[str(run)] = float(tested["bleu"])
     return found
+
+
+def train_eole(eole: Path, data: Path, source: str, target: str, folder: Path, epochs: int, pieces: int) -> list[Path]:
+    """Train Eole, unless that is done, and return the checkpoint of each epoch."""
+    text = read_lines(data / f"train.{source}")
+    epoch = -(-len(text) // SENTENCES_PER_UPDATE)
+    checkpoints = [folder / "model" / f"step_{number * epoch}" for number in range(1, epochs + 1)]
+    if not (folder / "minutes").exists():
+        (folder / "vocabulary").unlink(missing_ok=True)
+        try:
+            tokenizer = train_tokenizer(text, read_lines(data / f"train.{target}"), TokenizerConfig(vocab_size=pieces))
+        except UserError as error:
+            sys.exit(f"pieces={pieces}: {error}")
+        write_pieces(tokenizer, data, source, target, folder)
+        config = write_eole_config(eole, folder, epoch * epochs, 50, epoch)
+        took = run_command(eole, "train", "-config", config, log=folder / "eole.log")
+        (folder / "minutes").write_text(f"{took / 60:.0f}")
+    return checkpoints
 
 
 def main() -> None:
@@ -117,34 +114,16 @@ def main() -> None:
     if given and not runs:
         sys.exit(f"runs={given} has no run")
     scores = read_scores(runs, data, source, target, beam)
-    text = read_lines(data / f"train.{source}")
     name = f"{data.name}_{source}_{target}_{epochs}_epochs_{pieces}_pieces"
     folder = Path(settings["folder"] or f"runs/bench_quality/{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    sealed, known = [*files, SCRIPTS_DIR / "eole.yaml"], folder / "digests"
-    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in sealed)
-    digests += f"{epochs} epochs, {pieces} pieces\n"
+    known = folder / "digests"
+    digests = "".join(f"{xxh3_128_hexdigest(path.read_bytes())}\n" for path in [*files, SCRIPTS_DIR / "eole.yaml"])
     if known.exists() and known.read_text() != digests:
-        sys.exit(f"{folder} is for different text, epochs, pieces or scripts/eole.yaml; give another folder=")
+        sys.exit(f"{folder} is for different text or scripts/eole.yaml; give another folder=")
     known.write_text(digests)
     eole = install_eole(folder.parent)  # shared by all corpora
-    epoch = -(-len(text) // SENTENCES_PER_UPDATE)
-    checkpoints = [folder / "model" / f"step_{number * epoch}" for number in range(1, epochs + 1)]
-    whole = [path for path in checkpoints if get_completion_file(path).exists()]
-    if len(whole) < epochs:
-        if not whole:
-            (folder / "vocabulary").unlink(missing_ok=True)
-            try:
-                tokenizer = train_tokenizer(
-                    text, read_lines(data / f"train.{target}"), TokenizerConfig(vocab_size=pieces)
-                )
-            except UserError as error:
-                sys.exit(f"pieces={pieces}: {error}")
-            write_pieces(tokenizer, data, source, target, folder)
-        with open(folder / "starts", "a") as file:
-            file.write(f"{time.time()}\n")
-        config = write_eole_config(eole, folder, epoch * epochs, 50, epoch, whole[-1] if whole else None)
-        run_command(eole, "train", "-config", config, log=folder / f"eole.{len(whole)}.log")
+    checkpoints = train_eole(eole, data, source, target, folder, epochs, pieces)
     references = {split: read_lines(data / f"{split}.{target}") for split in ("valid", "test")}
 
     def translated(number: int, split: str, beam: int, penalty: str) -> list[str]:
@@ -168,8 +147,8 @@ def main() -> None:
     chrf, ter = (
         measure(found, [references["test"]]).score for measure in (sacrebleu.corpus_chrf, sacrebleu.corpus_ter)
     )
-    took = count_training_minutes(folder, checkpoints)
-    print(f"Eole, epoch {best}, the best of {epochs} ({took:.0f} min), with beam {beam}, length penalty {penalty}:")
+    minutes = (folder / "minutes").read_text()
+    print(f"Eole, epoch {best}, the best of {epochs} ({minutes} min), with beam {beam}, length penalty {penalty}:")
     others = ", ".join(f"{valid[other]:.2f} with {other}" for other in PENALTIES if other != penalty)
     print(f"BLEU {valid[penalty]:.2f} of the validation text ({others})")
     print(f"BLEU {score:.2f}, chrF {chrf:.2f}, TER {ter:.2f} of the test text")

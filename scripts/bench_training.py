@@ -8,10 +8,12 @@ The small model is an LSTM with embeddings of 256, an encoder of 256 in each dir
 attention and 8,000 joint pieces, with 64 sentences per update. Each system runs in its own process. The processes take
 turns: a window of `updates` updates each, `windows` times (on a GPU one system after the other, with the same batches
 in each window). Eole cannot be paused, so it runs before and after them, in a separate virtual environment. Medians of
-the windows go to docs/benchmarks.md, with a figure of speed by size.
+the windows go to docs/benchmarks.md.
 
 Tokens are target pieces with </s>, without padding; one column counts both sides. Other settings: source=de
 target=en windows=7 updates=15 folder=runs/bench_training.
+
+Shapes: B sentences, S source and T target positions, A size in which queries and keys are compared, M memory size.
 """
 
 import multiprocessing
@@ -30,20 +32,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_search import GNMT
-from peer import install_eole, run_command, write_eole_config, write_lines
-from plain_loop import PlainModel
-from settings import parse_settings
+from common import install_eole, parse_settings, run_command, write_eole_config, write_lines
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from nmt.config import OptimConfig, TrainConfig, TrainRun
+from nmt.config import PAD, OptimConfig, TrainConfig, TrainRun
 from nmt.config.data import DataConfig, TokenizerConfig
-from nmt.config.model import ATTENTION_WINDOWS, AttentionConfig, ModelConfig
+from nmt.config.model import AttentionConfig, ModelConfig
+from nmt.data.batch import Batch
 from nmt.data.batching import collate, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, EncodedSide, encode_corpus, get_or_train_tokenizer, sort_by_length
 from nmt.data.tokenizer import SPECIALS
-from nmt.evaluation.plot import open_figure
 from nmt.model.seq2seq import build_model
 from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.logging import log_to_stderr
@@ -55,6 +55,16 @@ from nmt.training.step import choose_epoch_shapes, train_step
 DOCS = Path("docs")
 END_MARKER = "<!-- end of what scripts/bench_training.py writes -->"  # in docs/benchmarks.md
 SMALL = ModelConfig(style="luong", embed=256, hidden=512, dropout=0.3, attention=AttentionConfig(score="additive"))
+GNMT = ModelConfig(
+    style="gnmt",
+    embed=1024,
+    hidden=1024,
+    encoder_layers=4,
+    decoder_layers=4,
+    residual=True,
+    bridge="last",
+    attention=AttentionConfig(score="additive"),
+)
 OPTIM = OptimConfig(lr=0.001, schedule="constant", clip=5.0, label_smoothing=0.1)
 
 
@@ -82,6 +92,81 @@ class System:
     precision: str
     sentences: int
     plain: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------- textbook loop
+class PlainModel(nn.Module):
+    """An LSTM encoder-decoder with additive attention, whose decoder starts from a state of zeros.
+
+    Style `luong`, with or without input feeding, is a loop over target positions, without residual connections. Style
+    `gnmt` has one nn.LSTM per decoder layer, and all positions attend at once. `forward` returns the mean loss.
+    """
+
+    def __init__(self, config: ModelConfig, vocabulary: int, smoothing: float) -> None:
+        super().__init__()
+        embed, hidden, memory = config.embed, config.hidden, config.memory
+        self.feeds, self.smoothing, self.whole = config.input_feeding, smoothing, config.style == "gnmt"
+        self.residual = config.residual
+        self.source, self.target = nn.Embedding(vocabulary, embed), nn.Embedding(vocabulary, embed)
+        among = config.dropout if config.encoder_layers > 1 else 0.0
+        layers = config.encoder_layers
+        self.encoder = nn.LSTM(embed, memory // 2, layers, batch_first=True, dropout=among, bidirectional=True)
+        upper = config.decoder_layers - 1
+        if self.whole:
+            inputs = [embed] + [hidden + memory] * upper
+            self.layers = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in inputs)
+        else:
+            inputs = [embed + self.feeds * hidden] + [hidden] * upper
+            self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in inputs)
+        self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(memory, hidden)
+        self.v = nn.Linear(hidden, 1, bias=False)
+        self.readout = None if self.whole else nn.Linear(memory + hidden, hidden, bias=False)
+        self.output = nn.Linear(hidden, vocabulary)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        values_BSM, _ = self.encoder(self.dropout(self.source(batch.source_BS)))
+        keys_BSA, hidden_BS = self.key(values_BSM), batch.source_BS == PAD
+        values_BSM = values_BSM.to(keys_BSA.dtype)  # autocast runs nn.LSTM in another dtype
+        embedded_BTE = self.dropout(self.target(batch.target_BT[:, :-1]))
+        features_BTD = (self.run_layers if self.whole else self.run_steps)(
+            embedded_BTE, values_BSM, keys_BSA, hidden_BS
+        )
+        wanted = batch.target_BT[:, 1:].flatten()
+        logits = self.output(self.dropout(features_BTD)).flatten(0, 1).float()
+        return F.cross_entropy(logits, wanted, ignore_index=PAD, label_smoothing=self.smoothing)
+
+    def attend(self, query_BTD: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """Return the context of each target position, (B, T, M)."""
+        scores_BTS = self.v(torch.tanh(self.query(query_BTD).unsqueeze(2) + keys_BSA.unsqueeze(1))).squeeze(3)
+        weights_BTS = torch.softmax(scores_BTS.float().masked_fill(hidden_BS.unsqueeze(1), float("-inf")), 2)
+        return weights_BTS.to(values_BSM.dtype) @ values_BSM
+
+    def run_steps(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """Run the decoder one step at a time."""
+        assert self.readout is not None
+        feed = values_BSM.new_zeros(len(values_BSM), self.query.in_features)
+        states = [(feed, feed)] * len(self.cells)
+        features = []
+        for x in embedded_BTE.unbind(1):
+            h = torch.cat([x, feed], 1) if self.feeds else x
+            for depth, cell in enumerate(self.cells):
+                h, c = states[depth] = cell(self.dropout(h) if depth else h, states[depth])
+            context = self.attend(h.unsqueeze(1), values_BSM, keys_BSA, hidden_BS).squeeze(1)
+            feed = torch.tanh(self.readout(torch.cat([context, h], 1)))
+            features.append(feed)
+        return torch.stack(features, 1)
+
+    def run_layers(self, embedded_BTE: Tensor, values_BSM: Tensor, keys_BSA: Tensor, hidden_BS: Tensor) -> Tensor:
+        """Run the decoder layer by layer; the bottom layer attends, and every upper layer gets its context."""
+        bottom, *upper = self.layers
+        x_BTD = bottom(embedded_BTE)[0].to(keys_BSA.dtype)
+        context_BTM = self.attend(x_BTD, values_BSM, keys_BSA, hidden_BS)
+        for depth, layer in enumerate(upper):
+            below = self.dropout(x_BTD)
+            h_BTD = layer(torch.cat([below, context_BTM], 2))[0].to(keys_BSA.dtype)
+            x_BTD = h_BTD + below if self.residual and depth else h_BTD
+        return x_BTD
 
 
 # ------------------------------------------------------------------------------------------------------------- work
@@ -234,9 +319,8 @@ def measure_systems(
     speeds: dict[System, list[float]] = {system: [] for system in systems}
     peaks: dict[System, int] = {}
     rates: dict[str, list[float]] = {system.precision: [] for system in systems}
-    for group in (
-        [systems] if device.type == "cpu" else [[system] for system in systems]
-    ):  # a GPU has memory for one at a time
+    groups = [systems] if device.type == "cpu" else [[system] for system in systems]  # a GPU has memory for one
+    for group in groups:
         ends: dict[System, Connection] = {}
         for system in group:
             ends[system], other = spawn.Pipe()
@@ -300,76 +384,6 @@ def format_table(
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------- curves
-def measure_batch_speed(system: System, vocabulary: int, source: int, target: int, device: torch.device) -> float:
-    """Return the median tokens/s of updates on one batch of sentences of equal length."""
-    rows = np.arange(system.sentences)
-    encoded = make_random_pairs(np.full(len(rows), source - 1), np.full(len(rows), target - 1), vocabulary)
-    update = make_update(system, vocabulary, encoded, device)
-    times = []
-    for _ in range(10):
-        started = time.perf_counter()
-        update(rows)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return system.sentences * target / median(times[3:])
-
-
-def draw_curves(size: Size, device: torch.device, path: Path) -> None:
-    precision = choose_precision("auto", device)
-    fed = replace(size.model, style="luong", input_feeding=True)
-    whole = replace(fed, input_feeding=False)
-    first = System("nmt, input feeding", fed, precision, size.sentences[0])
-    trio = [
-        first,
-        System("nmt, no input feeding", whole, precision, size.sentences[0]),
-        replace(first, name="plain loop", plain=True),
-    ]
-    length = round(size.length)
-
-    def sized(system: System, hidden: int) -> System:
-        return replace(system, model=replace(system.model, hidden=hidden))
-
-    def windowed(name: str) -> System:
-        attention = replace(size.model.attention, window=name)
-        return System(name, replace(fed, attention=attention), precision, 16)
-
-    def measure(system: System, vocabulary: int = size.vocabulary, source: int = length, target: int = length) -> float:
-        return measure_batch_speed(system, vocabulary, source, target, device)
-
-    windowed_systems = [windowed(name) for name in ATTENTION_WINDOWS]
-    Measurement = Callable[[System, int], float]
-    panels: list[tuple[str, tuple[int, ...], list[System], Measurement]] = [
-        ("sentences per update", (8, 16, 32, 64, 128, 256), trio, lambda s, x: measure(replace(s, sentences=x))),
-        ("hidden", (128, 256, 512, 1024), trio, lambda s, x: measure(sized(s, x))),
-        ("target pieces", (8, 16, 32, 64, 128), trio, lambda s, x: measure(s, target=x)),
-        ("vocabulary", (2000, 8000, 32000), trio, lambda s, x: measure(s, vocabulary=x)),
-        (
-            "source pieces, 16 sentences",
-            (16, 64, 128, 256, 512),
-            windowed_systems,
-            lambda s, x: measure(s, source=x),
-        ),
-    ]
-    with open_figure(path, (15, 3), 8) as figure:
-        for number, (label, places, systems, point) in enumerate(panels, 1):
-            axes = figure.add_subplot(1, len(panels), number)
-            for system, style in zip(systems, ("o-", "s--", "^:"), strict=True):
-                speeds = [point(system, place) for place in places]
-                print(f"{label}, {system.name}: {', '.join(f'{speed:,.0f}' for speed in speeds)}", flush=True)
-                axes.plot(
-                    places, [speed / 1000 for speed in speeds], style, label=system.name, color="0.15", markersize=4
-                )
-            axes.set(
-                xlabel=label, xscale="log", xticks=places, xticklabels=[str(place) for place in places], ylim=(0, None)
-            )
-            axes.minorticks_off()
-            axes.legend(frameon=False, fontsize=7)
-        figure.axes[0].set_ylabel("thousand target tokens/s")
-        figure.tight_layout()
-
-
 def main() -> None:
     settings = parse_settings(
         data="",
@@ -422,10 +436,8 @@ def main() -> None:
     )
     lines = [textwrap.fill(setting, 120), "", *format_table(speeds, peaks, rates, eole, size, encoded)]
     print("\n" + "\n".join(lines))
-    picture = DOCS / f"training_{settings['size']}_{device.type}.png"
-    draw_curves(size, device, picture)
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    text = "\n".join([*lines, "", f"![Tokens per second by size]({picture.name})", END_MARKER])
+    text = "\n".join([*lines, END_MARKER])
     page.write_text(before + begin + text + rest.partition(END_MARKER)[2], encoding="utf-8")
 
 

@@ -16,8 +16,15 @@ from pathlib import Path
 from statistics import median
 
 import sacrebleu
-from peer import build_predict_command, install_eole, join_pieces, read_lines, run_command, write_lines
-from settings import parse_settings
+from common import (
+    build_predict_command,
+    install_eole,
+    join_pieces,
+    parse_settings,
+    read_lines,
+    run_command,
+    write_lines,
+)
 
 from nmt.data.tokenizer import load_tokenizer
 

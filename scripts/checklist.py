@@ -26,9 +26,8 @@ from operator import and_
 from pathlib import Path
 from typing import NamedTuple
 
-from peer import write_lines
+from common import parse_settings, write_lines
 from sacrebleu.metrics import BLEU
-from settings import parse_settings
 
 import nmt
 from nmt.config import DataConfig

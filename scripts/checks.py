@@ -1,14 +1,12 @@
 """Run checks independently of each other, within time limits, and report their results as JSON lines and tables."""
 
 import contextlib
-import faulthandler
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -55,30 +53,23 @@ class Setting:
 
 
 class Report:
-    """Results, each written to results.jsonl as soon as it is known."""
+    """Results, each written to results.jsonl and table.md as soon as it is known."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("results.jsonl", "table.md", "errors.txt", "commands.txt"):
             (folder / name).unlink(missing_ok=True)
-        self.folder, self.lock = folder, threading.Lock()
+        self.folder = folder
         self.results: list[Values] = []
 
     def add(self, section: str, check: str, status: str, **values: Any) -> None:
         result = {"section": section, "check": check, "status": status} | values
-        with self.lock:
-            self.results.append(result)
-            with open(self.folder / "results.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(replace_nonfinite(result)) + "\n")
+        self.results.append(result)
+        with open(self.folder / "results.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(replace_nonfinite(result)) + "\n")
+        tables = "\n\n".join(format_tables(self.results))
+        (self.folder / "table.md").write_text(tables + "\n", encoding="utf-8")
         print(f"{section}: {check}: {status}", file=sys.stderr, flush=True)
-
-    def close(self) -> bool:
-        """Write and print the tables, and return whether no check failed."""
-        with self.lock:
-            text = "\n\n".join(format_tables(self.results)) + "\n"
-            (self.folder / "table.md").write_text(text, encoding="utf-8")
-            print(text, flush=True)
-            return not any(result["status"] in ("failed", "error") for result in self.results)
 
 
 def format_tables(results: list[Values]) -> Iterator[str]:
@@ -125,26 +116,6 @@ def run_section(
             report.add(name, check, "error", error=f"{type(error).__name__}: {error}"[:400])
 
 
-RUNNING_GROUPS: set[int] = set()  # process groups of running commands
-
-
-def limit_time(report: Report, total: float) -> None:
-    """End the program after `total` seconds, with its tables, even if a check hangs; without them if Python hangs."""
-
-    def stop() -> None:
-        report.add("all", "time limit", "error", error="a check hangs: later checks are missing")
-        report.close()
-        for group in RUNNING_GROUPS.copy():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        os._exit(1)
-
-    timer = threading.Timer(total, stop)
-    timer.daemon = True
-    timer.start()
-    faulthandler.dump_traceback_later(total + 5, exit=True)
-
-
 @contextlib.contextmanager
 def start_python(setting: Setting, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start Python with these arguments in the background; its whole process group is killed at the end."""
@@ -156,14 +127,12 @@ def start_python(setting: Setting, *words: str) -> Iterator[subprocess.Popen[byt
         process = subprocess.Popen(
             [sys.executable, *words], cwd=setting.scratch, env=seen, stdout=log, stderr=log, start_new_session=True
         )
-    RUNNING_GROUPS.add(process.pid)
     try:
         yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        RUNNING_GROUPS.discard(process.pid)
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], setting: Setting, codes: tuple[int, ...] = (0,)) -> None:

@@ -5,16 +5,14 @@ python scripts/gpu.py sections=facts,correct      # some of facts, correct, spee
 python scripts/gpu.py text=DIR                    # also trains Multi30k's recipe on DIR/{train,valid,test}.{de,en}
 python scripts/gpu.py device=cpu size=tiny        # tries the script itself, without a GPU
 
-Writes to FOLDER: results.jsonl (each result as soon as it is known), table.md (all results as tables, also printed at
-the end), errors.txt (tracebacks of checks that raised an exception), and commands.txt (output of commands). FOLDER is
-folder=..., else $OUT, else runs/gpu. Each section has a share of the time, and may use what earlier sections left;
+Writes to FOLDER: results.jsonl and table.md (each result as soon as it is known; the tables are printed at the end),
+errors.txt (tracebacks of checks that raised an exception), and commands.txt (output of commands). FOLDER is folder=...,
+else $OUT, else runs/gpu. Each section has a share of the time, and may use what earlier sections left;
 checks for which no time is left are skipped. The exit code is 1 if a check failed. Other settings: minutes=9.
 """
 
 import contextlib
-import faulthandler
 import gc
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -24,17 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from bench_search import SENTENCE_PIECES, build_random_model, measure_seconds, measure_translation
-from bench_search import SIZES as SEARCHED
 from bench_training import (
     OPTIM,
     SIZES,
@@ -54,27 +50,25 @@ from checks import (
     Report,
     Setting,
     Values,
-    limit_time,
     read_last_output_line,
     run_section,
     start_python,
     wait_for_exit,
 )
+from common import parse_settings
 from safetensors.torch import load_file
-from settings import parse_settings
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-import nmt.model.encoder
-from nmt.config import PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
+from nmt.config import EOS, PRECISIONS, AttentionConfig, ModelConfig, SearchConfig, TrainConfig, TrainRun
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
+from nmt.data.tokenizer import SPECIALS
 from nmt.decoding.search import Literals, score_targets, stream_search
 from nmt.model.kernels import cuda_graphs as replay
-from nmt.model.kernels.recurrence import RNN
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
-from nmt.system.device import PRECISION_DTYPES, choose_device, choose_precision, prepare_model
+from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.memory import PEAK_RESERVED_BYTES, peak_device_memory
 from nmt.training.loop import prepare_epoch
 from nmt.training.optim import build_optimizer
@@ -90,7 +84,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "transformer": {"style": "transformer", "encoder": "transformer"},
 }
 BARE_VARIANTS = {"nn.LSTM over sentences": STYLES["gnmt"], "nn.LSTMCell, feeding": STYLES["luong, feeding"]}
-ONE_STREAM_VARIANTS = {"gnmt, one stream": STYLES["gnmt"]}  # the directions of the encoder run one after the other
 VARIANTS: dict[str, dict[str, Any]] = {
     **{n: changes | {"encoder_layers": 2, "decoder_layers": 2} for n, changes in STYLES.items()},
     "gnmt, residual": {"style": "gnmt", "decoder_layers": 3, "residual": True},
@@ -110,24 +103,14 @@ MAX_RELATIVE_NORMS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 2e-2, "fp16": 3e-2, "b
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
     "beam 4": {"beam": 4, "n_best": 4},
-    "sampling": {"sample": True, "n_best": 3, "temperature": 2.0},
-}
-# Other steps of search, all with prefixes and literal pieces, for some models.
-MORE_SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy, literals": {"beam": 1},
-    "no penalty": {"length_penalty": 0.0},
-    "mean": {"penalty": "mean"},
-    "coverage": {"coverage_penalty": 0.5},
-    "no repeats": {"no_repeat_ngram": 2},
-    "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0},
-    "groups": {"beam": 4, "groups": 2, "diversity": 1.0},
-    "top k and p": {"sample": True, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+    "sampling": {"sample": True, "n_best": 3, "temperature": 2.0, "top_k": 6, "top_p": 0.9},
+    "coverage": {"coverage_penalty": 0.5, "length_penalty": 0.0},
+    "no repeats": {"no_repeat_ngram": 2, "min_length": 3, "max_ratio": 1.0},
     "long": {"min_length": 34, "max_length": 40},  # more target positions than there is room for at first
 }
-SEARCHED_WITH_MORE_OPTIONS = [("luong, feeding", "lstm"), ("transformer", "lstm")]
-PAIRS_PER_EPOCH = 15_000  # pairs
+PAIRS_PER_EPOCH = 15_000
+SENTENCE_PIECES = 16  # of sentences to translate, as for 12 words of Multi30k
 WARMUP_UPDATES = 3  # updates after which a shape has a CUDA graph
-PYTORCH_CELL_KERNEL = re.compile(r"(lstm|gru)_cell_(forward|backward)")  # PyTorch's own kernels, used instead of cuDNN
 TINY_SETTINGS = (
     "tokenizer.vocab_size=400",
     "model.embed=16",
@@ -163,16 +146,10 @@ def read_events(run: Path) -> list[Values]:
 
 # -------------------------------------------------------------------------------------------------------------- facts
 def list_fact_checks(setting: Setting) -> list[Check]:
-    on_gpu = setting.device.type == "cuda"
-    precisions = ("bf16", "fp32", "tf32") if on_gpu else (choose_precision("auto", setting.device),)
-    products: list[Check] = [(f"product, {name}", partial(measure_product, precision=name)) for name in precisions]
-    return [
-        ("versions", report_versions),
-        ("card", report_card),
-        ("driver", report_driver),
-        ("copy", measure_copy),
-        *products,
+    products: list[Check] = [
+        (f"product, {name}", partial(measure_product, precision=name)) for name in ("bf16", "fp32")
     ]
+    return [("versions", report_versions), ("card", report_card), *products]
 
 
 def report_versions(setting: Setting) -> Iterator[Values]:
@@ -189,26 +166,21 @@ def report_versions(setting: Setting) -> Iterator[Values]:
 def report_card(setting: Setting) -> Iterator[Values]:
     setting.require_gpu()
     found = torch.cuda.get_device_properties(setting.device)
-    capability = f"{found.major}.{found.minor}"
-    yield {
-        "card": found.name,
-        "GB": found.total_memory / 1e9,
-        "capability": capability,
-        "multiprocessors": found.multi_processor_count,
-    }
-
-
-def report_driver(setting: Setting) -> Iterator[Values]:
-    setting.require_gpu()
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    yield {"driver": subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()}
+    driver = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    yield {"card": found.name, "GB": found.total_memory / 1e9, "driver": driver}
 
 
-def measure_copy(setting: Setting) -> Iterator[Values]:
-    a = torch.rand(2**22 if setting.tiny else 2**29, device=setting.device)
-    b = torch.empty_like(a)
-    took = measure_seconds(lambda: b.copy_(a), setting.device, 10)
-    yield {"GB/s, read and written": 2 * a.numel() * a.element_size() / took / 1e9}
+def measure_seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Return the median seconds of `rounds` calls, after one warm-up."""
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])
 
 
 @cache
@@ -217,12 +189,7 @@ def get_product_rate(device: torch.device, precision: str) -> float:
 
 
 def measure_product(setting: Setting, precision: str) -> Iterator[Values]:
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
-    try:
-        yield {"TFLOP/s": get_product_rate(setting.device, precision) / 1e12}
-    finally:
-        matmul.allow_tf32 = before
+    yield {"TFLOP/s": get_product_rate(setting.device, precision) / 1e12}
 
 
 # ------------------------------------------------------------------------------------------------------------ correct
@@ -233,16 +200,13 @@ def list_correctness_checks(setting: Setting) -> list[Check]:
         *((f"gradients, {n}, {cell}", partial(check_gradients, name=n, cell=cell)) for n, cell in both),
         *((f"graph, {name}", partial(check_graph, name=name)) for name in VARIANTS),
         *((f"no waiting, {name}", partial(check_no_synchronization, name=name)) for name in STYLES),
-        *((f"whole layers, {cell}", partial(check_whole_layers, cell=cell)) for cell in CELL_SPECS),
         *(
             (f"search, {name}, {cell}", partial(check_search, name=name, cell=cell))
             for name in names[: len(STYLES)]
             for cell in cells
         ),
         ("fp16's loss scale", check_loss_scale),
-        ("graphs after others are gone", check_second_model),
         ("out of memory", check_out_of_memory),
-        *((f"out of memory, {how}", partial(check_shortage, how=how)) for how in SHORTAGES),
         ("training stopped and resumed", check_resuming),
         ("the suite's tests of a GPU", run_test_suite),
     ]
@@ -390,52 +354,6 @@ def check_no_synchronization(setting: Setting, name: str) -> Iterator[Values]:
     yield {"ok": count_graphs() > 0, "tokens": int(encoded.lengths(rows)[1].sum()), "graphs": count_graphs()}
 
 
-def check_whole_layers(setting: Setting, cell: str) -> Iterator[Values]:
-    """Compare a layer over whole sentences with fp64 on the CPU, in unusual and in common sizes.
-
-    Also reports whether cuDNN runs it, and fails if cuDNN warns of weights that are not contiguous.
-    """
-    for inputs, hidden, rows, steps in ((5, 7, 3, 4), (64, 128, 16, 12)):
-        generator = torch.Generator().manual_seed(1)
-        x_BTI, toward = (torch.randn(rows, steps, size, generator=generator).double() for size in (inputs, hidden))
-        wanted: dict[str, Tensor] = {}
-        for precision in ("fp64", *(name for name in MAX_RELATIVE_NORMS if name in PRECISIONS)):
-            device, dtype = (setting.device if wanted else torch.device("cpu")), PRECISION_DTYPES[precision]
-            rnn = RNN(cell, inputs, hidden)
-            set_fixed_weights(rnn)
-            prepare_model(rnn, precision, device, training=True)
-            x = x_BTI.clone().to(device, dtype).requires_grad_()
-
-            def work(rnn: RNN = rnn, x: Tensor = x, toward: Tensor = toward) -> Tensor:
-                h_BTD, _ = rnn(x, rnn.init_state(x))
-                h_BTD.backward(toward.to(h_BTD))
-                return h_BTD.detach()
-
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                torch.set_warn_always(True)
-                h_BTD = work()
-                torch.set_warn_always(False)
-            named = {name: value.grad for name, value in [*rnn.named_parameters(), ("x", x)]} | {"h": h_BTD}
-            found = {name: value.double().cpu() for name, value in named.items() if value is not None}
-            if not wanted:
-                wanted = found
-                continue
-            norm, worst = find_largest_difference(found, wanted)
-            text = " ".join(str(warning.message) for warning in warned)
-            kernels = [event["name"] for event in trace_events(setting, work) if event.get("cat") == "kernel"]
-            library = "PyTorch" if any(map(PYTORCH_CELL_KERNEL.search, kernels)) else "cuDNN" if kernels else None
-            yield {
-                "ok": norm <= MAX_RELATIVE_NORMS[precision] and "contiguous" not in text,
-                "precision": precision,
-                "hidden": hidden,
-                "relative norm": norm,
-                "worst": worst,
-                "library": library,
-                "warnings": text,
-            }
-
-
 def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
     """Compare search on the device, eager and replayed, with search on the CPU."""
     found: dict[str, list[list[tuple[list[int], float]]]] = {}
@@ -446,13 +364,8 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         quick, batch = replay.with_cuda_graphs(model, device), collate(state.train_pairs, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
         literals = Literals([10, 11], [[], [10], [11, 10]] * 8)
-        more = {"prefixes": [[], [5], [], [7, 7]] * 6, "literals": literals}
-        kinds: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-            (kind, options, {}) for kind, options in SEARCH_OPTIONS.items()
-        ]
-        if (name, cell) in SEARCHED_WITH_MORE_OPTIONS:
-            kinds += [(kind, options, more) for kind, options in MORE_SEARCH_OPTIONS.items()]
-        for kind, options, given in kinds:
+        given: dict[str, Any] = {"prefixes": [[], [5], [], [7, 7]] * 6, "literals": literals}
+        for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(**{"max_length": 20} | options)
             for _ in range(2):
                 results = sorted(stream_search(quick, *source, config, max_active=12, **given))
@@ -485,20 +398,6 @@ def check_loss_scale(setting: Setting) -> Iterator[Values]:
     }
 
 
-def check_second_model(setting: Setting) -> Iterator[Values]:
-    """Check that a model gets CUDA graphs after all graphs of another model are freed, as in a sweep."""
-    setting.require_gpu()
-    counts = []
-    for name in ("bahdanau", "luong, feeding"):
-        state = make_small_state(setting, name, "lstm", setting.device, "bf16", 0.2)
-        for _ in range(WARMUP_UPDATES):
-            train_step(state, np.arange(24), 100)
-        counts.append(count_graphs())
-        del state
-        gc.collect()
-    yield {"ok": min(counts) > 0, "graphs": counts}
-
-
 def make_large_state(setting: Setting) -> tuple[TrainState, Indices]:
     """Return a training state and rows of a batch that needs much more memory than the weights."""
     encoded = make_random_pairs(np.full(512, 39), np.full(512, 39), SIZES["small"].vocabulary)
@@ -506,92 +405,27 @@ def make_large_state(setting: Setting) -> tuple[TrainState, Indices]:
     return state, np.arange(512)
 
 
-def measure_needed_memory(setting: Setting) -> tuple[int, int, float]:
-    """Return allocated bytes between updates, peak bytes in an eager update, and the loss of that update."""
+def check_out_of_memory(setting: Setting) -> Iterator[Values]:
+    """Check that an update that does not fit in memory is split into micro-batches, with the same loss."""
+    setting.require_gpu()
     state, rows = make_large_state(setting)
     torch.cuda.synchronize()
     rest = torch.cuda.memory_allocated()
     with without_graphs():
-        loss = float(train_step(state, rows, 100).sums.smoothed)
-    return rest, torch.cuda.max_memory_allocated(), loss
-
-
-def limit_memory(setting: Setting, size: float | None) -> None:
-    total = torch.cuda.get_device_properties(setting.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if size is None else size / total)
-
-
-def check_out_of_memory(setting: Setting) -> Iterator[Values]:
-    """Check that an update that does not fit in memory is split into micro-batches, with the same loss."""
-    setting.require_gpu()
-    rest, most, wanted = measure_needed_memory(setting)
+        wanted = float(train_step(state, rows, 100).sums.smoothed)
+    needed = torch.cuda.max_memory_allocated()
     free_memory(setting.device)
     state, rows = make_large_state(setting)
-    limit_memory(setting, rest + 0.6 * (most - rest))
+    total = torch.cuda.get_device_properties(setting.device).total_memory
+    torch.cuda.set_per_process_memory_fraction((rest + 0.6 * (needed - rest)) / total)
     try:
         with without_graphs():
             outcome = train_step(state, rows, 100)
-        loss, failed = float(outcome.sums.smoothed), bool(outcome.failed)
+        off = abs(float(outcome.sums.smoothed) / wanted - 1)
     finally:
-        limit_memory(setting, None)
-    off = abs(loss / wanted - 1)
-    yield {
-        "ok": state.max_positions < math.inf and not failed and off < 1e-2,
-        "needed, GB": most / 1e9,
-        "positions at once": state.max_positions,
-        "loss off by": off,
-    }
-
-
-def limit_memory_in_capture(setting: Setting, state: TrainState, rest: int, most: int) -> None:
-    """Make memory run out during the capture of a CUDA graph, which a check of free memory cannot foresee."""
-    loss = state.model.loss
-
-    def short(*given: Any) -> Any:
-        limit_memory(setting, rest + 0.3 * (most - rest) if torch.cuda.is_current_stream_capturing() else None)
-        return loss(*given)
-
-    state.model.loss = short  # type: ignore[method-assign, assignment]
-
-
-def hold_free_memory(setting: Setting, state: TrainState, rest: int, most: int) -> Tensor:
-    """Hold nearly all free memory in a tensor, so that there is room for one update and hardly more."""
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    return torch.empty(int(free - 1.1 * (most - rest)), dtype=torch.uint8, device=setting.device)
-
-
-SHORTAGES: dict[str, Callable[[Setting, TrainState, int, int], Any]] = {
-    "in the capture": limit_memory_in_capture,
-    "too little for a capture": hold_free_memory,
-}
-
-
-def capture_with_little_memory(how: str) -> None:
-    """Make four updates of one shape while memory is short, and print the result as JSON."""
-    setting = Setting(choose_device("cuda"), False, "", Path(), Path())
-    rest, most, wanted = measure_needed_memory(setting)
-    free_memory(setting.device)
-    state, rows = make_large_state(setting)
-    with without_graphs():
-        train_step(state, rows, 100)
-    held = SHORTAGES[how](setting, state, rest, most)
-    outcomes = [train_step(state, rows, 100) for _ in range(4)]
-    limit_memory(setting, None)
-    failed, last = sum(bool(outcome.failed) for outcome in outcomes), float(outcomes[-1].sums.smoothed)
-    limit = state.max_positions if math.isfinite(state.max_positions) else None
-    right = not failed and abs(last / wanted - 1) < 0.05  # the learning rate is still small
-    right = right and limit is None and count_graphs() == 0
-    print(json.dumps({"ok": right, "graphs": count_graphs(), "positions at once": limit}))
-    del held
-
-
-def check_shortage(setting: Setting, how: str) -> Iterator[Values]:
-    setting.require_gpu()
-    with start_python(setting, "-c", f"import gpu; gpu.capture_with_little_memory({how!r})") as process:
-        wait_for_exit(process, setting)
-    printed = (setting.folder / "commands.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    yield json.loads(next(line for line in reversed(printed) if line.startswith("{")))
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    right = state.max_positions < math.inf and not outcome.failed and off < 1e-2
+    yield {"ok": right, "needed, GB": needed / 1e9, "positions at once": state.max_positions, "loss off by": off}
 
 
 def check_resuming(setting: Setting) -> Iterator[Values]:
@@ -632,36 +466,30 @@ def run_test_suite(setting: Setting) -> Iterator[Values]:
 # -------------------------------------------------------------------------------------------------------------- speed
 def list_speed_checks(setting: Setting) -> list[Check]:
     """List speed checks, the most valuable first, because time may run out."""
+    first = ("gnmt", "luong, feeding", *BARE_VARIANTS)
+    order: list[tuple[str, str, int, tuple[str, ...]]] = [
+        ("gnmt", "bf16", 128, first),
+        ("gnmt", "bf16", 384, first),
+        ("small", "bf16", 128, (*STYLES, *BARE_VARIANTS)),
+        ("gnmt", "bf16", 384, ("bahdanau", "luong", "transformer")),
+        ("gnmt", "fp16", 384, (*STYLES,)),
+        ("small", "fp16", 128, (*STYLES,)),
+    ]
+    precision = choose_precision("auto", setting.device)
     if setting.tiny:
-        precision = choose_precision("auto", setting.device)
-        order = [("gnmt", precision, 8, (*STYLES, *ONE_STREAM_VARIANTS, *BARE_VARIANTS))]
-    else:
-        first = ("gnmt", *ONE_STREAM_VARIANTS, "luong, feeding", *BARE_VARIANTS)
-        rest = ("bahdanau", "luong")
-        order = [
-            ("gnmt", "bf16", 128, first),
-            ("gnmt", "bf16", 384, first),
-            ("search", "bf16", 0, ()),
-            ("gnmt", "bf16", 128, rest),
-            ("gnmt", "bf16", 384, rest),
-            ("small", "bf16", 128, (*STYLES, *BARE_VARIANTS)),
-            ("gnmt", "fp16", 128, (*STYLES,)),
-            ("gnmt", "fp16", 384, (*STYLES,)),
-            ("small", "bf16", 384, (*STYLES,)),
-            ("small", "fp16", 128, (*STYLES,)),
-            ("small", "fp16", 384, (*STYLES,)),
-        ]
-    checks: list[Check] = []
-    for size, precision, count, names in order:
-        for name in names:
-            measure = measure_on_one_stream if name in ONE_STREAM_VARIANTS else measure_training
-            work = partial(measure, size=size, name=name, precision=precision, count=count)
-            checks.append((f"training, {size}, {name}, {precision}, {count} sentences", work))
-        if size == "search" or setting.tiny:
-            checks += [
-                (f"search, {size}", partial(measure_search, size=size, precision=precision)) for size in SEARCHED
-            ]
-    return checks
+        order = [("gnmt", precision, 8, (*STYLES, *BARE_VARIANTS))]
+    training: list[Check] = [
+        (
+            f"training, {size}, {name}, {asked}, {count} sentences",
+            partial(measure_training, size=size, name=name, precision=asked, count=count),
+        )
+        for size, asked, count, names in order
+        for name in names
+    ]
+    search: list[Check] = [
+        (f"search, {size}", partial(measure_search, size=size, precision=precision)) for size in SIZES
+    ]
+    return training[: len(first)] + search + training[len(first) :]
 
 
 def get_size(setting: Setting, size: str) -> Size:
@@ -677,7 +505,7 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
     padding.
     """
     scale, device = get_size(setting, size), setting.device
-    changes = (STYLES | ONE_STREAM_VARIANTS | BARE_VARIANTS)[name]
+    changes = (STYLES | BARE_VARIANTS)[name]
     if changes["style"] == "gnmt" or name in BARE_VARIANTS:
         changes = changes | {"decoder_layers": max(2, scale.model.decoder_layers)}
     model = replace(scale.model, **changes)
@@ -691,114 +519,77 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
         state = make_state(model, scale.vocabulary, encoded, device, precision, config)
         update, batches = partial(train_step, state, total_steps=10**6), list(prepare_epoch(state))
     tokens = sum(int(encoded.lengths(rows).sum()) for rows in batches)
-    epochs: list[tuple[float, float | None]] = []
+    epochs: list[float] = []
     before = -1
     while len(epochs) < 2 or before < count_graphs() and len(epochs) < 3:
         before = count_graphs()
         epochs.append(time_updates(setting, update, batches))
-    wall, on_gpu = epochs[-1]
+    seconds = epochs[-1]
     with torch.device("meta"):
         work = count_flop_per_token(system, scale.vocabulary, encoded)
     target = sum(int(encoded.lengths(rows)[1].sum()) for rows in batches)
+    on_gpu = device.type == "cuda"
     yield {
-        **{"tokens/s": tokens / wall, "ms an update": 1e3 * wall / len(batches)},
-        "on the GPU": on_gpu and 1e3 * on_gpu / len(batches),
-        "first epoch": tokens / epochs[0][0],
-        "second": tokens / epochs[1][0],
-        **{"updates": len(batches), "shapes": sum(len(recorded.seen_shapes) for recorded in replay.list_callables())},
-        **{"graphs": count_graphs(), "recorded last": count_graphs() - before},
-        "share of product": target / wall * work / get_product_rate(device, "fp32" if precision == "fp32" else "bf16"),
-        "GB": on_gpu and (peak_device_memory(device) or 0) / 1e9,
+        "tokens/s": tokens / seconds,
+        "ms an update": 1e3 * seconds / len(batches),
+        "first epoch": tokens / epochs[0],
+        "graphs": count_graphs(),
+        "share of product": target
+        / seconds
+        * work
+        / get_product_rate(device, "fp32" if precision == "fp32" else "bf16"),
+        "GB": (peak_device_memory(device) or 0) / 1e9 if on_gpu else None,
     }
     if size == "gnmt" and precision == "bf16" and count == 128 and on_gpu:
         yield from profile_update(setting, partial(update, batches[0]))
 
 
-def measure_on_one_stream(setting: Setting, **options: Any) -> Iterator[Values]:
-    """Measure training without a second stream in CUDA graphs."""
-    before = nmt.model.encoder.run_on_two_streams
-    nmt.model.encoder.run_on_two_streams = lambda functions, device: [function() for function in functions]
-    try:
-        yield from measure_training(setting, **options)
-    finally:
-        nmt.model.encoder.run_on_two_streams = before
-
-
-def time_updates(setting: Setting, update: Callable[[Any], Any], batches: list[Indices]) -> tuple[float, float | None]:
-    """Return the wall-clock seconds of updates, and the seconds between start and end of each on the GPU."""
-    times = []
-    begun = time.perf_counter()
+def time_updates(setting: Setting, update: Callable[[Any], Any], batches: list[Indices]) -> float:
+    """Return the seconds that updates take."""
+    started = time.perf_counter()
     for rows in batches:
         setting.check_time()
-        if setting.device.type == "cuda":
-            times.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
-            times[-1][0].record()
         update(rows)
-        if setting.device.type == "cuda":
-            times[-1][1].record()
-    if setting.device.type != "cuda":
-        return time.perf_counter() - begun, None
-    torch.cuda.synchronize()
-    wall = time.perf_counter() - begun
-    return wall, sum(first.elapsed_time(last) for first, last in times) / 1e3
-
-
-def trace_events(setting: Setting, work: Callable[[], Any]) -> list[Values]:
-    """Return the events of a profiler trace of `work` on a GPU; on a CPU an empty list."""
-    if setting.device.type != "cuda":
-        return []
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        work()
+    if setting.device.type == "cuda":
         torch.cuda.synchronize()
-    path = setting.scratch / "trace.json"
-    found.export_chrome_trace(str(path))
-    events: list[Values] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    return events
+    return time.perf_counter() - started
 
 
 def profile_update(setting: Setting, work: Callable[[], Any]) -> Iterator[Values]:
-    """Report the number of kernels of an update, in and outside CUDA graphs, and the kernels that take most time."""
-    trace_events(setting, work)  # the first trace includes the start of the profiler
-    trace = trace_events(setting, work)
-    kernels = [event for event in trace if event.get("cat") == "kernel"]
-    copies = [event for event in trace if event.get("cat") in ("gpu_memcpy", "gpu_memset")]
-    calls = [event for event in trace if event.get("cat") in ("cuda_runtime", "cuda_driver")]
-    launches = {event["args"].get("correlation") for event in calls if "GraphLaunch" in event["name"]}
-    inside = sum(event["args"].get("correlation") in launches for event in kernels)
-    busy = sum(event["dur"] for event in kernels)
-    span = max(event["ts"] + event["dur"] for event in kernels) - min(event["ts"] for event in kernels)
-    yield {
-        "kernels": len(kernels),
-        "in graphs": inside,
-        "launched alone": len(kernels) - inside,
-        "graph launches": len(launches),
-        "copies and fills": len(copies),
-        "ms busy": busy / 1e3,
-        "ms in all": span / 1e3,
-        "own cells": any(PYTORCH_CELL_KERNEL.search(event["name"]) for event in kernels),
-    }
-    times: dict[str, list[float]] = {}
-    for event in kernels:
-        times.setdefault(event["name"], []).append(event["dur"])
-    for name, durations in sorted(times.items(), key=lambda item: -sum(item[1]))[:15]:
-        yield {
-            "kernel": name[:160],
-            "times": len(durations),
-            "ms": sum(durations) / 1e3,
-            "share": sum(durations) / busy,
-        }
+    """Report the kernels of an update that take most time."""
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        work()
+        torch.cuda.synchronize()
+    kernels = sorted(found.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+    busy = sum(kernel.self_device_time_total for kernel in kernels)
+    yield {"kernels": sum(kernel.count for kernel in kernels), "ms busy": busy / 1e3}
+    for kernel in kernels[:15]:
+        ms = kernel.self_device_time_total / 1e3
+        yield {"kernel": kernel.key[:160], "times": kernel.count, "ms": ms, "share": 1e3 * ms / busy}
 
 
 def measure_search(setting: Setting, size: str, precision: str) -> Iterator[Values]:
-    config, vocabulary, _ = SEARCHED[size]
-    cases = [(1, 1, 15), (5, 64, 5), (5, 512, 3), (5, 2048, 1)]
+    """Measure search of a model with random weights that never generates `</s>`, so that the work is known."""
+    scale, cases = get_size(setting, size), [(1, 1, 15), (5, 64, 5), (5, 512, 3), (5, 2048, 1)]
     if setting.tiny:
-        config, vocabulary, cases = get_size(setting, size).model, 60, [(1, 1, 1), (5, 4, 1)]
-    model = build_random_model(config, vocabulary, setting.device, precision)
+        cases = [(1, 1, 1), (5, 4, 1)]
+    torch.manual_seed(1)
+    model = build_model(scale.model, scale.vocabulary, scale.vocabulary).eval()
+    model.output.bias.detach()[EOS] = -1e4
+    prepare_model(model, precision, setting.device)
+    quick = replay.with_cuda_graphs(model, setting.device)
     for beam, count, rounds in cases:
         setting.check_time()
-        took = measure_translation(model, setting.device, rounds, count, SENTENCE_PIECES, SENTENCE_PIECES, beam)
+        source_BS = torch.randint(len(SPECIALS), scale.vocabulary, (count, SENTENCE_PIECES), device=setting.device)
+        length_B = torch.full((count,), SENTENCE_PIECES, device=setting.device)
+        config = SearchConfig(beam=beam, max_length=SENTENCE_PIECES)
+
+        def search(given: Any = (source_BS, length_B, config)) -> Any:
+            return list(stream_search(quick, *given))
+
+        took = measure_seconds(search, setting.device, rounds)
         yield {"beam": beam, "sentences": count, "ms": 1e3 * took, "sentences/s": count / took}
 
 
@@ -813,26 +604,16 @@ def list_quality_checks(setting: Setting) -> list[Check]:
 
 
 def train_and_evaluate(setting: Setting, name: str, words: tuple[str, ...], given: str = "") -> Iterator[Values]:
-    """Report the validations of a training as they come, its time, and the results of `nmt.evaluate`."""
+    """Report the validations of a training, its time, and the results of `nmt.evaluate`."""
     if given and not setting.text:
         raise CheckSkipped(f"no {given}")
-    begun, told = time.perf_counter(), 0
-    run = setting.scratch / "runs" / name
+    started, run = time.perf_counter(), setting.scratch / "runs" / name
     with start_python(setting, *build_training_command(setting, name, *words)) as process:
-        while True:
-            ended = process.poll() is not None
-            found = [event for event in read_events(run) if event["event"] == "validate"]
-            for event in found[told:]:
-                yield {key: event[key] for key in ("step", "loss", "bleu", "aer")} | {
-                    "after": time.perf_counter() - begun
-                }
-            told = len(found)
-            if ended:
-                break
-            setting.check_time()
-            time.sleep(0.2)
         wait_for_exit(process, setting)
-    trained = time.perf_counter() - begun
+    trained = time.perf_counter() - started
+    for event in read_events(run):
+        if event["event"] == "validate":
+            yield {key: event[key] for key in ("step", "loss", "bleu", "aer")}
     asked = (f"checkpoint={run}", f"device={setting.device}", "pictures=0", f"search.beam={5 if not given else 12}")
     with start_python(setting, "-m", "nmt.evaluate", *asked) as process:
         wait_for_exit(process, setting)
@@ -861,20 +642,19 @@ def main() -> None:
     chosen = given["sections"].split(",")
     if not set(chosen) <= SECTIONS.keys() or given["size"] not in ("auto", "tiny"):
         sys.exit(__doc__)
-    total, begun = 60 * float(given["minutes"]), time.monotonic()
+    seconds, started = 60 * float(given["minutes"]), time.monotonic()
     folder, device = Path(given["folder"]).resolve(), choose_device(given["device"])
     report = Report(folder)
-    limit_time(report, 0.98 * total)
     with tempfile.TemporaryDirectory() as scratch:
         tiny = given["size"] == "tiny" or device.type == "cpu"
         text = str(Path(given["text"]).resolve()) if given["text"] else ""
         setting, part = Setting(device, tiny, text, folder, Path(scratch)), 0.0
         for name in [name for name in SECTIONS if name in chosen]:
             part += SECTIONS[name][0] / sum(SECTIONS[name][0] for name in chosen)
-            setting.end = begun + 0.96 * total * part
+            setting.end = started + seconds * part
             run_section(name, SECTIONS[name][1](setting), setting, report, free_memory)
-    faulthandler.cancel_dump_traceback_later()
-    sys.exit(0 if report.close() else 1)
+    print((folder / "table.md").read_text(encoding="utf-8"), flush=True)
+    sys.exit(any(result["status"] in ("failed", "error") for result in report.results))
 
 
 if __name__ == "__main__":

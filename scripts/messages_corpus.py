@@ -22,8 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-from peer import write_lines
-from settings import parse_settings
+from common import parse_settings, write_lines
 from xxhash import xxh3_128
 
 PACKAGES = [

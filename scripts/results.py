@@ -57,8 +57,6 @@ def read_run(folder: Path) -> Run:
     ends = [number for number, line in enumerate(lines, 1) if line[2].startswith("finished at")]
     if not ends:
         sys.exit(f"{folder} is not finished")
-    if len({lines[number - 1][2] for number in ends}) > 1:  # rerunning a finished run repeats the same line
-        sys.exit(f"{folder} was trained further after it had finished, so its validations are from several trainings")
     lines = lines[: ends[0]]  # without the log of later commands
     times = [datetime.fromisoformat(line[1]) for line in lines]
     curve, where = [], ""
@@ -131,8 +129,6 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1:
         sys.exit(__doc__)
     folder = Path(arguments[0])
-    if not PAGE.is_file():
-        sys.exit(f"{PAGE} does not exist in {Path.cwd()}; run this script in the checkout")
     groups: dict[str, dict[int, Run]] = defaultdict(dict)
     for log in sorted(folder.rglob("train.log")):
         name = str(log.parent.relative_to(folder))
@@ -165,11 +161,8 @@ def main(arguments: list[str]) -> None:
     if len(drawn) == 1:
         [of_row] = groups.values()
         drawn = {f"seed {seed}": [run] for seed, run in sorted(of_row.items())}
-    several = len({run.where for run in runs}) > 1  # their times are not comparable
     points = {
-        label.replace(",", " ") + (f", {alike[0].where}" if several else ""): average_curves(alike)
-        for label, alike in drawn.items()
-        if have_common_time(alike)
+        label.replace(",", " "): average_curves(alike) for label, alike in drawn.items() if have_common_time(alike)
     }
     if points:
         try:
@@ -178,9 +171,7 @@ def main(arguments: list[str]) -> None:
             sys.exit(str(error))
         lines += ["", f"![BLEU against time]({Path(os.path.relpath(picture, target.parent)).as_posix()})"]
     page = target.read_text(encoding="utf-8")
-    before, begun, rest = page.partition(begin)
-    if begun and end not in rest:
-        sys.exit(f"{target} has '{begin}' but no '{end}' after it")
+    before, _, rest = page.partition(begin)
     after = rest.partition(end)[2]
     target.write_text(before.rstrip() + "\n\n" + "\n".join([begin, *lines, end]) + (after or "\n"), encoding="utf-8")
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from settings import parse_settings
+from common import parse_settings
 
 # What a file of tests mentions if it starts other processes.
 STARTS_PROCESSES = re.compile(r"\b(CONTEXT|subprocess|nbclient|browser|running\(|listening\(|run_in_new_process)")

@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,9 @@ from builders import CONTEXT, ROOT, command_environment, run_in_folder, write_co
 
 GPU_CHECKS = (
     "card",
-    "driver",
     "graph, bahdanau",
     "no waiting, gnmt",
-    "graphs after others are gone",
     "out of memory",
-    "out of memory, in the capture",
-    "out of memory, too little for a capture",
     "the suite's tests of a GPU",
 )
 
@@ -100,13 +95,11 @@ def test_quality_section(tmp_path: Path) -> None:
     for check in ("the built-in corpus", "Multi30k"):
         *curve, last = [result for result in results if result["check"] == check]
         assert all(result["status"] == "measured" for result in (*curve, last))
-        assert curve and all(result["loss"] > 0 and result["after"] > 0 for result in curve)
+        assert curve and all(result["loss"] > 0 for result in curve)
         assert last["bleu"] >= 0 and last["training"] > 0
 
 
-def test_failing_check_does_not_stop_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_check_does_not_stop_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import checks
 
@@ -134,7 +127,7 @@ def test_failing_check_does_not_stop_others(
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     late = "skipped: no time left in its section"
     assert [result["status"] for result in results] == ["ok", "error", "failed", late, late]
-    assert not report.close() and "| raises | error | RuntimeError: a / b |" in capsys.readouterr().out
+    assert "| raises | error | RuntimeError: a / b |" in (tmp_path / "table.md").read_text(encoding="utf-8")
     assert "in fail_after_result" in (tmp_path / "errors.txt").read_text(encoding="utf-8")
 
 
@@ -154,16 +147,4 @@ def test_started_python_runs_in_scratch_folder(tmp_path: Path, monkeypatch: pyte
                 checks.wait_for_exit(process, setting)
     with checks.start_python(setting, "-c", "import time; time.sleep(100)") as process:
         pass
-    assert process.returncode == -9 and not checks.RUNNING_GROUPS
-
-
-def test_hanging_check_is_stopped(tmp_path: Path) -> None:
-    code = (
-        "import checks, pathlib, time; report = checks.Report(pathlib.Path('.')); report.add('one', 'first', 'ok'); "
-        "checks.limit_time(report, 0.5); time.sleep(100)"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
-    assert done.returncode == 1 and b"| first | ok |" in done.stdout
-    assert "time limit" in (tmp_path / "results.jsonl").read_text(encoding="utf-8")
+    assert process.returncode == -9

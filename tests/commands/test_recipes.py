@@ -165,9 +165,6 @@ def test_results_script_writes_table(
     metrics = runs / "experiment=x,seed=2" / "eval" / "test" / "metrics.json"
     metrics.write_text(metrics.read_text().replace('"beam": 1', '"beam": 2'))
     assert run_script() == "the runs of runs/cells were evaluated on different text or with different settings\n"
-    log.write_text(f"{log.read_text()}2026-01-01 00:00:00,000 finished at step 99: best bleu 1.00 at step 99\n")
-    message = "runs/cells/experiment=x,model.cell=gru,seed=2 was trained further after it had finished"
-    assert run_script().startswith(message)
     shutil.rmtree(log.parent)
     metrics.write_text(metrics.read_text().replace('"checkpoint": "', '"checkpoint": "not_'))
     assert run_script().endswith("not for the best checkpoint; evaluate runs/cells/experiment=x,seed=2 again\n")
@@ -175,5 +172,3 @@ def test_results_script_writes_table(
     assert run_script() == "runs/cells/experiment=x,seed=2 is not finished\n"
     shutil.move(runs / "experiment=x,seed=2", runs / "plain")
     assert run_script() == "skipping runs/cells/plain: its name has no seed, as seed=1\n"
-    page.unlink()
-    assert run_script().startswith("docs/recipes.md does not exist in ")

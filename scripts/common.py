@@ -1,4 +1,4 @@
-"""Install and run Eole 0.6.4, the successor of OpenNMT-py, for the benchmarks."""
+"""What scripts share: settings on the command line, files of lines, and Eole 0.6.4, the successor of OpenNMT-py."""
 
 import re
 import subprocess
@@ -8,8 +8,21 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.system.standard_streams import use_utf8
 
 SCRIPTS_DIR = Path(__file__).resolve().parent
+
+
+def parse_settings(**defaults: str) -> dict[str, str]:
+    """Return the default settings updated by those of the command line, key=value, and make the script print UTF-8.
+
+    An unknown or empty setting ends the program with the docstring of the script.
+    """
+    use_utf8()
+    given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    if given.keys() - defaults.keys() or not all(given.values()):
+        sys.exit(sys.modules["__main__"].__doc__)
+    return defaults | given
 
 
 def run_command(*command: str | Path, log: Path) -> float:
@@ -43,15 +56,13 @@ def install_eole(folder: Path) -> Path:
     return eole
 
 
-def write_eole_config(
-    eole: Path, folder: Path, steps: int, report_every: int, epoch: int | None = None, start: Path | None = None
-) -> Path:
+def write_eole_config(eole: Path, folder: Path, steps: int, report_every: int, epoch: int | None = None) -> Path:
     """Write Eole's settings, eole.yaml, for the files of pieces in a folder, and return the path.
 
-    Eole keeps a checkpoint every `epoch` steps, and resumes from the checkpoint `start`.
+    Eole keeps a checkpoint every `epoch` steps.
     """
     filled = {"FOLDER": folder, "STEPS": steps, "EVERY": report_every, "EPOCH": epoch or steps, "DECAY": steps * 5 // 9}
-    filled |= {"START": start or "null", "PAIRS": len(read_lines(folder / "train.source"))}
+    filled |= {"PAIRS": len(read_lines(folder / "train.source"))}
     text = (SCRIPTS_DIR / "eole.yaml").read_text(encoding="utf-8").splitlines()
     config = "\n".join(line for line in text if not line.startswith("#"))
     config = re.sub("|".join(filled), lambda word: str(filled[word[0]]), config)
@@ -78,25 +89,6 @@ def build_predict_command(
     eole: Path, model: Path, source: Path, output: Path, beam: int, max_length: int, penalty: str
 ) -> list[str | Path]:
     """Return the command that translates a file of pieces, 64 sentences per batch."""
-    return [
-        eole,
-        "predict",
-        "-model_path",
-        model,
-        "-src",
-        source,
-        "-output",
-        output,
-        "-beam_size",
-        str(beam),
-        "-batch_size",
-        "64",
-        "-batch_type",
-        "sents",
-        "-world_size",
-        "0",
-        "-max_length",
-        str(max_length),
-        "-length_penalty",
-        penalty,
-    ]
+    files: list[str | Path] = ["-model_path", model, "-src", source, "-output", output]
+    search = ["-beam_size", str(beam), "-max_length", str(max_length), "-length_penalty", penalty]
+    return [eole, "predict", *files, *search, "-batch_size", "64", "-batch_type", "sents", "-world_size", "0"]
