@@ -134,8 +134,6 @@ def train(run: TrainRun) -> float:
         start = broadcast_from_rank0(lambda: find_starting_point(run, folder, device, given_keys))
         run = start.run
         local_rank0_first(lambda: choose_bleu_tokenizer(run.bleu_tokenizer, []))  # fails early if a package is missing
-        for unused in run.model.unused_settings:
-            log.warning(f"{unused} has no effect on this model")
 
         # Data.
         encoded, valid, key = local_rank0_first(lambda: read_corpus(run, start.tokenizer))

@@ -1,6 +1,5 @@
 """Settings of the model."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -52,45 +51,22 @@ class AttentionConfig:
         check_at_least(0, self.section, self, "layer", "head")
         if self.head is not None and self.head >= self.heads:
             raise UserError(f"{self.section}head={self.head} must be below {self.section}heads={self.heads}")
-        if self.score == "none":
-            changed = [item for item in dataclasses.fields(self)[1:] if getattr(self, item.name) != item.default]
-            current = " ".join(f"{self.section}{item.name}={getattr(self, item.name)}" for item in changed)
-            defaults = " ".join(
-                f"{self.section}{item.name}={'null' if item.default is None else item.default}" for item in changed
-            )
-            if changed:
-                raise UserError(f"{current} has no effect with {self.section}score=none; use {defaults}")
 
     @property
     def has_projections(self) -> bool:
         """Whether a dot product compares linear maps of queries and keys, and values are mapped too."""
         return self.heads > 1
 
-    @property
-    def unused_settings(self) -> list[str]:
-        """Settings with a non-default value that have no effect on this attention, formatted as `key=value`."""
-        default, unused = AttentionConfig(), []
-        if self.half_width != default.half_width and self.window == "global":
-            unused.append(f"{self.section}half_width={self.half_width}")
-        if self.max_positions != default.max_positions and self.score != "location":
-            unused.append(f"{self.section}max_positions={self.max_positions}")
-        return unused
-
     def check_sizes(self, query_size: int, memory_size: int) -> None:
-        """Raise a `UserError` if the number of heads does not divide the sizes, or a setting has no effect."""
-        has_size = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
-        if self.size is not None and not has_size:
-            raise UserError(
-                f"{self.section}size={self.size} has no effect with {self.section}score={self.score}; remove "
-                f"{self.section}size"
-            )
+        """Raise a `UserError` if the number of heads does not divide the sizes."""
         if memory_size % self.heads:
             raise UserError(
                 f"{self.section}heads={self.heads} must evenly divide {memory_size}, the size of the vectors attended "
                 "to; change model.hidden, or model.encoder_hidden for the source"
             )
         size = self.size or query_size
-        if has_size and size % self.heads:
+        compares = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
+        if compares and size % self.heads:
             raise UserError(
                 f"{self.section}heads={self.heads} must evenly divide {size}, which is {self.section}size or else "
                 "model.hidden"
@@ -212,39 +188,6 @@ class ModelConfig:
             self.self_attention.check_sizes(self.memory, self.memory)
         if self.style == "transformer":
             self.self_attention.check_sizes(self.hidden, self.hidden)
-
-    @property
-    def unused_settings(self) -> list[str]:
-        """Settings with a non-default value that have no effect on this model, formatted as `key=value`."""
-        is_transformer = self.style == "transformer"
-        has_rnn_encoder = self.encoder == "rnn"
-        unused = self.attention.unused_settings
-        if is_transformer or not has_rnn_encoder:
-            unused += self.self_attention.unused_settings
-        else:
-            default = SelfAttentionConfig()
-            changed = {item.name: getattr(self.self_attention, item.name) for item in dataclasses.fields(default)}
-            unused += [] if self.feed_forward is None else [f"model.feed_forward={self.feed_forward}"]
-            unused += [
-                f"model.self_attention.{key}={value}"
-                for key, value in changed.items()
-                if value != getattr(default, key)
-            ]
-        if not has_rnn_encoder:
-            unused += ["model.bidirectional=false"] * (not self.bidirectional)
-            unused += [f"model.cell={self.cell}"] * (is_transformer and self.cell != "lstm")
-        if is_transformer and self.bridge != "learned":
-            unused.append(f"model.bridge={self.bridge}")
-        plain_decoder_layers = 2 if self.style == "gnmt" else 1  # layers that never get a residual connection
-        has_upper_layers = has_rnn_encoder and self.encoder_layers > 1
-        has_upper_layers |= not is_transformer and self.decoder_layers > plain_decoder_layers
-        if self.residual and not has_upper_layers:
-            unused.append("model.residual=true")
-        if self.shortcut and (self.attention.score == "none" or not has_rnn_encoder):
-            unused.append("model.shortcut=true")
-        if not self.input_feeding and self.style != "luong":
-            unused.append("model.input_feeding=false")
-        return unused
 
     @property
     def layers_and_heads(self) -> list[LayerAndHead]:

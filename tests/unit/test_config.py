@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -292,11 +291,6 @@ def test_command_line_in_process_of_its_own(
         (lambda: ModelConfig(dropout=float("nan")), "model.dropout=nan"),
         (lambda: ModelConfig(bridge="last", encoder_hidden=8), "model.bridge=last copies the encoder's state"),
         (lambda: ModelConfig(encoder_hidden=8, attention=AttentionConfig(score="dot")), "or use general"),
-        (lambda: ModelConfig(attention=AttentionConfig(score="dot", size=8)), "model.attention.size=8 has no effect"),
-        (
-            lambda: ModelConfig(attention=AttentionConfig(score="location", size=8)),
-            "model.attention.size=8 has no effect",
-        ),
         (
             lambda: ModelConfig(attention=AttentionConfig(heads=3)),
             "model.attention.heads=3 must evenly divide 512, the size of",
@@ -326,10 +320,6 @@ def test_command_line_in_process_of_its_own(
             "model.attention.heads=4 must evenly divide 6, which is model.attention.size",
         ),
         (lambda: AttentionConfig(half_width=0), "model.attention.half_width=0 must be at least 1"),
-        (
-            lambda: AttentionConfig(score="none", window="local_p", heads=2),
-            "window=local_p model.attention.heads=2 has no effect .*; use model.attention.window=glob",
-        ),
         (lambda: ModelConfig(style="gnmt"), "model.style=gnmt needs model.decoder_layers=2 or more"),
         (
             lambda: ModelConfig(style="luong", readout="maxout"),
@@ -397,41 +387,6 @@ def test_command_line_in_process_of_its_own(
 def test_invalid_settings_raise(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()
-
-
-def test_unused_settings_are_listed() -> None:
-    assert ModelConfig(attention=AttentionConfig(window="local_m", half_width=3)).unused_settings == []
-    attention = AttentionConfig(half_width=3, max_positions=9)
-    assert ModelConfig(residual=True, encoder_layers=2).unused_settings == []
-    assert ModelConfig(residual=True, input_feeding=False, attention=attention).unused_settings == [
-        "model.attention.half_width=3",
-        "model.attention.max_positions=9",
-        "model.residual=true",
-        "model.input_feeding=false",
-    ]
-    gnmt = ModelConfig(style="gnmt", decoder_layers=2, residual=True)
-    assert gnmt.unused_settings == ["model.residual=true"]
-    assert replace(gnmt, encoder_layers=2).unused_settings == []
-    assert replace(gnmt, decoder_layers=3).unused_settings == []
-    assert ModelConfig(shortcut=True, attention=AttentionConfig(score="none")).unused_settings == [
-        "model.shortcut=true"
-    ]
-    self_attention = SelfAttentionConfig(heads=2, window="local_m")
-    assert ModelConfig(self_attention=self_attention, feed_forward=9).unused_settings == [
-        "model.feed_forward=9",
-        "model.self_attention.window=local_m",
-        "model.self_attention.heads=2",
-    ]
-    self_attention = replace(self_attention, max_positions=9)
-    transformer = ModelConfig(encoder="transformer", bidirectional=False, feed_forward=9, self_attention=self_attention)
-    assert transformer.unused_settings == ["model.self_attention.max_positions=9", "model.bidirectional=false"]
-    assert replace(transformer, encoder="rnn", style="transformer").unused_settings == [
-        "model.self_attention.max_positions=9"
-    ]
-    both = ModelConfig(
-        encoder="transformer", style="transformer", cell="gru", bridge="zero", residual=True, shortcut=True
-    )
-    assert both.unused_settings == ["model.cell=gru", "model.bridge=zero", "model.residual=true", "model.shortcut=true"]
 
 
 def test_data_override_keeps_unset_values_of_run() -> None:
