@@ -4,7 +4,6 @@ Shapes: B sentences, S source positions, R = B x S positions of a batch, E embed
 direction, M output size: D times the number of directions.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from nmt.config.model import ModelConfig
 from nmt.model.kernels import KERNELS
-from nmt.model.kernels.cuda_graphs import run_on_two_streams
 
 
 def compute_reverse_order(length_B: Tensor, positions: int) -> Tensor:
@@ -62,10 +60,10 @@ class RecurrentEncoder(nn.Module):
         lasts: list[Tensor] = []
         for depth, directions in enumerate(self.layers):
             runs = [
-                partial(self.run_direction, rnn, x, end_B11, order_R if direction else None)
+                self.run_direction(rnn, x, end_B11, order_R if direction else None)
                 for direction, rnn in enumerate(directions.children())
             ]
-            outputs, ends = zip(*run_on_two_streams(runs, x.device), strict=True)
+            outputs, ends = zip(*runs, strict=True)
             h_BSM = torch.cat(outputs, 2)
             lasts.append(torch.cat(ends, 1))
             x = h_BSM + x if depth and self.residual else h_BSM

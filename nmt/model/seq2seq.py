@@ -5,7 +5,6 @@ and T target positions, E embedding size, D decoder size (of features, half of i
 layer, R target tokens (without padding if it is dropped), V vocabulary.
 """
 
-import re
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
 from nmt.model.loss import Loss
 from nmt.model.transformer import TransformerDecoder, TransformerEncoder
+from nmt.system.memory import is_out_of_memory
 
 # Devices that drop padding before the output layer. On others, the host would have to wait for the number of tokens.
 PADDING_DROP_DEVICES = ("cpu",)
-ALLOCATION_ERROR = re.compile("allocate|[oO]verflow|out of memory|invalid shape|too large")
 MAX_TABLE_NUMEL = 2**25  # largest number of elements of `Seq2Seq.inputs_VG`
 
 
@@ -155,7 +154,7 @@ def build_model(config: ModelConfig, source_vocab: int, target_vocab: int) -> Se
     try:
         return Seq2Seq(config, source_vocab, target_vocab)
     except (RuntimeError, TypeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not ALLOCATION_ERROR.search(str(error)):
+        if not is_out_of_memory(error):
             raise
         raise UserError(
             f"out of memory for a model with model.embed={config.embed} model.hidden={config.hidden} and vocabularies "

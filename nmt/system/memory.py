@@ -16,6 +16,7 @@ M_MMAP_THRESHOLD = -3
 OUT_OF_MEMORY = re.compile(
     "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
     "|StreamCaptureInvalidated|previous error during capture"  # later errors of a CUDA graph capture
+    "|Overflow when unpacking|size calculation overflowed"  # sizes beyond 64 bits
 )
 PEAK_RESERVED_BYTES: dict[int, int] = {}  # by GPU index: peak of reserved memory before the last counter reset
 
@@ -72,7 +73,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, RuntimeError | TypeError):
         return False
     if isinstance(error.__context__, RuntimeError):
         return is_out_of_memory(error.__context__)

@@ -1,12 +1,10 @@
 """CUDA graphs, mostly on a CPU: `fake_capture_graph` stands in for a capture, with the shapes and counts of a GPU."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from threading import Thread
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -32,7 +30,7 @@ from nmt.decoding.search import (
     stream_search,
 )
 from nmt.model.ensemble import Ensemble
-from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel, list_callables, list_tensors
+from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel, list_tensors
 from nmt.model.out_of_memory import run_unless_out_of_memory
 from nmt.system.memory import is_out_of_memory
 
@@ -151,23 +149,21 @@ def test_graphed_search_on_gpu_matches_cpu(name: str, options: str) -> None:
         assert step.graphs
 
 
-def test_try_or_oom_frees_graphs_and_retries_once() -> None:
-    graphed = GraphedCallable(torch.clone)
-    graphed.graphs[()] = None
+def test_out_of_memory_frees_graphs_and_retries_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
+    graphed, counts = GraphedCallable(torch.clone), []
 
-    graph_counts: list[int] = []
-
-    def function() -> str | None:
-        graph_counts.append(len(graphed.graphs))
+    def function(fits_without_graphs: bool) -> str:
+        counts.append(graphed.count_graphs())
         if fits_without_graphs and not graphed.graphs:
             return "done"
         raise MemoryError
 
-    fits_without_graphs = False
-    assert run_unless_out_of_memory(function) is None and graph_counts == [1, 0]
-    graphed.graphs[()] = None
-    fits_without_graphs = True
-    assert run_unless_out_of_memory(function) == "done" and graph_counts == [1, 0, 1, 0]
+    for fits_without_graphs, expected in ((False, None), (True, "done")):
+        for _ in range(3):
+            graphed(torch.ones(1))
+        assert run_unless_out_of_memory(partial(function, fits_without_graphs)) == expected
+    assert counts == [1, 0, 1, 0]
 
 
 def record_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -198,20 +194,6 @@ def test_unchanged_argument_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> N
     first, second = (copied.count(id(memory[0])) for memory in memories)
     assert first == 1 and second == 2  # the second also after a replay of the other shape
     assert graphed.calls == 10 and graphed.replays == 8
-
-
-def test_graphs_share_arguments_of_equal_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In search, the memory stays the same when hypotheses outgrow the room for target positions."""
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    copied = record_copies(monkeypatch)
-    graphed, memory = GraphedCallable(lambda state, memory: (state + memory[0].sum(),), 1), (torch.arange(3.0),)
-    for room in (2, 4, 6):
-        state = torch.zeros(room)
-        for step in range(1, 5):
-            (state,) = graphed(state, memory)
-            assert state.tolist() == [3 * step] * room
-    assert graphed.replays == 9 and copied.count(id(memory[0])) == 1
-    assert len({id(graph.arguments[1]) for graph in graphed.graphs.values()}) == 1
 
 
 def test_results_that_are_fed_back_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +259,7 @@ def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.Monk
         assert [sorted(several, key=itemgetter(0)) for several in found] == expected
     [steps] = graphed.unused_graphs.values()
     assert len(steps) == 2 and all(step.replays for step in steps)
-    assert not any(step.last_copied for step in steps)  # which would keep the last batch in memory
+    assert not any(step.last_arguments for step in steps)  # which would keep the last batch in memory
 
 
 def test_other_graphs_do_not_overwrite_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,33 +274,14 @@ def test_other_graphs_do_not_overwrite_results(monkeypatch: pytest.MonkeyPatch) 
     assert one.replays == another.replays == 3
 
 
-def test_callables_with_one_owner_share_the_largest_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", 3)
-    owner = object()
-    callables = [GraphedCallable(lambda x: x + 1, owner=given) for given in (owner, owner, None)]
-    for graphed in callables:
-        for size in (1, 1, 2, 2):
-            assert graphed(torch.zeros(size)).tolist() == [1] * size
-    assert [len(graphed.graphs) for graphed in callables] == [2, 1, 2]
-
-
-def test_another_thread_may_add_callables_while_they_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-
-    class SlowSet(WeakSet[GraphedCallable]):
-        def __iter__(self) -> Iterator[GraphedCallable]:
-            for graphed in super().__iter__():
-                threads.append(Thread(target=lambda: added.append(GraphedCallable(torch.clone))))
-                threads[-1].start()
-                threads[-1].join(0.1)  # it waits for the end of the iteration
-                yield graphed
-
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.GRAPHED_CALLABLES", SlowSet())
-    added = [GraphedCallable(torch.clone)]
-    assert len(list_callables()) == 1
-    threads[0].join()
-    assert len(added) == 2
+    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.MAX_GRAPHS", 2)
+    graphed = GraphedCallable(lambda x: x + 1)
+    for size in (1, 2, 3, 1, 2, 3, 4):
+        assert graphed(torch.zeros(size)).tolist() == [1] * size
+    expected = "5 of 7 steps ran without a CUDA graph; shapes captured: 2, too large for the memory: 0"
+    assert graphed.summarize("steps") == expected
 
 
 def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,8 +292,8 @@ def test_failed_capture_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     graphed = GraphedCallable(lambda x: x + 1)
     for step in range(5):
         assert graphed(torch.tensor([step])).item() == step + 1
-    assert len(attempts) == 1 and not graphed.graphs  # one attempt per shape
-    assert not graphed.shared_arguments and not graphed.last_copied  # which would hold memory
+    assert len(attempts) == 1 and not graphed.count_graphs()  # one attempt per shape
+    assert not graphed.last_arguments  # which would hold memory
     assert (graphed.calls, graphed.replays) == (5, 0)
 
 
@@ -355,7 +318,7 @@ def test_capture_out_of_memory_falls_back_to_eager(short: str, monkeypatch: pyte
     first = [graphed(x) for _ in range(3)]
     torch.manual_seed(1)
     assert all(torch.equal(graphed(x), y) for y in first)
-    assert not graphed.graphs and (graphed.calls, graphed.replays) == (6, 0)
+    assert not graphed.count_graphs() and (graphed.calls, graphed.replays) == (6, 0)
     torch.manual_seed(2)
     expected = F.dropout(x[:50], 0.5)
     for _ in range(3):
@@ -384,6 +347,7 @@ def with_context(error: Exception, first: Exception) -> Exception:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),
+        (RuntimeError("Storage size calculation overflowed with sizes=[10000000000, 10000000000]"), True),
     ],
 )
 def test_is_out_of_memory(error: Exception, expected: bool) -> None:
@@ -403,12 +367,3 @@ def test_gpu_shapes_are_rounded_up() -> None:
     assert {round_up_batch_size(live, GPU) for live in range(513)} == {0, *(2**n for n in range(10))}
     assert {round_up_length(positions, GPU) for positions in range(1, 65)} == {16, 32, 48, 64}
     assert all(round_up_batch_size(live, GPU) >= live and round_up_length(live, GPU) >= live for live in range(100))
-
-
-def test_summary_counts_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphed = GraphedCallable(lambda x: x + 1)
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    for size in (1, 1, 2, 1):
-        graphed(torch.zeros(size))
-    expected = "2 of 4 steps ran without a CUDA graph; shapes captured: 1, too large for the memory: 0"
-    assert graphed.summarize("steps") == expected

@@ -6,9 +6,9 @@ one by one takes longer than running them.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from nmt.system.memory import get_device_index, get_free_device_memory, is_out_of_memory, measure_peak_allocation
 
-T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
-MAX_GRAPHS = 192  # of all graphed callables of one owner
+MAX_GRAPHS = 192  # of one graphed callable
 MEMORY_MARGIN = 1.2  # a shape is captured only if this many times the memory of an eager run is free
-GRAPHED_CALLABLES: "WeakSet[GraphedCallable]" = WeakSet()  # all that exist; see `list_callables`
-CALLABLES_LOCK = threading.Lock()  # a set must not grow while another thread iterates over it
+GRAPHED_CALLABLES: "WeakSet[GraphedCallable]" = WeakSet()  # all that exist, of all threads
 CAPTURE_POOLS: dict[torch.device, tuple[torch.cuda.Stream, Any]] = {}  # see `get_stream_and_pool`
+# Held while a graph is captured, replayed or freed: all calls of a graph share its input and result tensors, and all
+# graphs of a device share memory for intermediate results.
+LOCK = threading.RLock()
 
 
 class CapturedGraph(NamedTuple):
@@ -34,16 +35,6 @@ class CapturedGraph(NamedTuple):
     replay: Callable[[], None]
 
 
-@cache
-def get_device_lock(device: torch.device) -> threading.Lock:
-    """Return the lock that lets one graph of a device run at a time.
-
-    All calls of a graph share its input and result tensors, and all graphs of a device share memory for intermediate
-    results.
-    """
-    return threading.Lock()
-
-
 def get_stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream to capture on, and the memory pool that all graphs of a device share.
 
@@ -51,9 +42,9 @@ def get_stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
     either outside of the pool or copied (`GraphedCallable`). PyTorch frees a pool with its last graph, so the next
     graph starts a new one.
     """
-    graphs = [graph for graphed in list_callables() for graph in list(graphed.graphs.values())]
+    graphs = [graph for graphed in GRAPHED_CALLABLES for graph in graphed.graphs.values()]
     stream_and_pool = CAPTURE_POOLS.get(device)
-    if stream_and_pool is None or not any(graph.device == device for graph in graphs):
+    if stream_and_pool is None or not any(graph and graph.device == device for graph in graphs):
         with torch.cuda.device(device):
             stream_and_pool = CAPTURE_POOLS[device] = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     return stream_and_pool
@@ -88,30 +79,6 @@ def capture_graph(function: Callable[[], Any], device: torch.device) -> tuple[An
     return None
 
 
-@cache
-def get_second_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of `run_on_two_streams`."""
-    return torch.cuda.Stream(device)
-
-
-def run_on_two_streams(functions: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
-    """Return the results of one or two functions, which a CUDA graph runs at the same time, as it does their backward.
-
-    They draw no random numbers, and neither reads what the other computes. Outside of a capture they run one after the
-    other: there the launches take longer than the kernels.
-    """
-    if len(functions) == 1 or device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-        return [function() for function in functions]
-    first, second = functions
-    main, side = torch.cuda.current_stream(device), get_second_stream(device)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        second_result = second()
-    first_result = first()
-    main.wait_stream(side)
-    return [first_result, second_result]
-
-
 def clean_up_after_capture(device: torch.device, pool: Any) -> None:
     """Restore the allocator and the random number generator after a failed capture.
 
@@ -134,31 +101,20 @@ def clean_up_after_capture(device: torch.device, pool: Any) -> None:
 
 def free_graphs() -> int:
     """Free all graphs once no other thread is replaying one, and return how many there were."""
-    with contextlib.ExitStack() as locks:
-        for index in range(torch.cuda.device_count()):
-            locks.enter_context(get_device_lock(torch.device("cuda", index)))
-        count = drop_graphs()
+    count = drop_graphs()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return count
 
 
-def list_callables() -> "list[GraphedCallable]":
-    """Return all graphed callables, of all threads."""
-    with CALLABLES_LOCK:
-        return list(GRAPHED_CALLABLES)
-
-
 def drop_graphs() -> int:
-    """Drop all graphs without waiting, and return how many there were. Later captures use a new memory pool."""
-    count = 0
-    for graphed in list_callables():
-        count += len(graphed.graphs)
-        graphed.graphs.clear()
-        graphed.too_large.clear()
-        graphed.shared_arguments.clear()
-        graphed.last_copied.clear()
-    CAPTURE_POOLS.clear()
+    """Drop all graphs, and return how many there were. Later captures use a new memory pool."""
+    with LOCK:
+        count = sum(graphed.count_graphs() for graphed in GRAPHED_CALLABLES)
+        for graphed in GRAPHED_CALLABLES:
+            graphed.graphs.clear()
+            graphed.forget_arguments()
+        CAPTURE_POOLS.clear()
     return count
 
 
@@ -188,8 +144,8 @@ def copy_tensors(targets: Any, sources: Any) -> None:
 class GraphedCallable:
     """A function of nested tuples of tensors that runs as CUDA graphs.
 
-    The first `MAX_GRAPHS` shapes that occur a second time, of all callables with the same `owner`, are captured if
-    memory allows. All other calls run eagerly, since capturing a shape takes longer than running it.
+    The first `MAX_GRAPHS` shapes that occur a second time are captured if memory allows. All other calls run eagerly,
+    since capturing a shape takes longer than running it.
 
     With `num_fed_back`, the first so many results are what the next call takes as its first so many arguments. The
     graph itself writes them to the tensors that it reads these arguments from, so that they are not copied if the
@@ -201,62 +157,47 @@ class GraphedCallable:
     copied again.
     """
 
-    def __init__(self, function: Callable[..., Any], num_fed_back: int = 0, owner: object = None) -> None:
+    def __init__(self, function: Callable[..., Any], num_fed_back: int = 0) -> None:
         self.function = function
         self.num_fed_back = num_fed_back
-        self.owner = function if owner is None else owner
         self.seen_shapes: set[Shapes] = set()
-        self.too_large: set[Shapes] = set()  # shapes whose capture did not fit into memory
-        self.graphs: dict[Shapes, CapturedGraph] = {}  # by the shapes of all argument tensors
-        # What graphs read arguments from that are not fed back, by index and shapes of the argument.
-        self.shared_arguments: dict[tuple[int, Shapes], Any] = {}
-        # By the index of an argument: what the last graph reads it from, and the object whose values are there.
-        self.last_copied: dict[int, tuple[Any, Any]] = {}
+        self.graphs: dict[Shapes, CapturedGraph | None] = {}  # by the shapes of all tensors; None: did not fit
+        self.forget_arguments()
         self.calls = 0
         self.replays = 0
-        with CALLABLES_LOCK:
+        with LOCK:
             GRAPHED_CALLABLES.add(self)
+
+    def forget_arguments(self) -> None:
+        """Let go of the arguments of the last call."""
+        self.last_graph: CapturedGraph | None = None
+        self.last_arguments: tuple[Any, ...] = ()  # the objects whose values are in the tensors that it reads
+
+    def count_graphs(self) -> int:
+        return sum(graph is not None for graph in self.graphs.values())
 
     def __call__(self, *arguments: Any) -> Any:
         tensors = list_tensors(arguments)
-        shapes, device = tuple(tensor.shape for tensor in tensors), tensors[0].device
+        shapes = tuple(tensor.shape for tensor in tensors)
         self.calls += 1
-        with get_device_lock(device):
-            graph = self.graphs.get(shapes) or self.capture(shapes, arguments, device)
+        with LOCK:
+            if shapes in self.seen_shapes and shapes not in self.graphs and len(self.graphs) < MAX_GRAPHS:
+                self.graphs[shapes] = self.capture(arguments, tensors[0].device)
+            self.seen_shapes.add(shapes)
+            graph = self.graphs.get(shapes)
             if graph is not None:
                 self.replays += 1
                 return self.replay(graph, arguments)
         return self.function(*arguments)
 
-    def capture(self, shapes: Shapes, arguments: tuple[Any, ...], device: torch.device) -> CapturedGraph | None:
-        """Capture a graph for these shapes, or return None if this call should run eagerly."""
-        if shapes not in self.seen_shapes or shapes in self.too_large or self.count_graphs_of_owner() >= MAX_GRAPHS:
-            self.seen_shapes.add(shapes)
-            return None
-        keys = [
-            (index, tuple(tensor.shape for tensor in list_tensors(argument)))
-            for index, argument in enumerate(arguments)
-        ]
-        static_arguments = tuple(
-            self.shared_arguments[key] if key in self.shared_arguments else map_tensors(torch.empty_like, argument)
-            for key, argument in zip(keys, arguments, strict=True)
-        )
-        self.copy_arguments(static_arguments, arguments)
+    def capture(self, arguments: tuple[Any, ...], device: torch.device) -> CapturedGraph | None:
+        """Capture a graph for arguments of these shapes. Return None if memory is too small."""
+        static_arguments = tuple(map_tensors(torch.clone, argument) for argument in arguments)
         outputs: list[Any] = []
         # Restore the generators after the warm-up: the random numbers of this call are drawn by the replay.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             captured = capture_graph(partial(self.run_and_write, static_arguments, outputs), device)
-        if captured is None:
-            self.too_large.add(shapes)
-            self.last_copied.clear()
-            return None
-        shared = slice(self.num_fed_back, None)
-        self.shared_arguments.update(zip(keys[shared], static_arguments[shared], strict=True))
-        self.graphs[shapes] = CapturedGraph(device, static_arguments, *captured)
-        return self.graphs[shapes]
-
-    def count_graphs_of_owner(self) -> int:
-        return sum(len(graphed.graphs) for graphed in list_callables() if graphed.owner is self.owner)
+        return None if captured is None else CapturedGraph(device, static_arguments, *captured)
 
     def run_and_write(self, arguments: tuple[Any, ...], outputs: list[Any]) -> Any:
         """Call the function. If it feeds back, write the results to where they are valid until the next call.
@@ -275,25 +216,23 @@ class GraphedCallable:
         copy_tensors(fed_back, results[: self.num_fed_back])
         return (*fed_back, *outputs)
 
-    def copy_arguments(self, static_arguments: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
-        """Copy arguments to the tensors that a graph reads them from, unless these have their values already."""
-        for index, (static, argument) in enumerate(zip(static_arguments, arguments, strict=True)):
-            last_static, last_argument = self.last_copied.get(index, (None, None))
-            if static is not last_static or argument is not last_argument:
-                copy_tensors(static, argument)
-            # What is fed back is overwritten by the graph, which then returns `static` itself.
-            self.last_copied[index] = static, static if index < self.num_fed_back else argument
-
     def replay(self, graph: CapturedGraph, arguments: tuple[Any, ...]) -> Any:
         """Replay a graph. Return copies of its results, since other graphs overwrite them, unless it feeds back."""
-        self.copy_arguments(graph.arguments, arguments)
+        unchanged = self.last_arguments if graph is self.last_graph else (None,) * len(arguments)
+        for static, argument, last in zip(graph.arguments, arguments, unchanged, strict=True):
+            if argument is not last:
+                copy_tensors(static, argument)
         graph.replay()
+        # What is fed back was overwritten by the graph, which then returns its own argument.
+        self.last_graph = graph
+        self.last_arguments = (*graph.arguments[: self.num_fed_back], *arguments[self.num_fed_back :])
         return graph.results if self.num_fed_back else map_tensors(torch.clone, graph.results)
 
     def summarize(self, noun: str) -> str:
         """Return a log line with the number of calls (named `noun`, plural) that ran eagerly."""
         eager = f"{self.calls - self.replays:,} of {self.calls:,} {noun} ran without a CUDA graph"
-        return f"{eager}; shapes captured: {len(self.graphs):,}, too large for the memory: {len(self.too_large):,}"
+        captured = self.count_graphs()
+        return f"{eager}; shapes captured: {captured:,}, too large for the memory: {len(self.graphs) - captured:,}"
 
 
 class GraphedModel:
@@ -320,11 +259,11 @@ class GraphedModel:
         try:
             graphed = unused_graphs.pop()
         except IndexError:
-            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2, owner=self.model)
+            graphed = GraphedCallable(partial(step, self.model, *settings), num_fed_back=2)
         try:
             yield graphed
         finally:
-            graphed.last_copied.clear()  # the last batch is not needed any more
+            graphed.forget_arguments()
             unused_graphs.append(graphed)
 
 
