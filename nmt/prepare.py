@@ -37,7 +37,7 @@ def prepare(command: PrepareRun) -> None:
             # Names of files may hold bytes that are not UTF-8.
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         check_output(output)  # another program may have written into an empty folder
-    warn_of_leaks(command, done)
+    warn_of_leaks(done)
     print_preparation(command, done)
 
 
@@ -47,16 +47,15 @@ def check_output(output: Path) -> None:
         raise UserError(f"output={output} exists; give the name of a new folder, or remove it")
 
 
-def warn_of_leaks(command: PrepareRun, done: Preparation) -> None:
+def warn_of_leaks(done: Preparation) -> None:
     """Log a large loss of training pairs to the other splits."""
-    leaks = done.dropped["leaks"] + done.dropped["near_leaks"]
-    if leaks > MAX_LEAK_SHARE * (leaks + done.splits["train"]):
-        sizes = " ".join(f"{split}_size=N" for split in ("valid", "test") if getattr(command, split) is None)
-        remedies = [f"a smaller {sizes}"] * bool(sizes) + ["near=false"] * bool(done.dropped["near_leaks"])
-        remedy = f"; use {' or '.join(remedies)} to keep more of them" if remedies else ""
+    leaks, train = done.dropped["leaks"] + done.dropped["near_leaks"], done.splits["train"]
+    held_out = done.splits.total() - train
+    if leaks > MAX_LEAK_SHARE * (leaks + train) or train < held_out:
         log.warning(
-            f"{pluralize(leaks, 'pair')} left out of the training text, because of a sentence that is the same or "
-            f"nearly the same as one of the validation or test split{remedy}"
+            f"the training text has {pluralize(train, 'pair')}, valid and test together {held_out:,}, and "
+            f"{pluralize(leaks, 'pair')} left out of it for a sentence that is nearly the same as one of theirs; a "
+            "smaller valid_size=N test_size=N, or near=false, keeps more"
         )
 
 

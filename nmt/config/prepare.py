@@ -11,14 +11,14 @@ SPLIT_SIZE = 1000  # pairs of a validation or test split by default
 
 @dataclass(slots=True)
 class CleaningConfig:
-    """Changes to the text of a pair, and reasons to drop it. Each rule can be turned off."""
+    """Changes to the text of a pair, and reasons to drop it.
 
-    unicode: bool = setting(True, "compose characters (Unicode normalization form C)")
-    white_space: bool = setting(True, "replace white space of any kind by single spaces")
-    controls: bool = setting(True, "remove control characters, soft hyphens and marks of text direction")
-    markup: bool = setting(True, "remove HTML tags and replace entities such as &amp;")
-    damaged: bool = setting(True, "drop pairs with U+FFFD, which stands for bytes that could not be decoded")
-    empty: bool = setting(True, "drop pairs with an empty side")
+    Pairs with an empty side, or with U+FFFD, which stands for bytes that could not be decoded, are always dropped.
+    """
+
+    normalize: bool = setting(
+        True, "remove HTML tags and control characters, replace entities, compose characters, single spaces"
+    )
     copies: bool = setting(True, "drop pairs whose target is the same as the source")
     duplicates: bool = setting(True, "drop all but the first of equal pairs")
     max_words: int | None = setting(

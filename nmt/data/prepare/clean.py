@@ -6,7 +6,9 @@ Shapes: N pairs.
 import html
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
+from operator import ne
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,8 @@ from nmt.data.words import UNSPACED_PATTERN, may_be_unspaced
 # Control characters, soft hyphen, marks of text direction, byte order mark, interlinear annotations. Joiners (U+200C,
 # U+200D) and zero-width spaces stay: Persian, Hindi and Khmer need them.
 INVISIBLE = regex.compile(r"[\p{Cc}\u00AD\u061C\u200E\u200F\u202A-\u202E\u2060\u2066-\u2069\uFEFF\uFFF9-\uFFFB]+")
-LINE_BREAKS = regex.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+WHITE_SPACE = regex.compile(r"\s+")
+LINE_BREAKS = regex.compile(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")  # each sentence will be a line
 VISIBLE = regex.compile(r"[^\p{C}\p{Z}]")
 ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
 TAG = regex.compile(
@@ -52,46 +55,13 @@ def script_of(letter: str) -> str:
     return name.replace("-", " ").partition(" ")[0]
 
 
-def remove_markup(text: str) -> str:
-    """Remove HTML tags, and replace entities by their characters."""
-    if "&" not in text and "<" not in text:
-        return text
-    text = ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
-    return LINE_BREAKS.sub(" ", TAG.sub(" ", text))  # &#10; is a line break
-
-
-def remove_controls(text: str) -> str:
-    return text if text.isprintable() else INVISIBLE.sub("", text.replace("\t", " "))
-
-
-def compose_characters(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-def normalize_spaces(text: str) -> str:
-    return " ".join(text.split())
-
-
-NORMALIZATIONS: dict[str, Callable[[str], str]] = {
-    "markup": remove_markup,
-    "controls": remove_controls,
-    "unicode": compose_characters,
-    "white_space": normalize_spaces,
-}
-
-
-def normalize_text(text: str, steps: Iterable[tuple[str, Callable[[str], str]]], changed: Counter[str]) -> str:
-    """Return a sentence after some of `NORMALIZATIONS`, and count it in `changed` for each that changed it.
-
-    Line breaks always become spaces, since each sentence will be a line.
-    """
+def normalize_text(text: str) -> str:
+    """Return a sentence without markup and control characters, in composed characters and with single spaces."""
+    if "&" in text or "<" in text:
+        text = TAG.sub(" ", ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
     if not text.isprintable():
-        text = LINE_BREAKS.sub(" ", text)
-    for name, normalize in steps:
-        old, text = text, normalize(text)
-        if text != old:
-            changed[name] += 1
-    return text
+        text = INVISIBLE.sub("", WHITE_SPACE.sub(" ", text))
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def count_words(text: str) -> int:
@@ -117,24 +87,24 @@ class CleanedPairs(NamedTuple):
     sources: list[str]
     targets: list[str]
     reasons: list[str | None]  # rule by which a pair is dropped
-    changed: Counter[str]  # number of sentences that each normalization has changed
+    changed: int  # number of sentences that normalization has changed
 
 
 def clean_pairs(sources: Iterable[str], targets: Iterable[str], clean: CleaningConfig) -> CleanedPairs:
     """Normalize pairs, and apply the rules that need no other pairs."""
-    steps = [(name, function) for name, function in NORMALIZATIONS.items() if getattr(clean, name)]
-    changed: Counter[str] = Counter()
-    sources = [normalize_text(text, steps, changed) for text in sources]
-    targets = [normalize_text(text, steps, changed) for text in targets]
-    reasons = [find_reason(source, target, clean) for source, target in zip(sources, targets, strict=True)]
-    return CleanedPairs(sources, targets, reasons, changed)
+    normalize = normalize_text if clean.normalize else partial(LINE_BREAKS.sub, " ")
+    old_sources, old_targets = list(sources), list(targets)
+    new_sources, new_targets = list(map(normalize, old_sources)), list(map(normalize, old_targets))
+    changed = sum(map(ne, old_sources, new_sources)) + sum(map(ne, old_targets, new_targets))
+    reasons = [find_reason(source, target, clean) for source, target in zip(new_sources, new_targets, strict=True)]
+    return CleanedPairs(new_sources, new_targets, reasons, changed)
 
 
 def find_reason(source: str, target: str, clean: CleaningConfig) -> str | None:
     """Return the first rule by which a pair is dropped, of those that need no other pairs."""
-    if clean.empty and not (VISIBLE.search(source) and VISIBLE.search(target)):
+    if not (VISIBLE.search(source) and VISIBLE.search(target)):
         return "empty"
-    if clean.damaged and (REPLACEMENT_CHARACTER in source or REPLACEMENT_CHARACTER in target):
+    if REPLACEMENT_CHARACTER in source + target:
         return "damaged"
     if clean.copies and source == target:
         return "copies"

@@ -1,23 +1,21 @@
 """Find and read the input of corpus preparation: aligned files, tables, Parquet, TMX, and zip files of these."""
 
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nmt.config import DataConfig, PrepareRun
-from nmt.data.corpus import cast_to_text, check_columns, flatten_structs
+from nmt.config import PrepareRun
 from nmt.data.prepare.tmx import read_tmx_pairs
 from nmt.data.readers import (
-    LINE_SCHEMA,
-    PARSE_BATCH_SIZE,
     BadLine,
+    LinePair,
     batch_line_pairs,
+    get_nested,
     read_jsonl_pairs,
     read_text_pairs,
     read_tsv_pairs,
@@ -56,26 +54,45 @@ def find_inputs(key: str, paths: Sequence[str], command: PrepareRun) -> FoundInp
     unused: list[Path] = []
     for path in map(Path, paths):
         try:
-            if path.is_dir():
-                regular, others = list_folder(path)
-                found = find_in_container(regular, command)
-                found.unused.extend(others)
-            elif path.suffix == ".zip" and path.is_file():
-                found = find_in_container(list_members(path), command)
-            else:
-                found = FoundInputs([find_single(key, path, command)], [])
+            members = list_files(path)
+            found = [find_single(key, path, command)] if members is None else find_pairs(members, command)
         except OSError as error:
             raise UserError(f"{key}={path} cannot be read: {error.strerror}") from error
-        if not found.files:
-            names = list_names([str(file.relative_to(path)) for file in found.unused])
+        if not found:
+            names = list_names([str(member.relative_to(path)) for member in members or ()])
             raise UserError(
                 f"{key}={path} has no files that end in .{command.source} and .{command.target}, nor in "
                 f"{', '.join(TABLE_KINDS)}; it has {names}"
             )
-        for input_file in found.files:
-            files.setdefault(tuple(part.resolve() for part in input_file.paths), input_file)
-        unused += found.unused
+        for file in found:
+            files.setdefault(tuple(part.resolve() for part in file.paths), file)
+        used = {part for file in found for part in file.paths}
+        unused += [member for member in members or () if member not in used]
     return FoundInputs(list(files.values()), unused)
+
+
+def list_files(path: Path) -> list[Path] | None:
+    """Return the files of a zip, or of a folder with its subfolders and zips, sorted by name; None for another file."""
+    if path.suffix == ".zip" and path.is_file():
+        try:
+            with zipfile.ZipFile(path) as archive:
+                found = [member_path(path, info.filename) for info in archive.infolist() if not info.is_dir()]
+        except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise make_read_error(path, error) from error
+    elif path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        found = [member for file in files for member in (list_files(file) if file.suffix == ".zip" else None) or [file]]
+    else:
+        return None
+    # Hidden files, and those that macOS adds to zip files, are no text.
+    parts = [(member, member.relative_to(path).parts) for member in found]
+    return [member for member, names in parts if not any(name.startswith((".", "__MACOSX")) for name in names)]
+
+
+def find_pairs(paths: Sequence[Path], command: PrepareRun) -> list[InputFile]:
+    """Return the inputs among some files, each once."""
+    found = (classify(path, paths, command) for path in paths)
+    return list(dict.fromkeys(file for file in found if file is not None))
 
 
 def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
@@ -96,22 +113,6 @@ def find_single(key: str, path: Path, command: PrepareRun) -> InputFile:
         if side.is_file():
             return find_single(key, side, command)
     raise UserError(f"{key}={path} does not exist, nor does {path}.{command.source}")
-
-
-def find_in_container(paths: Sequence[Path], command: PrepareRun) -> FoundInputs:
-    """Return the inputs among the files of a folder or a zip, and of zips in a folder."""
-    files: dict[InputFile, None] = {}
-    unused = []
-    for path in paths:
-        if path.suffix == ".zip" and path.is_file():
-            found = find_in_container(list_members(path), command)
-            files |= dict.fromkeys(found.files)
-            unused += found.unused
-        elif (file := classify(path, paths, command)) is not None:
-            files[file] = None
-        else:
-            unused.append(path)
-    return FoundInputs(list(files), unused)
 
 
 def classify(path: Path, siblings: Sequence[Path], command: PrepareRun) -> InputFile | None:
@@ -137,38 +138,6 @@ def strip_compression(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in COMPRESSION_BY_SUFFIX else path
 
 
-def list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files of a folder and its subfolders; and what is no file, such as links to folders.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
-
-    def fail(error: OSError) -> NoReturn:
-        raise error
-
-    paths = []
-    for name, subfolders, files in os.walk(folder, onerror=fail):
-        links = [subfolder for subfolder in subfolders if os.path.islink(os.path.join(name, subfolder))]
-        paths += [Path(name, entry) for entry in [*files, *links]]
-    paths = sorted(path for path in paths if not is_hidden(path.relative_to(folder)))
-    return [path for path in paths if path.is_file()], [path for path in paths if not path.is_file()]
-
-
-def list_members(archive: Path) -> list[Path]:
-    try:
-        with zipfile.ZipFile(archive) as file:
-            paths = [member_path(archive, info.filename) for info in file.infolist() if not info.is_dir()]
-    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise make_read_error(archive, error) from error
-    return [path for path in paths if not is_hidden(path.relative_to(archive))]
-
-
-def is_hidden(path: Path) -> bool:
-    """Return whether a file is hidden, or one of those that macOS adds to zip files."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-
-
 def read_input(file: InputFile, command: PrepareRun) -> Iterator[pa.RecordBatch | BadLine]:
     """Yield the pairs of an input as record batches with line numbers, and invalid lines.
 
@@ -189,27 +158,25 @@ def read_input(file: InputFile, command: PrepareRun) -> Iterator[pa.RecordBatch 
 
 def read_parquet_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
     """Yield the pairs of a Parquet file; columns may be nested as in `translation.de`. Numbers are those of rows."""
-    data = DataConfig(format="parquet", path=str(path), source=source, target=target)
-    rows = 0
+    return batch_line_pairs(read_parquet_rows(path, source, target))
+
+
+def read_parquet_rows(path: Path, source: str, target: str) -> Iterator[LinePair | BadLine]:
     with open_binary(path) as file:
         try:
-            batches = pq.ParquetFile(file).iter_batches(PARSE_BATCH_SIZE)
-            for batch in batches:
-                table = flatten_structs(pa.Table.from_batches([batch]))
-                check_columns(table.column_names, str(path), data)
-                if max(map(table.column_names.count, (source, target))) > 1:
-                    raise UserError(f"{path} has several columns named {source} or {target}; rename them")
-                numbers = range(rows + 1, rows + len(table) + 1)
-                table = pa.table({"source": table[source], "target": table[target], "line": pa.array(numbers)})
-                complete = table.drop_null()
-                if len(complete) < len(table):
-                    valid = set(complete["line"].to_pylist())
-                    yield from (BadLine(path, row, "no text", "no text") for row in numbers if row not in valid)
-                if len(complete):
-                    texts = cast_to_text(complete, str(path), rows, data)
-                    yield from texts.append_column("line", complete["line"]).cast(LINE_SCHEMA).to_batches()
-                rows += len(table)
-        except pa.ArrowInvalid as error:
+            table = pq.ParquetFile(file)
+            columns = table.schema_arrow.names
+            for name in (source, target):
+                if not {name, name.partition(".")[0]} & {*columns}:
+                    raise UserError(f"{path} has no column '{name}'; it has {list_names(columns)}")
+            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                texts = get_nested(row, source), get_nested(row, target)
+                if all(isinstance(text, str) for text in texts):
+                    yield LinePair(number, *texts)
+                else:
+                    yield BadLine(path, number, "no text", "no text")
+        except (pa.ArrowInvalid, ValueError) as error:
             raise UserError(f"{path} cannot be read: {first_line(error)}") from error
 
 
