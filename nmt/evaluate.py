@@ -40,7 +40,6 @@ from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
 from nmt.evaluation.literal_counts import describe_literals, measure_literals
 from nmt.evaluation.metrics import (
-    choose_and_log_bleu_tokenizer,
     choose_bleu_tokenizer,
     compute_scores,
     format_perplexity,
@@ -125,8 +124,7 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     first, *_, last = evaluations.values()
     if not rank():
         texts = {name: [evaluations[path].translations for path in runs] for name, runs in systems.items()}
-        training_data = replace(load_config(first.run).data, cache=command.data.cache)
-        comparison = compare_systems(texts, first.sources, first.references, training_data, bleu_tokenizer)
+        comparison = compare_systems(texts, first.sources, first.references, bleu_tokenizer)
         echo(format_comparison(comparison))
         echo(f"\n{SEEDS_LEGEND if has_seeds(texts) else RUNS_LEGEND}; * p < 0.05\n")
         for name, signature in comparison.signatures.items():
@@ -211,7 +209,7 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     references = collect_references(pairs, *further.values())
 
     bleu_tokenizer = broadcast_from_rank0(
-        lambda: choose_and_log_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references)
+        lambda: choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references, is_logged=True)
     )
     # The cache of the hub is not for results.
     home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder

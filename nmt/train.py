@@ -30,7 +30,7 @@ from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream, 
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.words import segment_words
 from nmt.errors import UserError
-from nmt.evaluation.metrics import choose_and_log_bleu_tokenizer, choose_bleu_tokenizer
+from nmt.evaluation.metrics import choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.system.cli import given_keys, main
 from nmt.system.device import describe_unused_gpus, prepare_model
@@ -143,7 +143,7 @@ def train(run: TrainRun) -> float:
             f"data.path={run.data.path} has the same files on all machines",
         )
         bleu_tokenizer = broadcast_from_rank0(
-            lambda: choose_and_log_bleu_tokenizer(run.bleu_tokenizer, collect_references(valid))
+            lambda: choose_bleu_tokenizer(run.bleu_tokenizer, collect_references(valid), is_logged=True)
         )
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)

@@ -1,14 +1,10 @@
-"""Comparison of several systems on the same sentences: significance tests, and BLEU by sentence length and rarity."""
+"""Comparison of several systems on the same sentences: significance tests, and BLEU by sentence length."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.config.data import DataConfig
-from nmt.data.corpus import iter_column
-from nmt.data.mixing import load_training_text
 from nmt.data.references import References
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
@@ -16,9 +12,7 @@ from nmt.evaluation.metrics import (
     BleuByRange,
     SystemScore,
     bleu_by_length,
-    bleu_by_rarity,
     paired_bootstrap,
-    split_words_and_marks,
 )
 from nmt.evaluation.plot import draw_curves
 from nmt.evaluation.seeds import SeedComparison, compare_over_seeds
@@ -29,7 +23,6 @@ from nmt.system.messages import pluralize
 MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
 MAX_COMPARED_SENTENCES = 20_000  # the bootstrap takes 72 KB of memory for each sentence
 SIGNIFICANCE_LEVEL = 0.05  # differences with a lower p-value are marked
-RARITY_LABEL = "the rarest source word's count in training"
 
 
 class Comparison(NamedTuple):
@@ -38,34 +31,24 @@ class Comparison(NamedTuple):
     scores: Mapping[str, Mapping[str, SystemScore | SeedComparison]]  # by system and metric
     signatures: dict[str, str]  # sacreBLEU's signature of each metric
     by_length: dict[str, BleuByRange]  # of several runs, the mean
-    by_rarity: dict[str, BleuByRange]  # empty if the training text is not available
 
 
 def compare_systems(
     systems: Mapping[str, Sequence[Sequence[str]]],
     sources: Sequence[str],
     references: References,
-    data: DataConfig,
     tokenizer: str = "auto",
 ) -> Comparison:
     """Compare translations of the same sources.
 
     Args:
         systems: translations of each run by name of the system.
-        data: training data of the first system, in which words are counted.
         tokenizer: BLEU tokenizer.
     """
     by_length = {
         name: average_ranges([bleu_by_length(sources, texts, references, tokenizer) for texts in runs])
         for name, runs in systems.items()
     }
-    by_rarity = {}
-    counts = count_training_words(data)
-    if counts is not None:
-        by_rarity = {
-            name: average_ranges([bleu_by_rarity(sources, texts, references, counts, tokenizer) for texts in runs])
-            for name, runs in systems.items()
-        }
     if len(sources) < MIN_RELIABLE_SENTENCES:
         are = "is" if len(sources) == 1 else "are"
         log.warning(
@@ -77,7 +60,7 @@ def compare_systems(
         scores, signatures = compare_over_seeds(systems, references, tokenizer)
     else:
         scores, signatures = paired_bootstrap({name: run for name, [run] in systems.items()}, references, tokenizer)
-    return Comparison(scores, signatures, by_length, by_rarity)
+    return Comparison(scores, signatures, by_length)
 
 
 def has_seeds(systems: Mapping[str, Sequence[Any]]) -> bool:
@@ -95,15 +78,6 @@ def average_ranges(runs: Sequence[BleuByRange]) -> BleuByRange:
     return averages
 
 
-def count_training_words(data: DataConfig) -> Counter[str] | None:
-    """Count the source words of the training text. Returns None, with a warning, if it cannot be read."""
-    pairs = load_training_text(data, "BLEU by word rarity is left out")
-    if pairs is None:
-        return None
-    log.info(f"counting the source words of {len(pairs):,} training pairs")
-    return Counter(word for text in iter_column(pairs, "source") for word in split_words_and_marks(text))
-
-
 def format_comparison(comparison: Comparison) -> str:
     """Return the comparison as plain-text tables."""
     rows = [["", *(METRIC_NAMES[metric] for metric in comparison.signatures)]]
@@ -117,17 +91,11 @@ def format_comparison(comparison: Comparison) -> str:
         if tests:
             rows.append([f"{system} - {first}", *map(format_difference, tests)])
             rows.append(["  seeds needed", *map(format_seeds_needed, tests)])
-    tables = [align_columns(rows)]
-    for label, systems in (("source words", comparison.by_length), (RARITY_LABEL, comparison.by_rarity)):
-        if not systems:
-            continue
-        rows = [["", "sentences", *systems]]
-        for ranges in zip(*systems.values(), strict=True):
-            name, sentences, _ = ranges[0]
-            bleu_scores = ["-" if score is None else f"{score:.2f}" for _, _, score in ranges]
-            rows.append([name, f"{sentences:,}", *bleu_scores])
-        tables.append(f"BLEU by {label}\n{align_columns(rows)}")
-    return "\n\n".join(tables)
+    ranges = [["", "sentences", *comparison.by_length]]
+    for scores_of_range in zip(*comparison.by_length.values(), strict=True):
+        name, sentences, _ = scores_of_range[0]
+        ranges.append([name, f"{sentences:,}", *("-" if x is None else f"{x:.2f}" for _, _, x in scores_of_range)])
+    return f"{align_columns(rows)}\n\nBLEU by source words\n{align_columns(ranges)}"
 
 
 def format_score(score: SystemScore | SeedComparison) -> str:
@@ -165,7 +133,7 @@ def align_columns(rows: list[list[str]]) -> str:
 
 
 def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write `comparison.json`, with the settings of each system, and two plots if matplotlib is installed.
+    """Write `comparison.json`, with the settings of each system, and a plot if matplotlib is installed.
 
     Returns the paths of the files.
     """
@@ -175,14 +143,11 @@ def write_comparison(comparison: Comparison, settings: Mapping[str, Mapping[str,
     }
     content = comparison._asdict() | {"scores": scores, "settings": settings}
     names = ["comparison.json"]
-    plots = (("length", "source words", comparison.by_length), ("rarity", RARITY_LABEL, comparison.by_rarity))
     with replacing_files(folder, names[0], "comparison_by_*.png") as new_folder:
         write_atomically(new_folder / names[0], [json.dumps(content, indent=1, ensure_ascii=False), "\n"])
         try:
-            for name, label, systems in plots:
-                if systems:
-                    draw_curves(new_folder / f"comparison_by_{name}.png", systems, label, "BLEU")
-                    names.append(f"comparison_by_{name}.png")
+            draw_curves(new_folder / "comparison_by_length.png", comparison.by_length, "source words", "BLEU")
+            names.append("comparison_by_length.png")
         except UserError as error:  # matplotlib is optional
-            log.warning(f"no plots were drawn: {error}")
+            log.warning(f"no plot was drawn: {error}")
     return [folder / name for name in names]

@@ -16,6 +16,7 @@ from nmt.data.word_links import GoldLinks
 from nmt.decoding.alignment import Record, extract_links
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
+from nmt.errors import UserError, extra_command
 from nmt.evaluation.metrics import LinkCounts
 from nmt.system.distributed import rank
 from nmt.system.lines import split_on_spaces
@@ -49,13 +50,12 @@ def measure_erasure(
     """
     records = [translation.record for translation in translations]
     losses = erase_words(translator, records, "erasing words")
-    taus = []
+    rows: list[tuple[np.ndarray, np.ndarray]] = []
     for record, losses_TS in zip(records, losses, strict=True):
         weights_TS = record.word_weights()
         if losses_TS is not None and weights_TS is not None:
-            taus += [kendall_tau(*rows) for rows in zip(weights_TS, losses_TS, strict=True)]
-    defined = [tau for tau in taus if not math.isnan(tau)]
-    metrics = {"erasure_tau": float(np.mean(defined)) if defined else None, "erasure_aer": None}
+            rows += zip(weights_TS, losses_TS, strict=True)
+    metrics = {"erasure_tau": average_tau(rows), "erasure_aer": None}
     if gold is not None:
         # Gold links count words between spaces of the text itself, as `aer` does.
         forced = translator.align([*map(split_on_spaces, sources)], [*map(split_on_spaces, references)])
@@ -116,14 +116,19 @@ def erase_chunk(translator: Translator, records: Sequence[Record]) -> list[np.nd
     return losses
 
 
-def kendall_tau(x: np.ndarray, y: np.ndarray) -> float:
-    """Return Kendall's tau-b of two vectors, from -1 to 1; NaN if all values of one of them are equal (Kendall 1945).
+def average_tau(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Return the mean of Kendall's tau-b (Kendall 1945) of pairs of vectors, of those for which it is defined.
 
-    tau = (concordant pairs - discordant pairs) / sqrt(pairs not tied in x * pairs not tied in y)
+    Raises:
+        UserError: scipy is not installed.
     """
-    x_signs, y_signs = (np.sign(values[:, None] - values[None, :]) for values in (x, y))
-    untied = math.sqrt(np.abs(x_signs).sum() * np.abs(y_signs).sum())
-    return float((x_signs * y_signs).sum() / untied) if untied else math.nan
+    try:
+        from scipy.stats import kendalltau
+    except ImportError:
+        raise UserError(f"erase=true needs scipy; install it with: {extra_command('stats')}") from None
+    taus = [kendalltau(x, y).statistic for x, y in pairs if len(x) > 1]
+    defined = [tau for tau in taus if not math.isnan(tau)]
+    return float(np.mean(defined)) if defined else None
 
 
 def normalize_losses(losses_TS: np.ndarray) -> np.ndarray:

@@ -6,9 +6,6 @@ from typing import Any
 
 from nmt.data.literals import PATTERNS, find_literals
 
-WORST_LINES = 10  # listed for each kind
-SHOWN_LINES = 5  # printed, of them
-
 
 def measure_literals(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
@@ -19,33 +16,23 @@ def measure_literals(
 
     Returns:
         By kind: `in_source`, their number; `kept`, how many of them the translations keep; `added`, how many the
-        translations have that the sources have not; `kept_by_references`; and `worst_lines`, the numbers from 1 of the
-        lines in which most are lost or added.
+        translations have that the sources have not; and `kept_by_references`.
     """
-    found = {
-        name: [[(literal.kind, literal.text) for literal in find_literals(text)] for text in texts]
-        for name, texts in (("source", sources), ("translation", translations), ("reference", references))
-    }
     measured = {}
     for kind in PATTERNS:
-        counts = {
-            name: [Counter(text for own_kind, text in literals if own_kind == kind) for literals in lines]
-            for name, lines in found.items()
-        }
-        wanted, written = counts["source"], counts["translation"]
-        added = [(own - source).total() for source, own in zip(wanted, written, strict=True)]
-        lost = [(source - own).total() for source, own in zip(wanted, written, strict=True)]
+        wanted, written, expected = (
+            [Counter(literal.text for literal in find_literals(text) if literal.kind == kind) for text in texts]
+            for texts in (sources, translations, references)
+        )
+        added = sum((own - source).total() for source, own in zip(wanted, written, strict=True))
         in_source = sum(count.total() for count in wanted)
-        if not in_source and not any(added):
-            continue
-        faults = {line: a + b for line, (a, b) in enumerate(zip(added, lost, strict=True), 1) if a + b}
-        measured[kind] = {
-            "in_source": in_source,
-            "kept": count_kept(wanted, written),
-            "added": sum(added),
-            "kept_by_references": count_kept(wanted, counts["reference"]),
-            "worst_lines": sorted(faults, key=lambda line: -faults[line])[:WORST_LINES],
-        }
+        if in_source or added:
+            measured[kind] = {
+                "in_source": in_source,
+                "kept": count_kept(wanted, written),
+                "added": added,
+                "kept_by_references": count_kept(wanted, expected),
+            }
     return measured
 
 
@@ -67,6 +54,4 @@ def describe_literals(counts: dict[str, Any]) -> str:
         shares.append(f"references keep {counts['kept_by_references'] / counts['in_source']:.1%}")
     if counts["added"]:
         shares.append(f"{counts['added']:,} added")
-    if counts["worst_lines"]:
-        shares.append("worst lines: " + ", ".join(map(str, counts["worst_lines"][:SHOWN_LINES])))
     return "; ".join(shares)

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
-from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-from sacrebleu.tokenizers.tokenizer_base import BaseTokenizer
 from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
@@ -33,9 +31,7 @@ from nmt.errors import UserError, extra_command
 
 log = logging.getLogger("nmt")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}  # for display
-TOKENIZER_13A = Tokenizer13a()
 LENGTH_BOUNDS = (5, 10, 15, 20, 25, 30, 40, 50)  # `bleu_by_length`: inclusive upper bounds of ranges, in source words
-FREQUENCY_BOUNDS = (0, 1, 5, 20, 100, 1000)  # `bleu_by_rarity`: inclusive upper bounds of ranges, in occurrences
 OVERLAP_KINDS = {"seen": EXACT, "near": NEAR, "unseen": UNSEEN}  # in the training text; near: one word differs
 BleuByRange = list[tuple[str, int, float | None]]  # name of the range as "6-10", number of sentences, BLEU
 
@@ -58,7 +54,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
     return None
 
 
-def choose_bleu_tokenizer(tokenizer: str, references: References) -> str:
+def choose_bleu_tokenizer(tokenizer: str, references: References, is_logged: bool = False) -> str:
     """Return the BLEU tokenizer to use; for `auto`, the one for the script of the references.
 
     That is 13a for text with spaces between words; zh for Chinese; ja-mecab for Japanese, or char if the extra `cjk` is
@@ -67,28 +63,15 @@ def choose_bleu_tokenizer(tokenizer: str, references: References) -> str:
     Raises:
         UserError: the given tokenizer cannot be used here.
     """
+    chosen, reason = tokenizer, f"bleu_tokenizer={tokenizer}"
     if tokenizer == "auto":
-        chosen = TOKENIZER_BY_SCRIPT[detect_reference_script(references)]
-        return "char" if find_tokenizer_problem(chosen) else chosen
-    if problem := find_tokenizer_problem(tokenizer):
+        chosen, reason = TOKENIZER_BY_SCRIPT[detect_reference_script(references)], "chosen by the writing system"
+        if problem := find_tokenizer_problem(chosen):
+            chosen, reason = "char", f"{reason}; {chosen}, the usual choice for it, {problem}"
+    elif problem := find_tokenizer_problem(tokenizer):
         raise UserError(f"bleu_tokenizer={tokenizer} {problem}; or choose another one, such as bleu_tokenizer=char")
-    return tokenizer
-
-
-def choose_and_log_bleu_tokenizer(tokenizer: str, references: References) -> str:
-    """Choose the BLEU tokenizer and log it.
-
-    Raises:
-        UserError: the given tokenizer cannot be used here.
-    """
-    chosen = choose_bleu_tokenizer(tokenizer, references)
-    reason = f"bleu_tokenizer={tokenizer}"
-    if tokenizer == "auto":
-        reason = "chosen by the writing system of the references"
-        usual = TOKENIZER_BY_SCRIPT[detect_reference_script(references)]
-        if chosen != usual:
-            reason += f"; {usual}, the usual choice for it, {find_tokenizer_problem(usual)}"
-    log.info(f"BLEU uses sacreBLEU's tokenizer {chosen} ({reason})")
+    if is_logged:
+        log.info(f"BLEU uses sacreBLEU's tokenizer {chosen} ({reason})")
     return chosen
 
 
@@ -135,20 +118,12 @@ def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Referenc
     if not hypotheses:
         return None
     score = float(metric.corpus_score(hypotheses, build_streams(references)).score)
-    clear_tokenizer_caches()
     return score if math.isfinite(score) else None
 
 
 def format_perplexity(perplexity: float) -> str:
     """Format a perplexity, in scientific notation if it is very large, as after divergence."""
     return f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}"
-
-
-def clear_tokenizer_caches(tokenizer_class: type[BaseTokenizer] = BaseTokenizer) -> None:
-    """Clear the caches of sacreBLEU's tokenizers, which would keep 2^16 lines each after the metric is gone."""
-    getattr(tokenizer_class.__call__, "cache_clear", lambda: None)()
-    for subclass in tokenizer_class.__subclasses__():
-        clear_tokenizer_caches(subclass)
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> float | None:
@@ -181,23 +156,16 @@ def sentence_chrf(hypotheses: Sequence[str], references: References) -> list[flo
 def bleu_by_length(
     sources: Sequence[str], hypotheses: Sequence[str], references: References, tokenizer: str = "auto"
 ) -> BleuByRange:
-    """Return BLEU by source length in words, as in figure 2 of Bahdanau et al. 2014."""
-    lengths = [len(segment_words(source)) for source in sources]
-    return bleu_by_range(lengths, LENGTH_BOUNDS, hypotheses, references, tokenizer)
-
-
-def bleu_by_rarity(
-    sources: Sequence[str],
-    hypotheses: Sequence[str],
-    references: References,
-    counts: Mapping[str, int],
-    tokenizer: str = "auto",
-) -> BleuByRange:
-    """Return BLEU by the count of the rarest source word, where `counts` has the words of the training text."""
-    lowest_counts = [
-        min((counts.get(word, 0) for word in split_words_and_marks(source)), default=0) for source in sources
-    ]
-    return bleu_by_range(lowest_counts, FREQUENCY_BOUNDS, hypotheses, references, tokenizer)
+    """Return BLEU by source length in words, as in figure 2 of Bahdanau et al. 2014; only ranges with sentences."""
+    metric = build_bleu_metric(tokenizer, references)  # by all references, so that ranges use the same tokenizer
+    names = [f"up to {LENGTH_BOUNDS[0]}", *(f"{low + 1}-{high}" for low, high in pairwise(LENGTH_BOUNDS))]
+    names.append(f"over {LENGTH_BOUNDS[-1]}")
+    ranges = [bisect_left(LENGTH_BOUNDS, len(segment_words(source))) for source in sources]
+    found: BleuByRange = []
+    for index in sorted(set(ranges)):
+        rows = [row for row, own_range in enumerate(ranges) if own_range == index]
+        found.append((names[index], len(rows), score_rows(metric, rows, hypotheses, references)))
+    return found
 
 
 def score_by_overlap(
@@ -211,36 +179,13 @@ def score_by_overlap(
     scores: dict[str, dict[str, float | None]] = {}
     for name, kind in OVERLAP_KINDS.items():
         rows = [row for row, own_kind in enumerate(kinds) if own_kind == kind]
-        texts = [hypotheses[row] for row in rows], [references[row] for row in rows]
         scores[name] = {"sentences": len(rows)}
-        scores[name] |= {key: score_corpus(metric, *texts) for key, metric in metrics.items()}
+        scores[name] |= {key: score_rows(metric, rows, hypotheses, references) for key, metric in metrics.items()}
     return scores
 
 
-def split_words_and_marks(text: str) -> list[str]:
-    """Split text into words and punctuation marks: `segment_words`, then 13a."""
-    return TOKENIZER_13A(" ".join(segment_words(text))).split()
-
-
-def bleu_by_range(
-    values: Sequence[int], bounds: Sequence[int], hypotheses: Sequence[str], references: References, tokenizer: str
-) -> BleuByRange:
-    """Return BLEU of the sentences whose value is in each range; ranges without sentences are left out.
-
-    `bounds` are the inclusive upper bounds of the ranges. Above the last one is another range.
-    """
-    tokenizer = choose_bleu_tokenizer(tokenizer, references)  # by all references, so that ranges use the same one
-    names = [f"up to {bounds[0]}" if bounds[0] else "0"]
-    names += [f"{low + 1}-{high}" if low + 1 < high else str(high) for low, high in pairwise(bounds)]
-    names.append(f"over {bounds[-1]}")
-    rows_by_range: dict[str, list[int]] = {name: [] for name in names}
-    for row, value in enumerate(values):
-        rows_by_range[names[bisect_left(bounds, value)]].append(row)
-    return [
-        (name, len(rows), bleu([hypotheses[row] for row in rows], [references[row] for row in rows], tokenizer))
-        for name, rows in rows_by_range.items()
-        if rows
-    ]
+def score_rows(metric: Metric, rows: Sequence[int], hypotheses: Sequence[str], references: References) -> float | None:
+    return score_corpus(metric, [hypotheses[row] for row in rows], [references[row] for row in rows])
 
 
 class SystemScore(NamedTuple):
@@ -272,7 +217,6 @@ def paired_bootstrap(
             if p_value is not None and (result.score == first.score or not result.ci and not first.ci):
                 p_value = 1.0
             scores[system][name] = SystemScore(float(result.score), float(result.ci), p_value)
-    clear_tokenizer_caches()
     return scores, {name: str(signature) for name, signature in zip(metrics, signatures.values(), strict=True)}
 
 

@@ -22,43 +22,15 @@ CELL_SIZE = 0.3  # inches; fits text of FONT_SIZE
 FONT_SIZE = 10  # points
 MAX_SIDE = 24  # inches; cells and text of larger heat maps are scaled down
 MAX_LABEL_LENGTH = 24  # characters
-NOTO_SCRIPTS = [
-    "CJK SC",
-    "CJK JP",
-    "CJK KR",
-    "Arabic",
-    "Hebrew",
-    "Devanagari",
-    "Bengali",
-    "Gujarati",
-    "Gurmukhi",
-    "Kannada",
-    "Malayalam",
-    "Tamil",
-    "Telugu",
-    "Sinhala",
-    "Thai",
-    "Lao",
-    "Khmer",
-    "Myanmar",
-    "Ethiopic",
-]
 OTHER_FONTS = [
     "WenQuanYi Zen Hei",
-    "Droid Sans Fallback",
-    "Noto Emoji",
-    "Symbola",
     "Arial Unicode MS",
     "Segoe UI",
     "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
     "Hiragino Sans",
-    "Nirmala UI",
     "FreeSans",
     "Unifont",
 ]
-FONT_FAMILIES = ["Noto Sans", *(f"Noto Sans {script}" for script in NOTO_SCRIPTS), *OTHER_FONTS]
 ZERO_WIDTH_JOINERS = "\u200c\u200d"  # not printable, but they shape adjacent characters in Persian, Hindi and emoji
 INK_COLOR = "0.15"  # a gray level of matplotlib
 
@@ -153,15 +125,11 @@ def draw_cells(figure: "Figure", source: list[str], target: list[str], weights: 
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG. Warnings of missing glyphs are replaced by a single one."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, with_filename(path):
         warnings.simplefilter("always")
-        with with_filename(path):
-            figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
-    for warning in caught:
-        if "missing from font" in str(warning.message):
-            warn_of_missing_glyphs()
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.15)
+    if any("missing from font" in str(warning.message) for warning in caught):
+        warn_of_missing_glyphs()
 
 
 @cache
@@ -175,7 +143,10 @@ def find_font_families() -> list[str]:
     from matplotlib import font_manager
 
     installed = set(font_manager.get_font_names())
-    return ["DejaVu Sans", *(name for name in FONT_FAMILIES if name in installed)]
+    scripts = sorted(
+        (name for name in installed if name.startswith("Noto Sans")), key=lambda name: ("CJK" not in name, name)
+    )
+    return ["DejaVu Sans", *scripts, *(name for name in OTHER_FONTS if name in installed)]
 
 
 def format_label(word: str) -> str:

@@ -67,8 +67,7 @@ def build_report(
         "SCORES": format_definitions(scores),
         "MEASURES": format_definitions(other_measures),
         "SIGNATURES": format_definitions(signatures),
-        "CHART": draw_bleu_chart("BLEU by source length", "words", ranges),
-        "OVERLAP": draw_overlap_chart(measures.get("by_overlap", {})),
+        "CHART": draw_length_chart(ranges),
         "CHOICES": write_choices(choices),
         "NOTE": write_note(len(chrf), pairs),
         "DATA": dump_script_json(pairs),
@@ -166,20 +165,12 @@ TOP_MARGIN = 20
 BOTTOM_MARGIN = 40
 
 
-def draw_overlap_chart(by_overlap: dict[str, dict[str, Any]]) -> str:
-    """Return an HTML figure of `metrics.json`'s `by_overlap`; nothing if no sentence is in the training text."""
-    if not any(by_overlap[name]["sentences"] for name in by_overlap if name != "unseen"):
-        return ""
-    ranges = [(name, int(scores["sentences"]), scores["bleu"]) for name, scores in by_overlap.items()]
-    return draw_bleu_chart("BLEU by occurrence in the training text (near: one word differs)", "", ranges)
-
-
-def draw_bleu_chart(caption: str, unit: str, ranges: BleuByRange) -> str:
-    """Return an HTML figure with a bar chart of BLEU by range; `unit` is that of the names of the ranges."""
+def draw_length_chart(ranges: BleuByRange) -> str:
+    """Return an HTML figure with a bar chart of BLEU by source length."""
     full = max([1.0, *(score or 0 for _, _, score in ranges)])
     base = TOP_MARGIN + BAR_AREA_HEIGHT
     elements = [
-        f'<text class="soft" y="{base + 16}">{unit}</text>',
+        f'<text class="soft" y="{base + 16}">words</text>',
         f'<text class="soft" y="{base + 32}">pairs</text>',
     ]
     for column, (name, sentences, score) in enumerate(ranges):
@@ -192,13 +183,10 @@ def draw_bleu_chart(caption: str, unit: str, ranges: BleuByRange) -> str:
             f'<text x="{center}" y="{base + 16}">{name}</text>',
             f'<text class="soft" x="{center}" y="{base + 32}">{sentences:,}</text></g>',
         ]
-    chart_width = LEFT_MARGIN + COLUMN_WIDTH * len(ranges)
-    chart_height = base + BOTTOM_MARGIN
-    label = "; ".join(
-        f"{name} {unit}: BLEU {format_measure(score)} (pairs: {sentences:,})" for name, sentences, score in ranges
-    )
+    width, height = LEFT_MARGIN + COLUMN_WIDTH * len(ranges), base + BOTTOM_MARGIN
+    label = "; ".join(f"{name} words: BLEU {format_measure(score)} (pairs: {count:,})" for name, count, score in ranges)
     return (
-        f'<figure class="chart"><figcaption>{caption}</figcaption><svg role="img" aria-label="{label}" '
-        f'width="{chart_width}" height="{chart_height}" viewBox="0 0 {chart_width} {chart_height}">{"".join(elements)}'
-        f'<line x1="{LEFT_MARGIN}" x2="{chart_width}" y1="{base}" y2="{base}"/></svg></figure>'
+        f'<figure class="chart"><figcaption>BLEU by source length</figcaption><svg role="img" aria-label="{label}" '
+        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">{"".join(elements)}'
+        f'<line x1="{LEFT_MARGIN}" x2="{width}" y1="{base}" y2="{base}"/></svg></figure>'
     )

@@ -29,14 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nmt.data.references import References
-from nmt.evaluation.metrics import build_metrics, build_streams, clear_tokenizer_caches
+from nmt.errors import UserError, extra_command
+from nmt.evaluation.metrics import build_metrics, build_streams
 
 SAMPLES = 1000  # of the bootstrap
 SAMPLES_PER_BLOCK = 100  # samples whose sentence counts are in memory
 POWER = 0.8  # probability to find the difference, for the number of seeds that it needs
 MAX_SEEDS_NEEDED = 1000
-DENSITY_POINTS = 501  # of the integral of the t distribution
-MAX_T = 1000.0  # upper bound of its quantiles
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,33 +63,26 @@ def compare_over_seeds(
 
     Returns:
         Comparisons by system and metric, and sacreBLEU's signatures by metric.
+
+    Raises:
+        UserError: scipy is not installed.
     """
-    first, *others = systems
     comparisons: dict[str, dict[str, SeedComparison]] = {system: {} for system in systems}
     signatures = {}
     streams = build_streams(references)
     for name, metric in build_metrics(tokenizer, references).items():
-        statistics = {
-            system: [
-                np.array(metric._extract_corpus_statistics(texts, streams), np.float64)  # [N, statistics]
-                for texts in runs
-            ]
-            for system, runs in systems.items()
-        }
+        # sacreBLEU has no public access to the counts of a sentence. Its versions are bounded in pyproject.toml.
+        count_sentences, score_counts = metric._extract_corpus_statistics, metric._compute_score_from_stats
+        scores, samples = [], []
+        for runs in systems.values():
+            counts = [np.array(count_sentences(texts, streams), np.float64) for texts in runs]  # [N, counts] of a run
+            scores.append(np.array([score_counts(list(run.sum(0))).score for run in counts]))
+            samples.append(bootstrap_scores(score_counts, counts))
         signatures[name] = str(metric.get_signature())
-        scores = {
-            system: np.array([metric._compute_score_from_stats(list(sums.sum(0))).score for sums in runs])
-            for system, runs in statistics.items()
-        }
-        samples = {
-            system: bootstrap_scores(metric._compute_score_from_stats, runs) for system, runs in statistics.items()
-        }
-        pooled = pool_variances(list(scores.values()), list(samples.values()))
-        comparisons[first][name] = describe_scores(scores[first], None)
-        for system in others:
-            test = compare_means(scores[first], scores[system], samples[first], samples[system], pooled)
-            comparisons[system][name] = describe_scores(scores[system], test)
-    clear_tokenizer_caches()
+        pooled = pool_variances(scores, samples)
+        for row, system in enumerate(systems):
+            test = compare_means(scores[0], scores[row], samples[0], samples[row], pooled) if row else None
+            comparisons[system][name] = describe_scores(scores[row], test)
     return comparisons, signatures
 
 
@@ -177,9 +169,10 @@ def compare_means(
         return MeanTest(difference, 0.0, p_value, pooled.of_seeds, sentence_variance)
     # Satterthwaite, where the variance from the bootstrap counts as known.
     freedom = pooled.freedom * (variance / seed_variance) ** 2 if seed_variance else math.inf
-    error = math.sqrt(variance)
-    p_value = 1 - integrate_t_density(abs(difference) / error, freedom)
-    return MeanTest(difference, find_t_quantile(0.95, freedom) * error, p_value, pooled.of_seeds, sentence_variance)
+    t, error = load_t_distribution(), math.sqrt(variance)
+    p_value = 2 * float(t.sf(abs(difference) / error, freedom))
+    interval = float(t.ppf(0.975, freedom)) * error
+    return MeanTest(difference, interval, p_value, pooled.of_seeds, sentence_variance)
 
 
 def count_seeds_needed(difference: float, seed_variance: float, sentence_variance: float) -> int | None:
@@ -187,13 +180,13 @@ def count_seeds_needed(difference: float, seed_variance: float, sentence_varianc
 
     None: `MAX_SEEDS_NEEDED` would not be enough.
     """
+    t = load_t_distribution()
 
     def suffices(count: int) -> bool:
-        per_run = 2 / count
-        variance = sentence_variance + seed_variance * per_run
-        freedom = 2 * (count - 1) * (variance / (seed_variance * per_run)) ** 2 if seed_variance else math.inf
+        variance = sentence_variance + seed_variance * 2 / count
+        freedom = 2 * (count - 1) * (variance / (seed_variance * 2 / count)) ** 2 if seed_variance else math.inf
         # The usual approximation: sums of quantiles of the t distribution.
-        needed = find_t_quantile(0.95, freedom) + find_t_quantile(2 * POWER - 1, freedom)
+        needed = float(t.ppf(0.975, freedom) + t.ppf(POWER, freedom))
         return abs(difference) >= needed * math.sqrt(variance)
 
     if not difference or not suffices(MAX_SEEDS_NEEDED):
@@ -201,25 +194,16 @@ def count_seeds_needed(difference: float, seed_variance: float, sentence_varianc
     return bisect_left(range(2, MAX_SEEDS_NEEDED), True, key=suffices) + 2
 
 
-def integrate_t_density(bound: float, freedom: float) -> float:
-    """Return the probability that the absolute value of a variable with the t distribution is below `bound`.
+def load_t_distribution() -> Any:
+    """Return Student's t distribution of scipy.
 
-    With t = sqrt(f) tan(x), the density becomes proportional to cos(x)^(f - 1).
+    Raises:
+        UserError: scipy is not installed.
     """
-    if freedom > 1e6:
-        return math.erf(bound / math.sqrt(2))
-    x = np.linspace(0, math.atan(bound / math.sqrt(freedom)), DENSITY_POINTS)
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return min(1.0, float(2 * scale * np.trapezoid(np.cos(x) ** (freedom - 1), x)))
-
-
-def find_t_quantile(probability: float, freedom: float) -> float:
-    """Return t such that P(|T| < t) = `probability` for Student's t distribution with `freedom` degrees of freedom."""
-    low, high = 0.0, MAX_T
-    while high - low > 1e-5 * high:
-        middle = (low + high) / 2
-        if integrate_t_density(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
+    try:
+        from scipy.stats import t
+    except ImportError:
+        raise UserError(
+            f"comparing systems over seeds needs scipy; install it with: {extra_command('stats')}"
+        ) from None
+    return t

@@ -29,12 +29,10 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
-    bleu_by_rarity,
     choose_bleu_tokenizer,
     compute_scores,
     find_tokenizer_problem,
     paired_bootstrap,
-    split_words_and_marks,
 )
 from nmt.train import warn_of_unspaced_text
 
@@ -277,15 +275,10 @@ def test_scores_of_identical_similar_and_wrong_translations(language: str) -> No
 
 
 @pytest.mark.parametrize("language", UNSPACED)
-def test_bleu_by_length_and_rarity_count_segmented_words(language: str) -> None:
+def test_bleu_by_length_counts_segmented_words(language: str) -> None:
     sources = [make_sentence(language, (n, 0, 3, 0)) for n in range(4)]
     [(name, count, score)] = bleu_by_length(sources, sources, single_references(sources))
     assert count == 4 and score == pytest.approx(100) and name != "up to 5"
-    counts = {word: 10 for word in split_words_and_marks(sources[0])}
-    ranges = bleu_by_rarity(sources, sources, single_references(sources), counts)
-    assert [name for name, *_ in ranges] == ["0", "6-20"]  # the words of the first sentence, and other nouns
-    [(_, _, score)] = bleu_by_rarity(["x"], [sources[0]], [[sources[0]]], {})
-    assert score == pytest.approx(100)
 
 
 def test_bleu_uses_given_tokenizer() -> None:

@@ -15,7 +15,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_links import GoldLinks
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
-from nmt.evaluation.erasure import count_links, erase_words, kendall_tau, measure_erasure, normalize_losses
+from nmt.evaluation.erasure import average_tau, count_links, erase_words, measure_erasure, normalize_losses
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 SEARCH = SearchConfig(beam=2, max_length=8, max_source=60)
@@ -98,21 +98,13 @@ def test_gold_links_count_words_of_the_text() -> None:
         assert metrics["erasure_aer"] == pytest.approx(1 - 2 * sure / (found + sure))
 
 
-def test_kendall_tau_counts_pairs() -> None:
-    generator = np.random.default_rng(1)
-    for size in range(2, 7):
-        x, y = generator.integers(0, 4, (2, size))
-        pairs = list(itertools.combinations(range(size), 2))
-        orders = [(np.sign(x[i] - x[j]), np.sign(y[i] - y[j])) for i, j in pairs]
-        difference = sum(a * b for a, b in orders)  # concordant minus discordant pairs
-        untied = [sum(order[side] != 0 for order in orders) for side in (0, 1)]
-        if all(untied):
-            assert kendall_tau(x, y) == pytest.approx(difference / math.sqrt(untied[0] * untied[1]))
-        else:
-            assert math.isnan(kendall_tau(x, y))
+def test_tau_is_averaged_where_it_is_defined() -> None:
     values = np.arange(5.0)
-    assert kendall_tau(values, np.exp(values)) == pytest.approx(1) and kendall_tau(values, -values) == pytest.approx(-1)
-    assert math.isnan(kendall_tau(values, np.ones(5))) and math.isnan(kendall_tau(values[:1], values[:1]))
+    assert average_tau([(values, np.exp(values)), (values, np.ones(5)), (values[:1], values[:1])]) == pytest.approx(1)
+    # Of 10 pairs one is tied in x, 8 are concordant and one discordant: (8 - 1) / sqrt(9 * 10).
+    x, y = np.array([0, 0, 1, 2, 3]), np.array([0, 1, 2, 4, 3])
+    assert average_tau([(x, y)]) == pytest.approx(7 / math.sqrt(9 * 10))
+    assert average_tau([(values, np.ones(5))]) is None
 
 
 def test_words_are_linked_to_what_they_lose_most_without() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from nmt.evaluation.metrics import (
     bleu,
     bleu_by_length,
-    bleu_by_rarity,
     compute_scores,
     format_perplexity,
     paired_bootstrap,
@@ -108,14 +107,6 @@ def test_scoring_logs_no_warnings(caplog):
     lines = ["Hello , world ."] * 200  # by default sacreBLEU warns about tokenized text of this size
     compute_scores(lines, single_references(lines))
     assert not caplog.records
-
-
-def test_bleu_by_rarity_groups_sentences_by_rarest_word():
-    counts = {"a": 2000, "rare": 3, ".": 5000}
-    sources = ["a.", "a rare .", "a new rare .", "", "a a"]
-    buckets = bleu_by_rarity(sources, [CAT] * 5, [[CAT]] * 5, counts)
-    assert [(name, count) for name, count, _ in buckets] == [("0", 2), ("2-5", 1), ("over 1000", 2)]
-    assert all(score == pytest.approx(100) for *_, score in buckets)
 
 
 def test_paired_bootstrap_detects_differences():

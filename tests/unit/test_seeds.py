@@ -11,18 +11,8 @@ from nmt.evaluation.seeds import (
     compare_means,
     compare_over_seeds,
     count_seeds_needed,
-    find_t_quantile,
-    integrate_t_density,
     pool_variances,
 )
-
-
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (4, 2.776), (10, 2.228), (200, 1.972), (1e9, 1.960)]
-)
-def test_t_distribution_matches_tables(freedom: float, quantile: float) -> None:
-    assert find_t_quantile(0.95, freedom) == pytest.approx(quantile, abs=6e-4)
-    assert integrate_t_density(quantile, freedom) == pytest.approx(0.95, abs=2e-4)
 
 
 def draw_runs(generator: np.random.Generator, count: int, seed_effect: float, reaction: float, sentences: np.ndarray):
