@@ -48,9 +48,11 @@ from nmt.model.seq2seq import build_model
 from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.logging import log_to_stderr
 from nmt.system.memory import peak_memory
+from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState
-from nmt.training.step import choose_epoch_shapes, train_step
+from nmt.training.progress import Progress
+from nmt.training.state import TrainState
+from nmt.training.step import train_step
 
 DOCS = Path("docs")
 END_MARKER = "<!-- end of what scripts/bench_training.py writes -->"  # in docs/benchmarks.md
@@ -195,16 +197,15 @@ def make_update(
     """Return a function that makes one update on the given rows and returns the number of target tokens."""
     torch.manual_seed(1)
     if not system.plain:
-        run = TrainRun(model=system.model, optim=OPTIM, train=TrainConfig(max_steps=10**6), precision=system.precision)
+        train = TrainConfig(max_steps=10**6, batch_sentences=system.sentences)
+        run = TrainRun(model=system.model, optim=OPTIM, train=train, precision=system.precision)
         model = build_model(system.model, vocabulary, vocabulary)
         prepare_model(model, system.precision, device, training=True)
         nothing: Any = None
         optimizer = build_optimizer(run.optim, model.parameters())
         progress = Progress(encoded.key)
-        state = TrainState(run, Path(), device, model, nothing, optimizer, encoded, nothing, progress)
-        if device.type == "cuda":
-            batches = epoch_batches(encoded, TrainConfig(batch_sentences=system.sentences), 1, 0)
-            state.shapes_K3 = choose_epoch_shapes(state, batches)  # as `nmt.training.loop.fit` does
+        data = TrainingData(run, encoded, nothing, progress)
+        state = TrainState(run, Path(), device, model, optimizer, data, progress)
         return lambda indices: train_step(state, indices, 10**6).sums.target
 
     plain = PlainModel(system.model, vocabulary, OPTIM.label_smoothing).to(device)

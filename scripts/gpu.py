@@ -70,9 +70,10 @@ from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
 from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.memory import PEAK_RESERVED_BYTES, peak_device_memory
-from nmt.training.loop import prepare_epoch
+from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState
+from nmt.training.progress import Progress
+from nmt.training.state import TrainState
 from nmt.training.step import forward_backward, train_step
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -238,7 +239,8 @@ def make_state(
     nothing: Any = None
     optimizer = build_optimizer(run.optim, model.parameters())
     progress = Progress(encoded.key, loss_scale=loss_scale)
-    return TrainState(run, Path(), device, model, nothing, optimizer, encoded, nothing, progress)
+    data = TrainingData(run, encoded, nothing, progress)
+    return TrainState(run, Path(), device, model, optimizer, data, progress)
 
 
 def set_fixed_weights(model: nn.Module) -> None:
@@ -266,7 +268,7 @@ def make_small_state(
 def compute_gradient(state: TrainState) -> dict[str, Tensor]:
     """Return the loss of a batch and its gradient, copied to fp64 on the CPU because replays overwrite gradients."""
     rows = np.arange(24)
-    tokens = int(state.train_pairs.lengths(rows)[1].sum())
+    tokens = int(state.data.pairs.lengths(rows)[1].sum())
     found, sums = forward_backward(state, [rows], tokens, 100)
     named = dict(zip(dict(state.model.named_parameters()), found, strict=True)) | {"loss": sums.smoothed / tokens}
     factor = {name: 1.0 if name == "loss" else state.loss_scale.factor.item() for name in named}
@@ -361,7 +363,7 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         state = make_small_state(setting, name, cell, device, "fp64", 0.0)
         model = state.model.eval()
         prepare_model(model, "fp64", device)
-        quick, batch = replay.with_cuda_graphs(model, device), collate(state.train_pairs, np.arange(24)).to(device)
+        quick, batch = replay.with_cuda_graphs(model, device), collate(state.data.pairs, np.arange(24)).to(device)
         source = batch.source_BS, batch.source_length_B
         literals = Literals([10, 11], [[], [10], [11, 10]] * 8)
         given: dict[str, Any] = {"prefixes": [[], [5], [], [7, 7]] * 6, "literals": literals}
@@ -424,8 +426,8 @@ def check_out_of_memory(setting: Setting) -> Iterator[Values]:
         off = abs(float(outcome.sums.smoothed) / wanted - 1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    right = state.max_positions < math.inf and not outcome.failed and off < 1e-2
-    yield {"ok": right, "needed, GB": needed / 1e9, "positions at once": state.max_positions, "loss off by": off}
+    right = state.cache.max_positions < math.inf and not outcome.failed and off < 1e-2
+    yield {"ok": right, "needed, GB": needed / 1e9, "positions at once": state.cache.max_positions, "loss off by": off}
 
 
 def check_resuming(setting: Setting) -> Iterator[Values]:
@@ -517,7 +519,7 @@ def measure_training(setting: Setting, size: str, name: str, precision: str, cou
         batches = list(epoch_batches(encoded, config, 1, 0))[::3]  # a third is enough without CUDA graphs
     else:
         state = make_state(model, scale.vocabulary, encoded, device, precision, config)
-        update, batches = partial(train_step, state, total_steps=10**6), list(prepare_epoch(state))
+        update, batches = partial(train_step, state, total_steps=10**6), list(state.data.batches)
     tokens = sum(int(encoded.lengths(rows).sum()) for rows in batches)
     epochs: list[float] = []
     before = -1

@@ -66,11 +66,14 @@ from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import quantize_tensors
-from nmt.runs.checkpoint import find_last_checkpoint, find_last_intact_checkpoint
+from nmt.runs.checkpoint import find_last_intact_checkpoint
+from nmt.runs.folder import find_last_checkpoint
 from nmt.system.torchrun import LAUNCH_ENV
 from nmt.training import loop as training
+from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState, resume_from
+from nmt.training.progress import Progress
+from nmt.training.state import TrainState, resume
 from nmt.training.step import measure_batch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -322,10 +325,10 @@ def make_state(corpus: Path, folder: Path, optim: dict[str, object] | None = Non
     model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     optimizer = build_optimizer(run.optim, model.parameters())
     valid = load_pairs(run.data, "valid")
-    state = TrainState(run, folder, CPU, model, tokenizer, optimizer, encoded, valid, Progress(encoded.key))
+    progress = Progress(encoded.key)
     if find_last_checkpoint(folder):
-        resume_from(state, find_last_intact_checkpoint(folder))
-    return state
+        progress = resume(run, folder, find_last_intact_checkpoint(folder), model, optimizer, encoded.key)
+    return TrainState(run, folder, CPU, model, optimizer, TrainingData(run, encoded, valid, progress), progress)
 
 
 def read_events(folder: Path, kind: str) -> list[dict[str, float]]:
@@ -438,13 +441,15 @@ def make_training_state(
     for parameter in model.parameters():
         nn.init.normal_(parameter.detach(), std=0.4)  # include biases and coverage
     optimizer = torch.optim.Adam(model.to(device).parameters(), fused=True)
-    return TrainState(run, Path(), torch.device(device), model, unused, optimizer, pairs, unused, Progress("random"))
+    progress = Progress("random")
+    data = TrainingData(run, pairs, unused, progress)
+    return TrainState(run, Path(), torch.device(device), model, optimizer, data, progress)
 
 
 def build_padded_batch(state: TrainState, pairs: np.ndarray) -> Batch:
     """Return the batch of some pairs, padded as on a GPU, with two more padding pairs."""
-    count, source, target = pick_shape(measure_batch(state, pairs), NO_SHAPES)
-    return collate(state.train_pairs, pairs).pad_to(count + 2, source, target)
+    count, source, target = pick_shape(measure_batch(state.data.pairs, pairs), NO_SHAPES)
+    return collate(state.data.pairs, pairs).pad_to(count + 2, source, target)
 
 
 def make_pairs(source: list[int], target: list[int]) -> EncodedPairs:

@@ -1,9 +1,6 @@
 """Checkpoints: written atomically, verified when read, and sufficient to rebuild the model from the run's settings.
 
-    runs/<name>/config.yaml  tokenizer*.model
     runs/<name>/checkpoints/step_000500/{model,optimizer}.safetensors  state.json  manifest.json
-    runs/<name>/checkpoints/{last,best}             one line each: the name of a step folder
-                                                    (the state.json of `last` has precedence over `best`)
     <export>/config.yaml  tokenizer*.model  model.safetensors  manifest.json    (also on the Hugging Face hub)
 
 A manifest has the sizes and hashes of the files next to it, the settings of the model, and the hash of its tokenizer.
@@ -13,7 +10,6 @@ than the size of the files: shapes are compared before tensors are allocated.
 
 import json
 import logging
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +25,11 @@ from nmt.config import TrainRun, flatten_keys, select_immutable_settings
 from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq, build_model
+from nmt.runs.folder import find_last_checkpoint, list_step_folders
 from nmt.system.files import (
     fsync_path,
     hash_file,
     read_small,
-    remove_path,
     replacing_folder,
     write_atomically,
 )
@@ -55,10 +51,6 @@ EXPORTED_FILES = (
     "tokenizer.model",
     "tokenizer.source.model",
     "tokenizer.target.model",
-)
-STEP_FOLDER_PATTERN = re.compile(
-    r"step_\d{6,12}"  # complete
-    r"|\.step_\d{6,12}\.old"  # being replaced
 )
 MAX_QUOTED_CHARS = 200  # of a library's error message or of a name in a manifest
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
@@ -90,7 +82,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
 ) -> Path:
-    """Write `checkpoints/step_N` for N = progress["step"], point `last` to it, and return its folder.
+    """Write `checkpoints/step_N` for N = progress["step"], and return its folder.
 
     Raises:
         UserError: it cannot be written; the last checkpoint is unchanged.
@@ -102,7 +94,6 @@ def save_checkpoint(
         save_file(flatten_optimizer_state(optimizer), new / OPTIMIZER_FILE)
         (new / STATE_FILE).write_text(json.dumps(progress, indent=1), encoding="utf-8")
         write_manifest(new, config, tokenizer)
-    write_atomically(folder.parent / "last", [folder.name + "\n"])
     return folder
 
 
@@ -132,82 +123,20 @@ def flatten_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tenso
     return {f"{i}.{key}": value for i, slots in state.items() for key, value in slots.items() if value is not None}
 
 
-def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> None:
-    """Point `best` to the best existing checkpoint, and remove those that are no longer needed.
-
-    The checkpoints of `best_steps` and `step` are kept, and the one before `step`, as a fallback if `step` turns out to
-    be damaged. Half-written files and folders of processes that died are removed.
-    """
-    folders = list_step_folders(run_folder)
-    best_steps = [number for number in best_steps if number in folders]
-    best_pointer = run_folder / "checkpoints" / "best"
-    if best_steps:
-        write_atomically(best_pointer, [folders[best_steps[0]].name + "\n"])
-    else:  # no validation yet, or the best checkpoint was damaged and the run resumed from an earlier one
-        best_pointer.unlink(missing_ok=True)
-    earlier = [number for number in folders if number < step]
-    needed = {folders[number].name for number in (step, *earlier[-1:], *best_steps)}
-    for path in (run_folder / "checkpoints").iterdir():
-        is_half_written = path.name.startswith(".") and path.suffix == ".new"
-        if is_half_written or STEP_FOLDER_PATTERN.fullmatch(path.name) and path.name not in needed:
-            remove_path(path)
-
-
 # ------------------------------------------------------------------------------------------------------------ finding
-def read_pointer(run_folder: Path, name: str) -> Path | None:
-    """Return the step folder that `checkpoints/<name>` points to, or None."""
-    path = run_folder / "checkpoints" / name
-    if not path.is_file():
-        return None
-    with open(path, "rb") as file:
-        target = file.read(99).decode(errors="replace").strip()
-    return list_step_folders(run_folder).get(parse_step(target)) if STEP_FOLDER_PATTERN.fullmatch(target) else None
-
-
-def list_step_folders(run_folder: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by step, in ascending order.
-
-    If a process died while it was replacing a checkpoint, the old version counts unless the new one is in place.
-    """
-    folders: dict[int, Path] = {}
-    for path in sorted((run_folder / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
-        if STEP_FOLDER_PATTERN.fullmatch(path.name):
-            folders[parse_step(path.name)] = path
-    return dict(sorted(folders.items()))
-
-
-def parse_step(name: str) -> int:
-    return int(re.findall(r"\d+", name)[0])
-
-
 def find_best_checkpoint(run_folder: Path) -> Path | None:
-    """Return the best checkpoint, or None if none was validated.
-
-    The state.json of the last checkpoint decides, because `best` is written after it: a process may have died between.
+    """Return the best checkpoint by the state of the last one, or None if none was validated.
 
     Raises:
-        UserError: both state.json and `best` are damaged.
+        UserError: the state of the last checkpoint is damaged.
     """
     last = find_last_checkpoint(run_folder)
     if last is None:
         return None
-    try:
-        verify_checkpoint(last, STATE_FILE)
-        best_steps = [int(entry[-1]) for entry in json.loads(read_small(last / STATE_FILE))["best"]]
-    except (UserError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        complaint = str(error) if isinstance(error, UserError) else f"{last / STATE_FILE} is damaged"
-        best_pointer = run_folder / "checkpoints" / "best"
-        if (best := read_pointer(run_folder, "best")) is None:
-            raise UserError(f"{complaint}, and {best_pointer} does not name a checkpoint") from None
-        log.warning(f"{complaint}; using the best checkpoint named in {best_pointer}")
-        return best
+    verify_checkpoint(last, STATE_FILE)
     folders = list_step_folders(run_folder)
+    best_steps = [entry[-1] for entry in json.loads(read_small(last / STATE_FILE))["best"]]
     return next((folders[step] for step in best_steps if step in folders), None)
-
-
-def find_last_checkpoint(run_folder: Path) -> Path | None:
-    """Return the step folder that `last` points to, else the one with the largest number, or None."""
-    return read_pointer(run_folder, "last") or next(reversed(list_step_folders(run_folder).values()), None)
 
 
 def find_last_intact_checkpoint(run_folder: Path) -> Path:
@@ -216,13 +145,7 @@ def find_last_intact_checkpoint(run_folder: Path) -> Path:
     Raises:
         UserError: all are damaged.
     """
-    last = find_last_checkpoint(run_folder)
-    assert last is not None
-    if read_pointer(run_folder, "last") is None:
-        log.warning(
-            f"{run_folder / 'checkpoints' / 'last'} does not name a checkpoint; using the one with the largest number"
-        )
-    for folder in dict.fromkeys((last, *reversed(list_step_folders(run_folder).values()))):
+    for folder in reversed(list_step_folders(run_folder).values()):
         try:
             verify_checkpoint(folder)
         except UserError as error:
@@ -259,13 +182,9 @@ def find_checkpoint(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise UserError(f"{path} is not a folder; give a run (runs/NAME) or one of its checkpoints/step_N")
     if (folder / MODEL_FILE).is_file():
-        resolved = folder.resolve()
-        if resolved.parent.name != "checkpoints" or (folder / CONFIG_FILE).is_file():
+        if (folder / CONFIG_FILE).is_file():
             return folder, folder
-        resolved_run = resolved.parents[1]
-        run_folder = folder.parents[1] if len(folder.parts) > 2 else resolved_run
-        is_own_run = (run_folder / "checkpoints").resolve() == resolved.parent  # false if `path` is a link to elsewhere
-        return (run_folder if is_own_run else resolved_run), folder
+        return (folder if len(folder.parts) > 2 else folder.absolute()).parents[1], folder
     last = find_last_checkpoint(folder)
     if last is None:
         raise UserError(f"{path} has no checkpoint; a run has config.yaml and checkpoints/")
@@ -283,26 +202,17 @@ def verify_checkpoint(folder: Path, only: str | None = None) -> dict[str, Any]:
     if (folder / CONFIG_FILE).is_file():
         remedy = "export the model again, or download it again (from the hub, after `hf cache rm model/OWNER/NAME`)"
     try:
-        manifest = json.loads(read_small(folder / MANIFEST_FILE))
-        entries = [(str(name), entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()]
+        manifest: dict[str, Any] = json.loads(read_small(folder / MANIFEST_FILE))
+        expected = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         manifest["settings"].items(), str(manifest["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{folder / MANIFEST_FILE} is missing, damaged, or from another version; {remedy}") from None
-    required = only or MODEL_FILE
-    if required not in (name for name, *_ in entries):
-        raise UserError(f"{folder / MANIFEST_FILE} does not list {required}; {remedy}")
-    for name, size, sha256 in entries:
-        if only not in (None, name):
-            continue
-        path = folder / Path(name).name
-        try:
-            is_intact = (
-                path.name == name and path.is_file() and path.stat().st_size == size and hash_file(path) == sha256
-            )
-        except OSError:  # a damaged manifest may have an impossible file name
-            is_intact = False
-        if not is_intact:
-            raise UserError(f"{str(path)[:MAX_QUOTED_CHARS]} is missing or damaged (see {MANIFEST_FILE}); {remedy}")
+    files = {path.name: path for path in folder.iterdir() if path.is_file()}
+    for name in [only] if only else [MODEL_FILE, *expected]:
+        path = files.get(name)
+        if not path or (path.stat().st_size, hash_file(path)) != expected.get(name):
+            what = str(folder / name)[:MAX_QUOTED_CHARS]
+            raise UserError(f"{what} is missing or damaged (see {MANIFEST_FILE}); {remedy}")
     return manifest
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nmt.system.files import write_atomically
+
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 MAX_POINTS = 2_000  # of a curve; a longer one is thinned
@@ -60,6 +62,13 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], int]:
             kept.pop()
         kept.append(event)
     return [event.content for event in kept], damaged
+
+
+def truncate_events(path: Path, step: int, with_validation: bool) -> None:
+    """Remove the events of a file after a step, without `with_validation` its validation as well, and damaged lines."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.is_file() else []
+    last = step, with_validation
+    write_atomically(path, (line for line in lines if (event := parse_event(line)) and event.position <= last))
 
 
 def build_curves(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[float | None]]]:

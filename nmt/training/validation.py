@@ -1,10 +1,12 @@
-"""Loss, accuracy, attention entropy and alignment error rate under teacher forcing.
+"""Validation: loss, accuracy, attention entropy and alignment error rate under teacher forcing, and BLEU.
 
 Shapes: B sentences, S source and T target positions.
 """
 
 import math
+import time
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,18 +17,24 @@ import torch
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batch import Batch, make_batch
 from nmt.data.corpus import get_gold_links, iter_column
+from nmt.data.references import collect_references
 from nmt.data.tokenizer import Tokenizer
 from nmt.decoding.alignment import extract_links
-from nmt.decoding.translator import choose_batch_size, default_batch_tokens, sort_longest_first
+from nmt.decoding.translator import Translator, choose_batch_size, default_batch_tokens, sort_longest_first
 from nmt.errors import UserError
-from nmt.evaluation.metrics import LinkCounts
+from nmt.evaluation.metrics import LinkCounts, bleu, format_perplexity, sentence_chrf
+from nmt.evaluation.report import build_pair
 from nmt.model.loss import Loss
-from nmt.model.out_of_memory import halve_until_it_fits
+from nmt.model.out_of_memory import halve_until_it_fits, run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
+from nmt.runs.history import SAMPLES_FILE
 from nmt.system.distributed import all_gather, shard
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
+from nmt.training.meter import EventWriter
+from nmt.training.state import TrainState
 
+SAMPLES = 4  # validation pairs whose translations are written down at each validation
 MAX_VALIDATION_PIECES = 1_000  # of the longer side: a longer pair of damaged lines might take all memory and hours
 
 
@@ -37,6 +45,46 @@ class ForcedBatch(NamedTuple):
     loss: Loss
     weights_BTS: torch.Tensor | None  # attention weights, None without attention
     entropy: float  # of the weights, summed over target tokens, in nats; 0 without attention
+
+
+def validate(state: TrainState, events: EventWriter) -> dict[str, Any]:
+    """Measure the scores of `evaluate_loss`, and BLEU of greedy translations against the raw references.
+
+    They are logged and written to metrics.jsonl, and the first translations to samples.jsonl.
+    """
+    started = time.perf_counter()
+    data, tokenizer = state.data, state.data.corpus.tokenizer
+    scores = evaluate_loss(state.model, tokenizer, data.valid, state.device)
+    model = run_unless_out_of_memory(partial(copy_for_inference, state.model)) or state.model
+    search = SearchConfig(beam=1).with_source_limit_of(state.run.data)
+    translator = Translator(model, tokenizer, search, state.device, state.run.data.languages)
+    sources, references = list(iter_column(data.valid, "source")), collect_references(data.valid)
+    samples = translator.translate(sources[:SAMPLES], keep_weights=True)
+    translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)
+    hypotheses = [options[0].text for options in translations]
+    scores["bleu"] = bleu(hypotheses, references, state.run.bleu_tokenizer) or 0.0
+    chrf = sentence_chrf(hypotheses[:SAMPLES], references[:SAMPLES])
+    pairs = [
+        build_pair(row + 1, sources[row], references[row], options[0], chrf[row]) for row, options in enumerate(samples)
+    ]
+    event = {"event": "validate", "step": state.progress.step, "epoch": state.progress.epoch}
+    events.write(event | {"pairs": pairs}, SAMPLES_FILE)
+    attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
+    log.info(
+        f"validation at step {state.progress.step}: loss {scores['loss']:.3f}, ppl {format_perplexity(scores['ppl'])}, "
+        f"accuracy {scores['accuracy']:.1%}, BLEU {scores['bleu']:.2f}"
+        + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
+        + f" ({time.perf_counter() - started:.0f} s)"
+    )
+    events.write(event | scores)
+    return scores
+
+
+def copy_for_inference(model: Seq2Seq) -> Seq2Seq:
+    """Copy the model for translation, so that weights are cast and laid out once instead of at each step."""
+    model = deepcopy(model).eval().to(model.dtype)
+    model.prepare_for_inference(int8=False)
+    return model
 
 
 @torch.inference_mode()

@@ -35,16 +35,16 @@ from builders import (
 from nmt.config import EvaluateRun
 from nmt.errors import UserError
 from nmt.evaluate import METRIC_SETTINGS, check_comparable
+from nmt.runs.folder import lock_run_folder
 from nmt.train import train
 from nmt.training import loop as training
-from nmt.training.run_dir import lock_run_folder
 from nmt.training.state import TrainState
 
 SEARCH = ("search.beam=2", "search.max_length=20")  # a model with so little training often does not end by itself
 
 
 def read_last_weights(run: Path) -> bytes:
-    return (run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip() / "model.safetensors").read_bytes()
+    return (max((run / "checkpoints").glob("step_*")) / "model.safetensors").read_bytes()
 
 
 def test_run_folder_contents(home: Path) -> None:
@@ -411,10 +411,8 @@ def test_training_is_deterministic_and_resume_is_exact(
     assert read_last_weights(whole) == read_last_weights(stopped)
     assert read_first_event(whole) == read_first_event(stopped)
     assert read_all_events(whole)[-1] == read_all_events(stopped)[-1]
-    whole_config, stopped_config = ((run / "config.yaml").read_text() for run in (whole, stopped))
-    assert "max_steps: 5\n" in stopped_config
+    assert "max_steps: 5\n" in (stopped / "config.yaml").read_text()
     assert "is already finished" in fork(*list_settings("whole", 5, "auto"))
-    assert (whole / "config.yaml").read_text() == whole_config  # resume=auto was not stored: nothing was trained
 
 
 def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:

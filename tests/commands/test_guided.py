@@ -22,9 +22,12 @@ from nmt.model.loss import Loss, guidance_loss
 from nmt.model.seq2seq import build_model
 from nmt.system.device import prepare_model
 from nmt.train import read_corpus
+from nmt.training.backward import add_attention_losses
+from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState
-from nmt.training.step import add_attention_losses, train_step
+from nmt.training.progress import Progress
+from nmt.training.state import TrainState
+from nmt.training.step import train_step
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,9 @@ def test_update_with_guided_alignment_matches_reference(corpus: Path, tmp_path: 
     cpu, rows = torch.device("cpu"), np.arange(6)
     prepare_model(model, "fp64", cpu, training=True)
     optimizer = build_optimizer(run.optim, model.parameters())
-    state = TrainState(run, tmp_path, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
+    progress = Progress(key)
+    data = TrainingData(run, encoded, valid, progress)
+    state = TrainState(run, tmp_path, cpu, model, optimizer, data, progress)
     batch = collate(encoded, rows)
     for n in (1, 3, 8):
         loss, weights = model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, run.optim.label_smoothing)

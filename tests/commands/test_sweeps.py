@@ -15,15 +15,11 @@ import yaml
 from builders import CONTEXT, ROOT, TINY_SETTINGS, command_environment, run_in_new_process
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
-from nmt.config import MONITOR_METRICS, TrainRun
-from nmt.errors import UserError
+from nmt.config import TrainRun
 from nmt.system.cli import main
 from nmt.system.command_line import CONFIG_DIR, KEYS_NOT_IN_RUN_NAMES
 from nmt.system.sweep_names import MAX_RUN_NAME_BYTES, build_run_name, exclude_constant_keys
-from nmt.train import check_sweep_direction
 
 # A job without training, whose score is best at optim.lr=0.01.
 PROGRAM = """
@@ -258,19 +254,6 @@ def test_search_continues_after_failed_jobs(tmp_path: Path) -> None:
     assert best["best_params"]["optim.lr"] == min(rates["1"], key=lambda rate: max(rate / 0.01, 0.01 / rate))
     assert best["best_params"].keys() == {"optim.lr", "model.dropout", "model.attention.score", "seed"}
     assert f"Best value: {best['best_value']}" in message
-
-
-@pytest.mark.parametrize("monitor", MONITOR_METRICS)
-def test_search_in_wrong_direction_is_rejected(monitor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = ("maximize", "minimize") if MONITOR_METRICS[monitor] else ("minimize", "maximize")
-    for direction in (right, wrong):
-        config = OmegaConf.create({"sweeper": {"direction": direction}})
-        monkeypatch.setattr(HydraConfig, "get", lambda config=config: config)
-        if direction == right:
-            check_sweep_direction(monitor)
-        else:
-            with pytest.raises(UserError, match=f"={wrong} would select the worst {monitor}; set .*direction={right}"):
-                check_sweep_direction(monitor)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import load_tokenizer, train_tokenizer
-from nmt.runs.checkpoint import find_last_checkpoint
+from nmt.runs.folder import find_last_checkpoint
 from nmt.training.vocabulary_transfer import copy_rows, match_pieces, split_into_pieces
 
 

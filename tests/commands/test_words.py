@@ -5,14 +5,13 @@ import math
 import random
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from builders import run_error, run_ok, single_references
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
-from nmt.config import BLEU_TOKENIZERS, TokenizerConfig, TrainRun
+from nmt.config import BLEU_TOKENIZERS, TokenizerConfig
 from nmt.data import words as words_module
 from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
 from nmt.data.words import (
@@ -34,7 +33,6 @@ from nmt.evaluation.metrics import (
     find_tokenizer_problem,
     paired_bootstrap,
 )
-from nmt.train import warn_of_unspaced_text
 
 JAPANESE = "char" if find_tokenizer_problem("ja-mecab") else "ja-mecab"
 
@@ -197,16 +195,6 @@ def test_join_sentences_adds_space_only_between_spaced_scripts() -> None:
     assert join_sentences(["狗看见书。", "", "猫买船。"]) == "狗看见书。猫买船。"
     assert join_sentences(["A dog.", "", "A cat."]) == "A dog. A cat." and join_sentences([]) == ""
     assert join_sentences(["วันนี้", "แมว"]) == "วันนี้ แมว"
-
-
-def test_word_tokenizer_on_unspaced_text_warns(caplog: pytest.LogCaptureFixture) -> None:
-    run = TrainRun(tokenizer=TokenizerConfig(type="word"))
-    warn_of_unspaced_text(run, pa.table({"source": ["A dog sees it."], "target": ["狗今天看见书。"]}))
-    assert "the target text has few spaces" in caplog.text and "source" not in caplog.text
-    caplog.clear()
-    warn_of_unspaced_text(run, pa.table({"source": ["A dog sees it."], "target": ["狗 今天 看见 书 。"]}))
-    warn_of_unspaced_text(TrainRun(), pa.table({"source": ["狗今天看见书。"], "target": ["x"]}))
-    assert not caplog.text
 
 
 def test_find_glued_words() -> None:

@@ -1,12 +1,10 @@
 """Tests of the guarantees in docs/reliability.md: interrupted training, full disks, damaged and crafted files."""
 
-import errno
 import io
 import json
 import math
 import os
 import pickle
-import re
 import resource
 import shutil
 import signal
@@ -30,7 +28,6 @@ import yaml
 from builders import (
     CONTEXT,
     TINY_SETTINGS,
-    TINY_SIZES,
     command_environment,
     list_checkpoints,
     load_last_weights,
@@ -40,41 +37,41 @@ from builders import (
     run_error,
     run_in_folder,
     run_ok,
-    run_program,
-    run_ranks,
     write_corpus,
 )
-from faults import TRIALS, count_operations, run_trials
+from faults import TRIALS, kill_at_operation, run_trials
 from safetensors.torch import load_file, save_file
 
 import nmt
-from nmt.config import ModelConfig, OptimConfig, TrainConfig, TrainRun, select_immutable_settings
+from nmt.config import OptimConfig, TrainConfig, TrainRun, select_immutable_settings
 from nmt.data.tokenizer import SPECIALS
 from nmt.errors import UserError, escape_controls
 from nmt.runs.checkpoint import (
     OPTIMIZER_FILE,
     STATE_FILE,
     find_checkpoint,
-    find_last_checkpoint,
     find_last_intact_checkpoint,
     load_model,
     save_config,
 )
+from nmt.runs.folder import clear_run_folder, find_last_checkpoint
 from nmt.system.command_line import describe_os_error
 from nmt.system.files import hash_file, replacing_files, write_atomically
 from nmt.system.logging import _StderrHandler, log, log_to_file, log_to_stderr
 from nmt.system.signals import deferred_signals
 from nmt.system.text_io import echo, open_output, write_utf8
 from nmt.training import step as training_step
-from nmt.training.loop import fit, write_event
-from nmt.training.run_dir import check_resumed_settings, check_run_folder, clear_run_folder
-from nmt.training.state import ValidatedCheckpoint, read_progress, resume_from, save_state
+from nmt.training.loop import fit
+from nmt.training.meter import EventWriter
+from nmt.training.progress import ValidatedCheckpoint, read_progress
+from nmt.training.start import check_resumed_settings
+from nmt.training.state import resume, save_state
 
 Change = Callable[[Path], Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", ["kill=2 term=2", "fileops=2", "bitflips=25 noise=100", "badlines=600"])
+@pytest.mark.parametrize("trials", ["kill=2 term=2", "bitflips=25"])
 def test_fault_injection_trials(trials: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run faults.py in this process, with few trials; those in one call share a run."""
     monkeypatch.setattr(faults, "SMALL_SETTINGS", (*faults.SMALL_SETTINGS, "model.input_feeding=false"))
@@ -120,22 +117,6 @@ def test_resume_uses_previous_checkpoint_if_last_is_damaged(
         find_last_intact_checkpoint(tmp_path / "damaged")
 
 
-def test_checkpoint_without_model_counts_as_damaged(
-    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fit(make_state(text, tmp_path, max_steps=2))
-    save_config(tmp_path, TrainRun())
-    (find_last_intact_checkpoint(tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="already contains a trained model"):
-        check_run_folder(tmp_path, TrainRun())
-    with pytest.raises(UserError, match="has no intact checkpoint"):
-        find_last_intact_checkpoint(tmp_path)
-    assert "step_000002/model.safetensors is missing or damaged" in caplog.text
-    (tmp_path / "checkpoints" / "best").unlink()
-    with pytest.raises(UserError, match="missing or damaged|does not exist"):
-        load_model(str(tmp_path))
-
-
 def test_signal_before_validation_defers_validation_to_resume(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,15 +143,6 @@ def test_signal_before_validation_defers_validation_to_resume(
     torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
 
 
-def test_max_skipped_of_current_command_applies_after_resume(text: Path, tmp_path: Path) -> None:
-    state = make_state(text, tmp_path, max_steps=8, max_skipped=3)
-    state.progress.skipped_in_a_row = 4
-    with torch.no_grad():
-        state.model.output.bias[5] = math.nan
-    with pytest.raises(UserError, match="5 updates in a row"):
-        fit(state)
-
-
 def test_resume_rejects_changed_gold_links(text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "text"
     shutil.copytree(text, folder, ignore=shutil.ignore_patterns("cache"))
@@ -188,21 +160,6 @@ def test_resume_rejects_changed_gold_links(text: Path, tmp_path: Path) -> None:
     assert "(or its gold links)" in message
 
 
-def test_replaced_checkpoint_is_found_under_its_old_name(text: Path, tmp_path: Path) -> None:
-    """A process died between moving a checkpoint away and putting another one of the same step in its place."""
-    state = make_state(text, tmp_path, max_steps=2)
-    fit(state)
-    checkpoints = tmp_path / "checkpoints"
-    (checkpoints / "step_000002").rename(checkpoints / ".step_000002.old")
-    assert find_last_intact_checkpoint(tmp_path) == checkpoints / ".step_000002.old"
-    resumed = make_state(text, tmp_path, max_steps=2)
-    assert resumed.progress.step == 2
-    save_state(resumed)
-    assert list_checkpoints(tmp_path) >= {"step_000002"}
-    fit(make_state(text, tmp_path, max_steps=4))
-    assert list_checkpoints(tmp_path) == {"step_000002", "step_000004"}
-
-
 # ------------------------------------------------------------------------------------------- commits of several files
 def is_killed_at(number: int, work: Callable[[], Any]) -> bool:
     """Do the work in a process that is killed just before its file operation `number`.
@@ -211,7 +168,7 @@ def is_killed_at(number: int, work: Callable[[], Any]) -> bool:
     """
     child = os.fork()
     if not child:
-        count_operations("", number, print)
+        kill_at_operation(number)
         try:
             work()
         except BaseException:
@@ -261,13 +218,13 @@ def test_save_killed_at_any_point_leaves_consistent_state(overwrites: bool, text
     for copy in kill_at_every_operation(tmp_path / "run", save_to):
         validated_step = read_progress(find_last_intact_checkpoint(copy) / STATE_FILE).validated_step
         best = best_by_validated_step[validated_step]
-        assert find_checkpoint(str(copy))[1].name.strip(".").removesuffix(".old") == best
+        assert find_checkpoint(str(copy))[1].name == best
         resumed = make_state(text, copy, max_steps=9, validate_every=3, monitor="loss")
         assert resumed.progress.validated_step == validated_step and find_checkpoint(str(copy))[1].name == best
         assert (copy / "checkpoints" / "best").read_text() == best + "\n"
         names = {path.name for path in (copy / "checkpoints").iterdir()}
         last, kept = f"step_{resumed.progress.step:06d}", {"step_000003", "step_000006"}
-        assert names <= {"best", "last", last, best} | kept and "step_000006" in names, names
+        assert names <= {"best", last, best} | kept and "step_000006" in names, names
         validated_steps.append(validated_step)
     assert validated_steps[0] == 6 and validated_steps[-1] == 9 and len(validated_steps) > 6
 
@@ -322,38 +279,23 @@ def test_save_minutes_saves_by_time(text: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_resume_rejects_or_logs_changed_settings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
-
-    def get_messages(run: TrainRun, previous: TrainRun) -> list[tuple[str, str]]:
-        caplog.clear()
-        check_resumed_settings(run, previous)
-        return [(record.levelname, record.getMessage().partition(": ")[2]) for record in caplog.records]
-
-    longer = TrainConfig(max_epochs=30, log_every=9)
-    default = TrainRun()
-    assert get_messages(TrainRun(train=longer), default) == [
-        ("INFO", "train.max_epochs=30 (was 20), train.log_every=9 (was 50)"),
-    ]
-    # Cosine depends on the share of training done; plateau, on the validation at its end.
-    for schedule in ("cosine", "plateau"):
-        optim = OptimConfig(schedule=schedule)
-        assert get_messages(TrainRun(optim=optim, train=longer), TrainRun(optim=optim)) == [
-            ("INFO", "train.log_every=9 (was 50)"),
-            ("WARNING", "train.max_epochs=30 (was 20)"),
-        ]
-    assert get_messages(TrainRun(optim=OptimConfig(lr=0.1)), default) == [("WARNING", "optim.lr=0.1 (was 0.001)")]
-    reference = TrainRun(model=ModelConfig(kernels="reference"))
-    assert get_messages(reference, default) == [("WARNING", "model.kernels=reference (was fast)")]
-    for key, changed in {"optim.name": TrainRun(optim=OptimConfig(name="sgd")), "seed": TrainRun(seed=2)}.items():
-        with pytest.raises(UserError, match=f"these differ: {key}="):
-            check_resumed_settings(changed, default)
+    before = TrainRun()
+    check_resumed_settings(TrainRun(), before)
+    assert not caplog.messages
+    check_resumed_settings(TrainRun(train=TrainConfig(max_epochs=30), optim=OptimConfig(lr=0.1)), before)
+    [message] = caplog.messages
+    assert message.endswith(": optim.lr=0.1 (was 0.001), train.max_epochs=30 (was 20)")
+    optim, train = OptimConfig(name="sgd"), TrainConfig(batch_tokens=9)
+    for changed in (TrainRun(optim=optim), TrainRun(seed=2), TrainRun(train=train)):
+        with pytest.raises(UserError, match="these differ: (optim.name=sgd|seed=2|train.batch_tokens=9) "):
+            check_resumed_settings(changed, before)
 
 
 def test_fp16_loss_scale_adapts_and_is_stored(text: Path, tmp_path: Path) -> None:
     """A loss scale that is far too large is halved until updates succeed, and checkpoints store it."""
     state = make_state(text, tmp_path, max_steps=24, validate_every=8, log_every=4)
     state.model.dtype = torch.float16
-    state.progress.loss_scale = 2.0**30
-    state.restore_loss_scale()
+    state = replace(state, progress=replace(state.progress, loss_scale=2.0**30))
     fit(state)
     skipped, steps_at_scale = state.progress.skipped, state.progress.loss_scale_steps
     assert 2 <= skipped <= 16 and steps_at_scale == 24 - skipped
@@ -377,42 +319,6 @@ def test_terminated_translate_leaves_no_partial_output(home: Path, tmp_path: Pat
         process.terminate()
         process.join()
     assert process.exitcode == 143 and "Traceback" not in streams[2].read_text() and not list(tmp_path.glob("*out*"))
-
-
-SIGNAL_PROGRAM = """
-import signal, time
-from nmt.config import TrainRun
-from nmt.system.cli import main
-from nmt.errors import UserError
-
-class Signal:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-
-@main("train")
-def program(run: TrainRun) -> None:
-    {body}
-    time.sleep(60)
-
-program()
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "message"),
-    [
-        ("Signal()", 143, ""),  # Python ignores exceptions in __del__
-        ("late = Signal(); raise UserError('the reason')", 1, "error: the reason\n"),
-        ("try: raise UserError('the reason')\n    finally: Signal()", 1, "error: the reason\n"),
-    ],
-)
-def test_signal_during_destructor_or_error_handling(body: str, code: int, message: str, tmp_path: Path) -> None:
-    assert run_ranks(1, tmp_path, run_source, SIGNAL_PROGRAM.format(body=body)) == (code, message)
-
-
-def run_source(source: str) -> None:
-    sys.argv = ["program"]
-    exec(source, {"__name__": "__main__"})
 
 
 class FileWithSignal(io.RawIOBase):
@@ -466,13 +372,13 @@ def test_failed_save_keeps_last_checkpoint(text: Path, trained: Path, tmp_path: 
     assert find_last_intact_checkpoint(tmp_path).name == "step_000005"
 
 
-def test_error_names_file_that_cannot_grow(text: Path, tmp_path: Path) -> None:
+def test_error_names_file_that_cannot_grow(tmp_path: Path) -> None:
     """The error of the system itself names no file."""
-    state = make_state(text, tmp_path)
+    events = EventWriter(tmp_path, 0)
     with log_to_file(tmp_path / "train.log"), limit_file_size(100):
         for path, write in (
             (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
-            (tmp_path / "metrics.jsonl", lambda: write_event(state, {"event": "train", "words": "a word " * 100})),
+            (tmp_path / "metrics.jsonl", lambda: events.write({"event": "train", "words": "a word " * 100})),
             (tmp_path / "page", lambda: write_atomically(tmp_path / "page", ["a word " * 100])),
         ):
             with pytest.raises(OSError) as caught:
@@ -507,24 +413,7 @@ def test_training_resumes_after_full_disk(text: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-@pytest.mark.slow
-def test_read_only_disk_error_message(home: Path, corpus: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine")
-    folder = tmp_path / "runs" / "mine"
-    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True).returncode:
-        pytest.skip("only root may mount a disk")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
-        settings = ("model=bahdanau", *TINY_SIZES, "train.max_epochs=3", "resume=auto")
-        command = ("name=mine", "data=text", f"data.path={corpus}", *settings)
-        assert "Read-only file system" in run_error("train", *command, folder=tmp_path)
-        assert "Read-only file system" in run_error("evaluate", f"checkpoint={folder}", folder=tmp_path)
-        run_ok("translate", f"checkpoint={folder}", folder=tmp_path, text=b"Hallo .\n")
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-@pytest.mark.parametrize("target", ["link", "checkpoints", "file", "nothing"])
+@pytest.mark.parametrize("target", ["link", "checkpoints"])
 def test_save_tolerates_links_among_checkpoints(target: str, text: Path, trained: Path, tmp_path: Path) -> None:
     """The targets of the links are kept."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -533,14 +422,10 @@ def test_save_tolerates_links_among_checkpoints(target: str, text: Path, trained
     if target == "checkpoints":
         checkpoints.rename(elsewhere)
         checkpoints.symlink_to(elsewhere)
-    elif target == "link":
+    else:
         elsewhere.mkdir()
         for step in checkpoints.glob("step_*"):
             step.symlink_to(step.rename(elsewhere / step.name))
-    elif target == "file":
-        (checkpoints / "step_000001").write_text("not a folder")
-    else:
-        (checkpoints / "step_000001").symlink_to(elsewhere)
     state = make_state(text, run, max_steps=8, validate_every=2, monitor="loss")
     save_state(state)  # replaces the checkpoint of the same step
     fit(state)
@@ -548,92 +433,15 @@ def test_save_tolerates_links_among_checkpoints(target: str, text: Path, trained
     if target == "link":
         assert {path.name for path in elsewhere.iterdir()} == {"step_000002", "step_000004"}
     clear_run_folder(run)
-    assert not checkpoints.exists() and (target != "checkpoints" or (elsewhere / "last").exists())
+    assert not checkpoints.exists() and (target != "checkpoints" or (elsewhere / "best").exists())
 
 
-def test_disk_error_in_fsync_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input/output") as caught:
-        write_atomically(tmp_path / "out", ["text"])
-    assert describe_os_error(caught.value) == f"{tmp_path}/out: Input/output error" and not list(tmp_path.iterdir())
-
-
-FRESH_COMMANDS = {  # in these, Python itself opens and closes the streams
-    "translate checkpoint=runs/mine >/dev/full": "standard output: No space left on device",
-    "evaluate checkpoint=runs/mine pictures=0 search.beam=1 <&- >&- 2>&-": None,
-}
-FORKED_COMMANDS = {
-    "translate checkpoint=runs/mine <&-": "standard input is closed; use input=FILE",
-    "translate checkpoint=runs/mine >&-": "standard output is closed; use output=FILE",
-    "translate checkpoint=runs/mine output=/dev/full": "/dev/full cannot be written: No space left on device",
-    "translate checkpoint=runs/mine output=/dev/full alignments=links": (
-        "/dev/full cannot be written: No space left on device"
-    ),
-    "align checkpoint=runs/mine >/dev/full": "standard output: No space left on device",
-    "evaluate checkpoint=runs/mine pictures=0 search.beam=1 >/dev/full": "standard output: No space left on device",
-    "train --help >/dev/full": "standard output: No space left on device",
-    "translate checkpoint=runs/mine output=out 2>&-": None,
-    "train --help <&- 2>&-": None,
-}
-
-
-def run_with_streams(folder: Path, streams: list[Path | None], *command: str) -> None:
-    """Run a command in a folder, with files as standard input, output and error; None closes a stream."""
-    os.chdir(folder)
-    os.environ |= command_environment(folder)
-    for number, (name, path) in enumerate(zip(("stdin", "stdout", "stderr"), streams, strict=True)):
-        os.close(number)
-        stream = None
-        if path:
-            opened = os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
-            if opened != number:  # a stream before it is closed
-                os.dup2(opened, number)
-                os.close(opened)
-            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8")
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    run_program(*command)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [*FRESH_COMMANDS, *FORKED_COMMANDS])
-def test_closed_and_full_streams(command: str, home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
-    stdin, stderr = tmp_path / "stdin", tmp_path / "stderr"
-    stdin.write_text("Hallo .\n")
-    stderr.touch()
-    if command in FRESH_COMMANDS:
-        shell_command = f"'{sys.executable}' -m nmt.{command}"
-        with open(stdin) as input, open(stderr, "w") as error:
-            code = subprocess.call(
-                shell_command,
-                shell=True,
-                cwd=tmp_path,
-                env=command_environment(tmp_path),
-                stdin=input,
-                stdout=subprocess.DEVNULL,
-                stderr=error,
-                timeout=120,
-            )
-    else:
-        streams: list[Path | None] = [stdin, tmp_path / "stdout", stderr]
-        for number, redirection in enumerate(("<", ">", "2>")):
-            if f" {redirection}&-" in command:
-                streams[number] = None
-        if ">/dev/full" in command:
-            streams[1] = Path("/dev/full")
-        arguments = re.sub(r" (<|2?>)\S+", "", command).split()
-        process = CONTEXT.Process(target=run_with_streams, args=(tmp_path, streams, *arguments))
-        process.start()
-        process.join(120)
-        code = process.exitcode
-    message = (FRESH_COMMANDS | FORKED_COMMANDS)[command]
-    assert code == (message is not None), stderr.read_text()
-    if message:
-        assert stderr.read_text().splitlines()[-1] == f"error: {message}", stderr.read_text()
+def test_full_standard_output(home: Path, tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -m nmt.translate checkpoint='{home / 'runs' / 'mine'}' >/dev/full"
+    environment = command_environment(tmp_path)
+    result = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, input=b"Hallo .\n", capture_output=True)
+    assert result.returncode == 1
+    assert result.stderr.decode().splitlines()[-1] == "error: standard output: No space left on device"
 
 
 # ------------------------------------------------------------------------------------------------------ crafted files
@@ -666,16 +474,6 @@ def change_model_settings(**model: object) -> Change:
         settings["model"] |= model
         (run / "config.yaml").write_text(yaml.safe_dump(settings))
         change_checkpoints(run, lambda _, manifest: manifest.update(settings=select_immutable_settings(settings)))
-
-    return change
-
-
-def change_best_pointer(content: bytes) -> Change:
-    """Change `best`, and delete the state of the last checkpoint, because otherwise `best` is not read."""
-
-    def change(run: Path) -> None:
-        (run / "checkpoints" / "best").write_bytes(content)
-        (find_last_intact_checkpoint(run) / STATE_FILE).unlink()
 
     return change
 
@@ -723,86 +521,34 @@ CRAFTED: dict[str, tuple[Change, str]] = {
         replace_model(lambda path: path.write_bytes(pickle.dumps(MaliciousPickle()))),
         "cannot be read as safetensors",
     ),
-    "torch.save": (
-        replace_model(lambda path: torch.save({"x": MaliciousPickle()}, path)),
-        "cannot be read as safetensors",
-    ),
-    "empty model": (replace_model(lambda path: path.write_bytes(b"")), "cannot be read as safetensors"),
     "header with wrong sizes": (
         replace_model(lambda path: write_lying_header(path, [10**6, 10**6])),
         "cannot be read as safetensors",
     ),
-    "extra tensor": (change_tensors(lambda t: t.update(x=torch.zeros(1))), "does not fit the model's settings: x"),
-    "missing tensor": (change_tensors(lambda t: t.popitem()), "does not fit the model's settings"),
     "wrong shape": (change_tensors(lambda t: t.update({"output.bias": torch.zeros(1)})), "settings: output.bias"),
-    "integer tensor": (change_tensors(lambda t: t.update({"output.bias": t["output.bias"].long()})), "output.bias"),
     "terabytes of weights": (change_model_settings(hidden=10**6), "does not fit the model's settings"),
     "more weights than memory": (change_model_settings(embed=10**18), "out of memory for a model"),
-    "size above 64 bits": (change_model_settings(embed=10**30), "model.embed=10+ must be at least 1 and below"),
     "billions of layers": (change_model_settings(encoder_layers=10**9), "must be from 1 to 100"),
     "NaN": (
         change_tensors(lambda t: t["output.bias"].fill_(math.nan)),
         "model.safetensors has NaN or infinity in output.bias",
-    ),
-    "infinity": (
-        change_tensors(lambda t: t["output.bias"][3:4].fill_(-math.inf)),
-        "has NaN or infinity in output.bias",
     ),
     "changed setting": (
         replace_in_config("bridge: learned", "bridge: zero"),
         r"config.yaml \(model.bridge\) differs from what",
     ),
     "_target_": (append_to_config("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
-    "nested _target_": (replace_in_config("  style:", "  _target_: os.system\n  style:"), "_target_"),
     "interpolation": (replace_in_config("name: mine", "name: ${oc.env:HOME}"), "contains an interpolation"),
     "YAML tag": (append_to_config("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
     "YAML bomb": (append_to_config(BOMB), "must not have aliases"),
     "deep nesting": (replace_file("config.yaml", b"[" * 100_000), "more than 9 levels"),
-    "large config": (
-        replace_file("config.yaml", b"#" * 2**24),
-        "config.yaml is damaged or from another version: it has more than",
-    ),
-    "config not UTF-8": (replace_file("config.yaml", b"\xff\xfe"), "config.yaml is damaged"),
     "empty config": (
         replace_file("config.yaml", b""),
         r"config.yaml \(bleu_tokenizer, data.format.* differs from what",
     ),
     "random tokenizer": (replace_file("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
-    "empty tokenizer": (replace_file("tokenizer.model", b""), "is not a tokenizer"),
     "path traversal": (add_to_manifest("../../../../../dev/null"), "missing or damaged"),
-    "absolute path": (add_to_manifest("/dev/null"), "missing or damaged"),
-    "name with NUL": (add_to_manifest("a\0b"), "missing or damaged"),
-    "pointer outside": (
-        change_best_pointer(b"../../../elsewhere"),
-        "state.json is missing or damaged .*best does not name a checkpoint",
-    ),
-    "pointer to parent": (
-        change_best_pointer(b".."),
-        "state.json is missing or damaged .*best does not name a checkpoint",
-    ),
-    "pointer with NUL": (
-        change_best_pointer(b"step\0"),
-        "state.json is missing or damaged .*best does not name a checkpoint",
-    ),
 }
-
-
-def test_evaluate_does_not_write_through_links(home: Path, tmp_path: Path) -> None:
-    run, victim = tmp_path / "mine", tmp_path / "victim"
-    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
-    victim.mkdir()
-    (victim / "metrics.json").write_text("precious")
-    (run / "eval").mkdir()
-    (run / "eval" / "test").symlink_to(victim)
-    command = ("evaluate", f"checkpoint={run}", "pictures=2", "search.beam=1")
-    assert "eval/test is a symbolic link" in run_error(*command, folder=tmp_path)
-    (run / "eval" / "test").unlink()
-    (run / "eval" / "test").mkdir()
-    for name in ("metrics.json", "translations.txt", "alignments.jsonl", "report.html", "alignment_1.png"):
-        (run / "eval" / "test" / name).symlink_to(victim / "metrics.json")
-    run_ok(*command, folder=tmp_path)
-    assert (victim / "metrics.json").read_text() == "precious"
-    assert not any(path.is_symlink() for path in (run / "eval" / "test").iterdir())
 
 
 def test_control_characters_are_escaped_in_output(
@@ -877,40 +623,9 @@ def test_crafted_files_are_rejected(name: str, home: Path, tmp_path: Path, monke
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["pickle", "_target_"])
-def test_commands_reject_crafted_files_in_one_line(name: str, home: Path, corpus: Path, tmp_path: Path) -> None:
-    change, _ = CRAFTED[name]
-    shutil.copytree(home / "runs" / "mine", tmp_path / "runs" / "mine", ignore=shutil.ignore_patterns("eval"))
-    change(tmp_path / "runs" / "mine")
-    assert run_error("translate", "checkpoint=runs/mine", folder=tmp_path, text=b"x\n").startswith("error: ")
-    command = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_epochs=3", "resume=auto")
-    run_error("train", *command, folder=tmp_path)
-    assert not list(tmp_path.rglob("executed"))
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("step", "1"),
-        ("step", 10**400),
-        ("step", -5),
-        ("step", True),
-        ("step", None),
-        ("loss_scale", math.nan),
-        ("loss_scale", 0.0),
-        ("new", 1),
-        ("best", 3),
-        ("best", [[1]]),
-        ("best", ["12"]),
-        ("best", [[10**400, 1]]),
-        ("best", [[1.0, math.inf]]),
-        ("best", [[math.nan, 1.0, 1]]),
-        ("best", {"12": 1}),
-        ("best", [[1.0, math.nan, 1]]),
-        ("best", [[1.0, 1.0, 0]]),
-        ("best", [[1.0, 1.0, 1.0]]),
-    ],
+    [("step", "1"), ("step", True), ("loss_scale", None), ("new", 1), ("best", 3), ("best", [[1]]), ("best", ["12"])],
 )
 def test_crafted_state_is_rejected(key: str, value: object, trained: Path, tmp_path: Path) -> None:
     state, path = find_last_intact_checkpoint(trained) / STATE_FILE, tmp_path / STATE_FILE
@@ -923,8 +638,9 @@ def test_crafted_optimizer_is_rejected(text: Path, trained: Path, tmp_path: Path
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     state = make_state(text, tmp_path)
     path = find_last_intact_checkpoint(tmp_path) / OPTIMIZER_FILE
+    given = state.run, tmp_path, path.parent, state.model, state.optimizer, state.progress.corpus
     tensors = load_file(path)
     for change in ({"0.exp_avg": torch.zeros(1)}, {"x": torch.zeros(1)}, {"999.step": torch.zeros(())}):
         save_file(tensors | change, path)
         with pytest.raises(UserError, match="optimizer.safetensors does not fit the optimizer"):
-            resume_from(state, path.parent)
+            resume(*given)

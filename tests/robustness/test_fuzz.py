@@ -51,7 +51,7 @@ from nmt.model.seq2seq import build_model
 from nmt.runs.checkpoint import load_config, load_model
 from nmt.system.messages import MAX_VALUE_CHARS
 from nmt.system.text_io import read_dictionary
-from nmt.training.state import read_progress
+from nmt.training.progress import read_progress
 from nmt.translate import OUTPUT_FORMATS, translate
 
 any_text = st.lists(

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batch import Batch
-from nmt.data.batching import Indices, collate, epoch_batches
+from nmt.data.batching import Indices, collate
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runs.checkpoint import find_checkpoint
 from nmt.system.device import prepare_model
@@ -39,8 +39,10 @@ from nmt.system.distributed import all_gather, all_reduce_sum, process_group, ra
 from nmt.system.torchrun import LAUNCH_ENV
 from nmt.train import read_corpus
 from nmt.training import step as training_step
+from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
-from nmt.training.state import Progress, TrainState
+from nmt.training.progress import Progress
+from nmt.training.state import TrainState
 from nmt.training.step import choose_micro_batch_size, forward_backward, split_share, train_step
 
 SETTINGS = (*EXACT_SETTINGS, "data.max_length=30", "train.max_steps=8", "train.validate_every=8")
@@ -143,8 +145,9 @@ def make_state(text: tuple[str, ...], folder: Path, **train: Any) -> tuple[Train
     cpu = torch.device("cpu")
     prepare_model(model, "fp64", cpu, training=True)
     optimizer = build_optimizer(run.optim, model.parameters())
-    state = TrainState(run, folder, cpu, model, encoded.tokenizer, optimizer, encoded, valid, Progress(key))
-    return state, epoch_batches(encoded, run.train, run.seed, 0)[0]
+    progress = Progress(key)
+    data = TrainingData(run, encoded, valid, progress)
+    return TrainState(run, folder, cpu, model, optimizer, data, progress), data.batches[0]
 
 
 def update_and_save_weights(text: tuple[str, ...], folder: Path, accumulate: int, out_of_memory: bool) -> None:
@@ -195,7 +198,7 @@ def reference_update(state: TrainState, shares: list[Indices]) -> dict[str, torc
     """Return the weights after a step of SGD on the mean loss over the tokens of all shares."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for rows in shares:
-        batch = collate(state.train_pairs, rows)
+        batch = collate(state.data.pairs, rows)
         smoothing = state.run.optim.label_smoothing
         total = total + state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, smoothing)[0].smoothed
         tokens += int(batch.target_length_B.sum())
@@ -236,11 +239,11 @@ class MeanLoss(nn.Module):
 def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
     with process_group("cpu"):
         state, indices = make_state(text, folder)
-        tokens, own = int(state.train_pairs.lengths(indices)[1].sum()), indices[rank() :: world_size()]
+        tokens, own = int(state.data.pairs.lengths(indices)[1].sum()), indices[rank() :: world_size()]
         micro_batches = split_share(state, own, choose_micro_batch_size(state, own))
         gradients = all_reduce_sum(forward_backward(state, micro_batches, tokens, 10)[0])
         reference = DistributedDataParallel(MeanLoss(state.model))
-        (world_size() * reference(collate(state.train_pairs, own), tokens)).backward()  # torch averages over ranks
+        (world_size() * reference(collate(state.data.pairs, own), tokens)).backward()  # torch averages over ranks
         for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
             assert parameter.grad is not None
             torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
@@ -366,7 +369,7 @@ def test_commands_reject_different_model_or_text_on_ranks(
         source.write_text("Noch " + source.read_text(encoding="utf-8") + extra_line, encoding="utf-8")
     elif differs == "model":
         run = tmp_path / "1" / "mine"
-        (run / "checkpoints" / "last").write_text(min(list_checkpoints(run)) + "\n")
+        shutil.rmtree(run / "checkpoints" / max(list_checkpoints(run)))
         assert find_checkpoint(str(tmp_path / "1" / "mine"))[1] != find_checkpoint(str(tmp_path / "0" / "mine"))[1]
     command = case if case != "score" else "translate"
     arguments = (command, "checkpoint=mine", "device=cpu", *RANK_FOLDER_COMMANDS[case])

@@ -1,6 +1,7 @@
 """Reading what a run has written about its progress."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,14 @@ def test_validations_write_samples_that_a_resumed_run_keeps_in_step(small_corpus
     written = path.read_text(encoding="utf-8")
     events, damaged = history.read_events(path)
     assert [event["step"] for event in events] == [2, 4] and damaged == 0
-    sources = state.valid.column("source").to_pylist()
+    sources = state.data.valid.column("source").to_pylist()
     for event in events:
         assert [pair["line"] for pair in event["pairs"]] == [1, 2, 3, 4]
         for pair, source in zip(event["pairs"], sources, strict=False):
             assert pair["source"] == source.split()
             assert len(pair.get("rows", pair["translation"])) == len(pair["translation"])
     # Killed during the validation of step 4, and after its samples were written.
-    (tmp_path / "run" / "checkpoints" / "last").write_text("step_000002\n")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000004")
     fit(make_state(small_corpus, tmp_path / "run", validate_every=2, max_steps=4))
     assert path.read_text(encoding="utf-8") == written
     assert [event["step"] for event in read_events(tmp_path / "run", "validate")] == [2, 4]

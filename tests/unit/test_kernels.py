@@ -20,8 +20,9 @@ from nmt.model.kernels.linear import Dropout
 from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
 from nmt.model.kernels.recurrence import RNN
 from nmt.training import step as update
+from nmt.training.backward import GraphedBackward, backward
 from nmt.training.state import TrainState
-from nmt.training.step import GraphedBackward, backward, train_step
+from nmt.training.step import train_step
 
 VERSIONS = ("fast", "reference")
 
@@ -43,7 +44,7 @@ def use_small_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def compute_gradients(state: TrainState) -> dict[str, Tensor]:
-    batch = collate(state.train_pairs, np.arange(12)).duplicate()
+    batch = collate(state.data.pairs, np.arange(12)).duplicate()
     torch.manual_seed(1)
     loss, weights = state.model.loss(
         batch.source_BS, batch.source_length_B, batch.target_BT, 0.1, state.run.train.r_drop
@@ -55,7 +56,7 @@ def compute_gradients(state: TrainState) -> dict[str, Tensor]:
 
 def loss_curve(state: TrainState, epochs: int = 3) -> list[float]:
     """Train for some epochs of five updates and return the loss of each update."""
-    batches = epoch_batches(state.train_pairs, state.run.train, 1, 0)
+    batches = epoch_batches(state.data.pairs, state.run.train, 1, 0)
     return [train_step(state, batches[step % 5], 100).sums.smoothed.item() for step in range(5 * epochs)]
 
 
@@ -94,7 +95,7 @@ def test_graphed_updates_match_eager_updates(name: str, monkeypatch: pytest.Monk
         lambda *given: captures.append(given) or fake_capture_graph(*given),
     )
     state, graphed = make_training_state(name, "lstm", torch.float64), make_training_state(name, "lstm", torch.float64)
-    graphed.graphed_backward = GraphedBackward(graphed.run, graphed.model)
+    graphed.cache.graphed_backward = GraphedBackward(graphed.run, graphed.model)
     monkeypatch.setattr("nmt.training.step.build_batch", build_padded_batch)
     assert loss_curve(graphed, 2) == loss_curve(state, 2)  # shapes are captured in the first epoch
     assert 0 < len(captures) <= 4  # few shapes
@@ -130,7 +131,7 @@ def test_bias_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("nmt.model.kernels.recurrence.FUSED_BIAS_DEVICES", fused)
         state = make_training_state(name, "lstm", torch.float64)
         trained = [*compute_gradients(state).values()]
-        batch = collate(state.train_pairs, np.arange(12))
+        batch = collate(state.data.pairs, np.arange(12))
         state.model.eval().prepare_for_inference(int8=False)
         with torch.inference_mode():
             loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
@@ -141,7 +142,7 @@ def test_bias_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_r_drop_of_equal_passes_is_the_single_pass_loss() -> None:
     """Guided alignment and the coverage loss are computed for both passes, too."""
     state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
-    batch = collate(state.train_pairs, np.arange(12))
+    batch = collate(state.data.pairs, np.arange(12))
     batch = batch._replace(
         alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
     )
@@ -158,7 +159,7 @@ def test_r_drop_of_equal_passes_is_the_single_pass_loss() -> None:
 def test_padding_a_batch_does_not_change_loss_or_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With longer pairs and more of them, and padding dropped before the output layer or masked in the loss."""
     state = make_training_state(name, "gru", torch.float64, dropout=0.0)
-    batch = collate(state.train_pairs, np.arange(12))
+    batch = collate(state.data.pairs, np.arange(12))
     alignment_BTS = torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1], dtype=torch.float64)
     batch = batch._replace(alignment_BTS=alignment_BTS)
     padded = batch.pad_to(16, 15, 17)
@@ -223,7 +224,7 @@ def test_padding_pairs_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for make in (update.build_batch, build_padded_batch):
         monkeypatch.setattr("nmt.training.step.build_batch", make)
         sums.append(train_step(state, rows, 100).sums)
-    assert sums[0].source == sums[1].source == state.train_pairs.lengths(rows)[0].sum()
+    assert sums[0].source == sums[1].source == state.data.pairs.lengths(rows)[0].sum()
     assert sums[0].target == sums[1].target
 
 
@@ -245,7 +246,7 @@ def test_graphed_loss_depends_on_fraction_done(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
     state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
     run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
-    batch = collate(state.train_pairs, np.arange(12))
+    batch = collate(state.data.pairs, np.arange(12))
     batch = batch._replace(
         alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
     )

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,9 @@ import pytest
 import sacrebleu
 import torch
 from builders import CPU, list_checkpoints, make_state, read_events, write_corpus
-from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from nmt.config import (
-    PAD,
-    SearchConfig,
-    TrainConfig,
-    TrainRun,
-)
+from nmt.config import PAD, SearchConfig, TrainRun
 from nmt.data.batch import Batch, make_batch
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import iter_column
@@ -29,26 +22,15 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.model.kernels.linear import Dropout
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runs.checkpoint import (
-    find_checkpoint,
-    find_last_checkpoint,
-    find_last_intact_checkpoint,
-    save_checkpoint,
-    save_config,
-    verify_checkpoint,
-)
+from nmt.runs.checkpoint import find_checkpoint, save_config
+from nmt.runs.folder import lock_run_folder
 from nmt.training import step as training_step
-from nmt.training.loop import count_total_steps, fit, is_finished, prepare_epoch, record_validation, validate
-from nmt.training.run_dir import (
-    check_resumed_settings,
-    check_run_folder,
-    find_starting_point,
-    lock_run_folder,
-    open_run_folder,
-)
-from nmt.training.state import Progress, TrainState, save_state
+from nmt.training.loop import fit, is_finished, record_validation
+from nmt.training.meter import EventWriter
+from nmt.training.start import check_run_folder
+from nmt.training.state import TrainState
 from nmt.training.step import train_step
-from nmt.training.validation import evaluate_loss
+from nmt.training.validation import evaluate_loss, validate
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +51,6 @@ def forced_logits(model: Seq2Seq, batch: Batch) -> tuple[torch.Tensor, torch.Ten
     features_BTD, *_ = model.decode(batch.target_BT[:, :-1], state, memory)
     target_BT = batch.target_BT[:, 1:]
     return model.logits(features_BTD)[target_BT != PAD], target_BT[target_BT != PAD]
-
-
-def test_patience_stops_run_without_improvement(corpus: Path, tmp_path: Path) -> None:
-    optim = {"name": "sgd", "lr": 1e-12}
-    state = make_state(corpus, tmp_path, optim, max_steps=30, validate_every=3, monitor="loss", patience=2)
-    fit(state)
-    assert [event["step"] for event in read_events(tmp_path, "validate")] == [3, 6, 9]
-    assert state.progress.best[0].step == 9 and list_checkpoints(tmp_path) == {"step_000006", "step_000009"}
-    resumed = make_state(corpus, tmp_path, optim, max_steps=30, validate_every=3, monitor="loss", patience=2)
-    fit(resumed)
-    assert resumed.progress.step == 9
 
 
 BETTER_DIRECTION = {"bleu": "higher", "accuracy": "higher", "loss": "lower", "ppl": "lower"}
@@ -109,7 +80,7 @@ def test_checkpoints_are_ranked_by_monitored_score(monitor: str, corpus: Path, t
         assert [(entry.score, entry.step) for entry in progress.best] == [(scores[step], step) for step in best]
         assert (progress.validated_step, progress.bad_validations, progress.decays) == (step, bad_validations, decays)
         assert (tmp_path / "checkpoints" / "best").read_text() == f"step_{best[0]:06d}\n"
-        assert is_finished(state, 100, 100) == (bad_validations == 3)
+        assert is_finished(state, 100) == (bad_validations == 3)
     state.run.optim.schedule = "constant"
     record_validation(state, dict.fromkeys(BETTER_DIRECTION, 5.0) | {monitor: math.nan})
     assert (progress.bad_validations, progress.decays) == (4, 4)
@@ -143,37 +114,26 @@ def test_equal_scores_are_ranked_by_loss_and_zero_scores_do_not_use_patience(
         record_validation(state, {monitor: score, "loss": loss})
         assert [entry.step for entry in progress.best] == best
         assert (progress.bad_validations, progress.decays) == (bad_validations, decays)
-        assert is_finished(state, 100, 100) == (bad_validations == 2)
+        assert is_finished(state, 100) == (bad_validations == 2)
         assert find_checkpoint(str(tmp_path))[1].name == f"step_{best[0]:06d}"
-
-
-def test_zero_bleu_does_not_stop_training_and_lowest_loss_is_best(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nmt.training.loop.bleu", lambda *_: 0.0)
-    settings = {"max_steps": 12, "validate_every": 2, "patience": 2, "monitor": "bleu"}
-    state = make_state(corpus, tmp_path, {"schedule": "plateau", "lr": 0.01}, **settings)
-    assert fit(state) == 0.0 and state.progress.step == 12
-    losses = {int(event["step"]): event["loss"] for event in read_events(tmp_path, "validate")}
-    assert find_checkpoint(str(tmp_path))[1].name == f"step_{min(losses, key=lambda step: losses[step]):06d}"
-    assert {event["lr"] for event in read_events(tmp_path, "train")} == {0.01}
 
 
 def test_validation_bleu_compares_greedy_translations_with_targets(corpus: Path, tmp_path: Path) -> None:
     state = make_state(corpus, tmp_path)
-    sources, targets = (list(iter_column(state.valid, name)) for name in ("source", "target"))
+    sources, targets = (list(iter_column(state.data.valid, name)) for name in ("source", "target"))
     state.model.eval()
 
     def translate(beam: int) -> list[str]:
-        translator = Translator(state.model, state.tokenizer, SearchConfig(beam=beam), CPU)
+        translator = Translator(state.model, state.data.corpus.tokenizer, SearchConfig(beam=beam), CPU)
         return [hypotheses[0].text for hypotheses in translator.translate(sources)]
 
     greedy, beam_5 = translate(1), translate(5)
     targets[::2] = greedy[::2]
-    state.valid = pa.table({"source": sources, "target": targets})
+    state.data.valid = pa.table({"source": sources, "target": targets})
     greedy_bleu, beam_5_bleu = (sacrebleu.corpus_bleu(texts, [targets]).score for texts in (greedy, beam_5))
     assert 99 > greedy_bleu > beam_5_bleu + 20
-    assert validate(state)["bleu"] == pytest.approx(greedy_bleu) == read_events(tmp_path, "validate")[0]["bleu"]
+    scores = validate(state, EventWriter(tmp_path, 0))
+    assert scores["bleu"] == pytest.approx(greedy_bleu) == read_events(tmp_path, "validate")[0]["bleu"]
 
 
 def test_best_and_last_two_checkpoints_are_kept(corpus: Path, tmp_path: Path) -> None:
@@ -184,18 +144,6 @@ def test_best_and_last_two_checkpoints_are_kept(corpus: Path, tmp_path: Path) ->
     assert [entry.step for entry in state.progress.best] == ranked and best == losses[ranked[0]]
     assert list_checkpoints(tmp_path) == {f"step_{step:06d}" for step in (*ranked, 14, 16)}
     assert find_checkpoint(str(tmp_path))[1].name == f"step_{ranked[0]:06d}"
-
-
-def test_unrecorded_validation_is_repeated_on_resume(corpus: Path, tmp_path: Path) -> None:
-    """Simulate a signal while a validation is due, which saves a checkpoint from before the validation."""
-    state = make_state(corpus, tmp_path, max_steps=4, validate_every=2)
-    fit(state)
-    state.progress.validated_step = 2
-    save_state(state)
-    resumed = make_state(corpus, tmp_path, max_steps=4, validate_every=2)
-    assert [event["step"] for event in read_events(tmp_path, "validate")] == [2]
-    fit(resumed)
-    assert [event["step"] for event in read_events(tmp_path, "validate")] == [2, 4]
 
 
 def test_plateau_schedule_lowers_learning_rate(corpus: Path, tmp_path: Path) -> None:
@@ -225,7 +173,7 @@ def test_schedules_match_reference_learning_rates(
     settings = {"lr": 0.004, "schedule": schedule, "warmup": 3}
     state = make_state(corpus, tmp_path, settings, max_steps=8, log_every=1, validate_every=8)
     state.progress.decays = 2
-    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda *_: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     events = read_events(tmp_path, "train")
     assert [event["step"] for event in events] == [*range(1, 9)]
@@ -246,7 +194,7 @@ def record_training(state: TrainState, monkeypatch: pytest.MonkeyPatch) -> tuple
         return backward(*args)
 
     monkeypatch.setattr("nmt.training.loop.train_step", recording_step)
-    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda *_: {"bleu": 0.0, "loss": 1.0})
     monkeypatch.setattr(training_step, "backward", recording_backward)
     fit(state)
     monkeypatch.setattr(training_step, "backward", backward)
@@ -260,6 +208,7 @@ def test_order_and_random_seeds_differ_by_epoch_and_seed(
     for seed, count in ((1, 2), (2, 1)):
         state = make_state(corpus, tmp_path / str(seed), max_epochs=count, batch_tokens=1000)
         state.run.seed = seed
+        state.data.load(state.progress)
         rows, seeds = record_training(state, monkeypatch)
         size = len(rows) // count
         epochs += [rows[size * epoch : size * (epoch + 1)] for epoch in range(count)]
@@ -281,44 +230,16 @@ def test_ranks_use_different_random_seeds(corpus: Path, tmp_path: Path, monkeypa
     assert len(set(seeds)) == len(seeds) == 3 * 2 * 2
 
 
-@pytest.mark.parametrize(
-    ("train_settings", "limit"),
-    [
-        ({"max_steps": 2}, "max_steps=2"),
-        ({"max_epochs": 1}, "max_epochs=1"),
-        ({"max_epochs": 1, "max_steps": 900}, None),
-    ],
-)
-def test_log_names_limit_that_ends_training(
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    train_settings: dict[str, int],
-    limit: str | None,
-) -> None:
-    caplog.set_level("INFO", "nmt")
-    state = make_state(corpus, tmp_path, **train_settings)
-    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
-    fit(state)
-    step = state.progress.step
-    early_end = (
-        f"train.max_epochs=1 ends training at step {step}, before train.max_steps=900; train.max_epochs=null removes"
-    )
-    assert any(early_end in message for message in caplog.messages) == (limit is None)
-    assert f"reached train.{limit or 'max_epochs=1'}" in caplog.messages
-
-
 def test_no_epoch_beyond_the_last(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of three epochs has more updates than the others, so that three like it would reach into a fourth."""
     validated: list[int] = []
     monkeypatch.setattr(
         "nmt.training.loop.validate",
-        lambda state: validated.append(state.progress.step) or {"bleu": 0.0, "loss": 1.0},
+        lambda state, _: validated.append(state.progress.step) or {"bleu": 0.0, "loss": 1.0},
     )
     whole_epoch = epoch_batches
     monkeypatch.setattr(
-        "nmt.training.loop.epoch_batches", lambda *given: [*whole_epoch(*given)][: 3 if given[-1] == 0 else 2]
+        "nmt.training.data.epoch_batches", lambda *given: [*whole_epoch(*given)][: 3 if given[-1] == 0 else 2]
     )
     state = make_state(corpus, tmp_path, max_epochs=3)
     fit(state)
@@ -331,11 +252,10 @@ def test_total_steps_do_not_depend_on_resumed_epoch(corpus: Path, tmp_path: Path
     results = []
     for epoch in (0, 2):
         state = make_state(corpus, tmp_path, max_epochs=3)
-        state.original_pairs = replace(state.original_pairs, sampling=0.5)
+        state.data.corpus = replace(state.data.corpus, sampling=0.5)
         state.progress.epoch = epoch
-        batches = prepare_epoch(state)
-        assert len(batches) > len(epoch_batches(state.original_pairs, state.run.train, state.run.seed, epoch))
-        results.append((count_total_steps(state, prepare_epoch(state)), state.train_pairs.source.ids.tolist()))
+        state.data.load(state.progress)
+        results.append((state.data.count_total_steps(epoch), state.data.pairs.source.ids.tolist()))
     (steps_0, ids_0), (steps_2, ids_2) = results
     assert steps_0 == steps_2 and ids_0 != ids_2
 
@@ -348,7 +268,7 @@ def test_repeated_non_finite_updates_stop_training_and_save_pairs(corpus: Path, 
     with pytest.raises(UserError, match="3 updates in a row .* last at step 3. Try a lower optim.lr"):
         fit(state)
     assert torch.equal(state.model.target_embedding.weight, before)
-    indices = epoch_batches(state.train_pairs, state.run.train, state.run.seed, 0)[2]
+    indices = epoch_batches(state.data.pairs, state.run.train, state.run.seed, 0)[2]
     pairs = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [pair["pair"] - 1 for pair in pairs] == indices.tolist()
     lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
@@ -391,44 +311,6 @@ def test_non_finite_update_is_skipped_and_counted(
     assert state.progress.skipped == 2 and state.progress.skipped_in_a_row == 0
 
 
-@pytest.mark.parametrize(
-    ("threads", "load", "slow", "warning"),
-    [
-        (2, 0.1, False, None),
-        (2, 9e3, False, r"[\d,]+ tokens/s, with a load of 9000.0 on .* OMP_NUM_THREADS=1 before"),
-        (3, 0.1, True, r"[\d,]+ tokens/s, down from [\d,]+, with a load of 0.1 on .* OMP_NUM_THREADS=2 before"),
-        (1, 9e3, True, None),
-    ],
-)
-def test_warning_about_busy_machine_appears_once(
-    threads: int,
-    load: float,
-    slow: bool,
-    warning: str | None,
-    corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    clock, step_seconds = 0.0, 1.0
-    monkeypatch.setattr("nmt.training.loop.time.perf_counter", lambda: clock)
-    state = make_state(corpus, tmp_path, max_steps=12, log_every=3)
-    backward = training_step.backward
-
-    def timed_backward(*args: Any) -> Any:
-        nonlocal clock, step_seconds
-        clock += step_seconds
-        step_seconds = 9.0 if slow and state.progress.step >= 6 else 1.0
-        return backward(*args)
-
-    monkeypatch.setattr(training_step, "backward", timed_backward)
-    fit(state)
-    warnings = [message for message in caplog.messages if "OMP_NUM_THREADS" in message]
-    assert len(warnings) == (warning is not None) and all(re.match(str(warning), message) for message in warnings)
-
-
 def test_batch_too_large_for_memory_is_split(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -462,117 +344,33 @@ def test_batch_too_large_for_memory_is_split(
     assert "out of memory for 20 pairs of up to" in caplog.text and "train.accumulate=4" in caplog.text
 
 
-def test_resume_rejects_changed_text_and_settings(corpus: Path, tmp_path: Path) -> None:
-    state = make_state(corpus, tmp_path, max_steps=2)
-    fit(state)
-    state.progress.corpus = "other"
-    save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, {"corpus": "other", "step": 2})
-    with pytest.raises(UserError, match="training or validation text .* differs from"):
-        make_state(corpus, tmp_path, max_steps=4)
-    changed = TrainRun(train=TrainConfig(batch_tokens=500))
-    with pytest.raises(UserError, match=r"train.batch_tokens=500 \(was 1500\)"):
-        check_resumed_settings(changed, TrainRun())
-    check_resumed_settings(TrainRun(train=TrainConfig(max_epochs=40, log_every=9)), TrainRun())
+def test_events_are_written_to_tensorboard(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch.utils.tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit(make_state(corpus, tmp_path, max_steps=4))
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
+    assert events.Scalars("validate/loss")[0].value == pytest.approx(read_events(tmp_path, "validate")[0]["loss"])
 
 
-def test_run_folder_is_locked_and_must_contain_a_run(tmp_path: Path) -> None:
+def test_run_folder_is_locked_and_must_contain_a_run(corpus: Path, tmp_path: Path) -> None:
     with lock_run_folder(tmp_path), pytest.raises(UserError, match="another process"):
         lock_run_folder(tmp_path)
     with lock_run_folder(tmp_path):
         pass
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
-    for settings in ("", "layers: 6\n"):
-        if settings:
-            (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
-        with pytest.raises(UserError, match="contains tokenizer.model but is not a run"):
-            check_run_folder(tmp_path, TrainRun(overwrite=True))
+    with pytest.raises(UserError, match="contains tokenizer.model but is not a run"):
+        check_run_folder(tmp_path, TrainRun(overwrite=True))
     save_config(tmp_path, TrainRun())
-    assert not check_run_folder(tmp_path, TrainRun())
-    (tmp_path / "eval").mkdir()
-    for resume_as in ("false", "auto", "true"):
-        with pytest.raises(UserError, match="evaluations of a model whose checkpoints are gone"):
-            check_run_folder(tmp_path, TrainRun(resume=resume_as))
-    assert not check_run_folder(tmp_path, TrainRun(overwrite=True, resume="auto"))
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_run_folder_changed_by_another_process_is_rejected(
-    has_checkpoint: bool, overwrite: bool, corpus: Path, tmp_path: Path
-) -> None:
-    """Train in another process between finding the starting point and locking the folder."""
-    state = make_state(corpus, tmp_path)
-    state.run = replace(state.run, resume="auto", overwrite=overwrite, precision="fp32")
-    save_config(tmp_path, state.run)
-    if has_checkpoint:
-        state.progress.step = 2
-        save_state(state)
-    start = find_starting_point(state.run, tmp_path, CPU, ())
-    save_state(replace(state, progress=Progress(state.progress.corpus, step=4)))
-    with pytest.raises(UserError, match="another process trained in .* in the meantime; run the command again"):
-        open_run_folder(state, start)
-    assert (
-        find_last_checkpoint(tmp_path)
-        == find_last_intact_checkpoint(tmp_path)
-        == tmp_path / "checkpoints" / "step_000004"
-    )
-    first_step = 2 if has_checkpoint else 0
-    assert state.progress.step == first_step
-    with open_run_folder(state, find_starting_point(state.run, tmp_path, CPU, ())):
-        assert state.progress.step == (first_step if overwrite else 4)
-    assert (find_last_checkpoint(tmp_path) is None) == overwrite
-
-
-def test_checkpoints_are_found_verified_and_replaced(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = make_state(corpus, tmp_path, max_steps=2)
-    (tmp_path / "config.yaml").write_text("name: x\n", encoding="utf-8")
-    unfinished = tmp_path / "checkpoints" / ".step_000001.new"
-    unfinished.mkdir(parents=True)
-    fit(state)
-    assert list_checkpoints(tmp_path) == {"step_000002"}
-    for step in (999_999, 1_000_000, 1_000_000):
-        progress = {"corpus": "", "step": step}
-        folder = save_checkpoint(tmp_path, state.model, state.tokenizer, state.run, state.optimizer, progress)
-        verify_checkpoint(folder)
-    (tmp_path / "checkpoints" / "last").unlink()
-    assert (
-        find_last_checkpoint(tmp_path)
-        == find_last_intact_checkpoint(tmp_path)
-        == tmp_path / "checkpoints" / "step_1000000"
-    )
-    (tmp_path / "checkpoints" / "step_3000000").mkdir()
-    assert find_last_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_3000000"
-    # step_3000000 is damaged.
-    assert find_last_intact_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_1000000"
-    assert load_file(folder / "model.safetensors").keys() == state.model.state_dict().keys()
-    monkeypatch.chdir(tmp_path / "checkpoints")
-    assert find_checkpoint("step_000002") == (tmp_path, Path("step_000002"))
-    (tmp_path / "a" / "link").mkdir(parents=True)
-    link = tmp_path / "a" / "link" / "current"
-    link.symlink_to(tmp_path / "checkpoints" / "step_000002")
-    assert find_checkpoint(str(link)) == (tmp_path, link)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "checkpoints").symlink_to(tmp_path / "checkpoints")
-    linked = tmp_path / "b" / "checkpoints" / "step_000002"
-    assert find_checkpoint(str(linked)) == (tmp_path / "b", linked)
-    (folder / "state.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="state.json is missing or damaged"):
-        verify_checkpoint(folder)
-
-
-def test_events_are_written_to_tensorboard(corpus: Path, tmp_path: Path) -> None:
-    tensorboard = pytest.importorskip("torch.utils.tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    state = make_state(corpus, tmp_path, max_steps=4)
-    state.tensorboard = tensorboard.SummaryWriter(str(tmp_path / "tensorboard"))
-    fit(state)
-    state.tensorboard.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
-    assert events.Scalars("validate/loss")[0].value == pytest.approx(read_events(tmp_path, "validate")[0]["loss"])
+    assert not check_run_folder(tmp_path, TrainRun(resume="auto"))
+    with pytest.raises(UserError, match="resume=true, but .* has no checkpoint"):
+        check_run_folder(tmp_path, TrainRun(resume="true"))
+    fit(make_state(corpus, tmp_path, max_steps=2))
+    with pytest.raises(UserError, match="already contains a trained model"):
+        check_run_folder(tmp_path, TrainRun())
+    assert check_run_folder(tmp_path, TrainRun(resume="auto"))
+    assert not check_run_folder(tmp_path, TrainRun(overwrite=True))
 
 
 def test_validation_skips_very_long_lines_and_splits_large_batches(
@@ -580,10 +378,10 @@ def test_validation_skips_very_long_lines_and_splits_large_batches(
 ) -> None:
     """Check that neither changes the scores."""
     state = make_state(corpus, tmp_path, max_steps=1)
-    scores = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
+    scores = evaluate_loss(state.model, state.data.corpus.tokenizer, state.data.valid, CPU)
     long_pairs = {"source": ["Hund " * 20_000, "Ein Hund"], "target": ["A dog", "dog " * 5_000]}
-    with_long_pairs = pa.concat_tables([state.valid.select([*long_pairs]), pa.table(long_pairs)])
-    assert evaluate_loss(state.model, state.tokenizer, with_long_pairs, CPU) == scores
+    with_long_pairs = pa.concat_tables([state.data.valid.select([*long_pairs]), pa.table(long_pairs)])
+    assert evaluate_loss(state.model, state.data.corpus.tokenizer, with_long_pairs, CPU) == scores
     assert "2 pairs of more than 1,000 pieces (first: 5, 6)" in caplog.text
     loss = state.model.loss
 
@@ -593,18 +391,24 @@ def test_validation_skips_very_long_lines_and_splits_large_batches(
         return loss(source_BS, *args)
 
     monkeypatch.setattr(state.model, "loss", limited_loss)
-    split_scores = evaluate_loss(state.model, state.tokenizer, state.valid, CPU)
+    split_scores = evaluate_loss(state.model, state.data.corpus.tokenizer, state.data.valid, CPU)
     assert split_scores.pop("aer") is scores.pop("aer") is None and split_scores == pytest.approx(scores, rel=1e-5)
 
 
 def test_validation_scores_match_forced_decoding(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check loss, perplexity and accuracy per target piece, `</s>` included, with batches of 5."""
     state = make_state(corpus, tmp_path, {"lr": 0.1})
-    for rows in prepare_epoch(state)[:10]:
+    for rows in state.data.batches[:10]:
         train_step(state, rows, 10)
-    model = state.model.eval()
-    source, target = (list(iter_column(state.valid, name)) for name in ("source", "target"))
-    pairs = list(zip(state.tokenizer.source.encode(source), state.tokenizer.target.encode(target), strict=True))
+    model, tokenizer = state.model.eval(), state.data.corpus.tokenizer
+    source, target = (list(iter_column(state.data.valid, name)) for name in ("source", "target"))
+    pairs = list(
+        zip(
+            tokenizer.source.encode(source),
+            tokenizer.target.encode(target),
+            strict=True,
+        )
+    )
     tokens = sum(len(ids) + 1 for _, ids in pairs)
     assert tokens != sum(len(ids) + 1 for ids, _ in pairs)
     correct = 0
@@ -613,10 +417,10 @@ def test_validation_scores_match_forced_decoding(corpus: Path, tmp_path: Path, m
             logits_RV, target_R = forced_logits(model, make_batch([source_ids], [target_ids]))
             correct += int((logits_RV.argmax(1) == target_R).sum())
     assert correct > tokens / 20
-    translator = Translator(model, state.tokenizer, SearchConfig(), CPU)
+    translator = Translator(model, state.data.corpus.tokenizer, SearchConfig(), CPU)
     loss = -sum(translation.score for translation in translator.score(source, target)) / tokens
     monkeypatch.setattr("nmt.training.validation.choose_batch_size", lambda *args: 5)
-    scores = evaluate_loss(model, state.tokenizer, state.valid, CPU)
+    scores = evaluate_loss(model, state.data.corpus.tokenizer, state.data.valid, CPU)
     assert (scores["loss"], scores["ppl"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
     assert scores["accuracy"] == pytest.approx(correct / tokens)
 
@@ -628,16 +432,16 @@ def test_train_event_covers_all_target_tokens_since_last_event(
     optim = {"name": "sgd", "lr": 1e-12}
     state = disable_dropout(make_state(corpus, tmp_path, optim, max_steps=5, log_every=3, accumulate=2))
     with torch.no_grad():
-        counts = np.bincount(state.train_pairs.target.ids, minlength=state.tokenizer.target.vocab_size)
+        counts = np.bincount(state.data.pairs.target.ids, minlength=state.data.corpus.tokenizer.target.vocab_size)
         state.model.output.bias += torch.from_numpy(counts).log1p()
-        batches = [collate(state.train_pairs, rows) for rows in prepare_epoch(state)[:3]]
+        batches = [collate(state.data.pairs, rows) for rows in state.data.batches[:3]]
         logits, targets = zip(*(forced_logits(state.model, batch) for batch in batches), strict=True)
     logits_RV, target_R = torch.cat(logits), torch.cat(targets)
     loss = F.cross_entropy(logits_RV, target_R).item()
     accuracy = (logits_RV.argmax(1) == target_R).double().mean().item()
     num_source = sum(int((batch.source_BS != PAD).sum()) for batch in batches)
     assert num_source != len(target_R) and accuracy > 0.02
-    monkeypatch.setattr("nmt.training.loop.validate", lambda state: {"bleu": 0.0, "loss": 1.0})
+    monkeypatch.setattr("nmt.training.loop.validate", lambda *_: {"bleu": 0.0, "loss": 1.0})
     fit(state)
     event = read_events(tmp_path, "train")[0]
     assert event["step"] == 3 and event["accuracy"] == pytest.approx(accuracy)

@@ -1,50 +1,35 @@
-"""The run folder: whether to resume in it, what to start from, which settings may change, and its lock."""
+"""What a run starts from: its last checkpoint, another run or nothing, and with which settings."""
 
 import dataclasses
-import os
 from collections.abc import Collection
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 
-from nmt.config import NON_NUMERIC_KEYS, TrainRun, flatten_keys, select_immutable_settings
+from nmt.config import TrainRun, flatten_keys, select_immutable_settings
 from nmt.config.data import find_swapped_side
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
+from nmt.model.seq2seq import Seq2Seq
 from nmt.runs.checkpoint import (
     MODEL_FILE,
     find_checkpoint,
-    find_last_checkpoint,
     find_last_intact_checkpoint,
     load_config,
     load_config_and_tokenizer,
     load_weights,
     save_config,
 )
-from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
+from nmt.runs.folder import clear_run_folder, find_last_checkpoint, list_run_files
 from nmt.system.device import choose_precision
 from nmt.system.distributed import mark_started, was_started
-from nmt.system.files import remove_path
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
 from nmt.training.by_pairs import apply_by_pairs
-from nmt.training.state import TrainState, resume_from
+from nmt.training.progress import Progress
+from nmt.training.state import resume
 from nmt.training.vocabulary_transfer import transfer_weights
-
-RUN_FILE_PATTERNS = (
-    "checkpoints",
-    ".checkpoints.old",
-    "eval",
-    "tensorboard",
-    "tokenizer*.model",
-    METRICS_FILE,
-    SAMPLES_FILE,
-    "skipped.jsonl",
-    "train.log",
-)
 
 
 class StartingPoint(NamedTuple):
@@ -52,7 +37,6 @@ class StartingPoint(NamedTuple):
 
     run: TrainRun  # the final settings, with values of `by_pairs`, inherited settings and precision
     is_resuming: bool
-    last: Path | None  # the run's last checkpoint, which may be damaged
     checkpoint: Path | None  # the weights to load: the run's own checkpoint, or that of `init_from`
     tokenizer: Tokenizer | None  # to use; None: one is trained
     parent_tokenizer: Tokenizer | None  # of a parent whose vocabulary is replaced by the run's own
@@ -69,7 +53,6 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
     if was_started(folder):  # torchrun has restarted this job after a process died
         run = dataclasses.replace(run, resume="auto", overwrite=False)
     is_resuming = check_run_folder(folder, run)
-    last = find_last_checkpoint(folder)
     run = apply_by_pairs(run, given)
     origin = None
     if is_resuming:
@@ -78,7 +61,7 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         origin = find_checkpoint(run.init_from)
     precision = choose_precision(run.precision, device)
     if origin is None:
-        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, last, None, None, None)
+        return StartingPoint(dataclasses.replace(run, precision=precision), is_resuming, None, None, None)
     settings, tokenizer = load_config_and_tokenizer(*origin)
     if is_resuming and run.precision == "auto":
         precision = settings.precision
@@ -92,29 +75,21 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
     if is_resuming:
         check_resumed_settings(run, settings)
     if run.new_tokenizer and not is_resuming:
-        return StartingPoint(run, is_resuming, last, origin[1], None, parent_tokenizer=tokenizer)
-    return StartingPoint(run, is_resuming, last, origin[1], tokenizer, None)
+        return StartingPoint(run, is_resuming, origin[1], None, parent_tokenizer=tokenizer)
+    return StartingPoint(run, is_resuming, origin[1], tokenizer, None)
 
 
 def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
-    """Raise a `UserError` if a side of the run has the language of the parent's opposite side.
-
-    With a joint vocabulary, only warn.
-    """
+    """Raise a `UserError` if a side has the language of the parent's opposite side, in a vocabulary of its own."""
     side = find_swapped_side(run.data, parent.data)
-    if side is None:
+    if side is None or parent.tokenizer.joint:
         return
     language, parent_language = getattr(run.data, side), getattr(parent.data, side)
-    direction = f"init_from={run.init_from} translates {parent.data.source} to {parent.data.target}"
-    if not parent.tokenizer.joint:
-        raise UserError(
-            f"data.{side}={language}: {direction} with separate vocabularies, so {language} would get the {side} "
-            f"vocabulary, which is that of {parent_language}; start from a run with {language} as its {side} or with "
-            "tokenizer.joint=true, or remove init_from"
-        )
-    log.warning(
-        f"data.{side}={language}: {direction}; the vocabulary is joint, but the {side} side was trained on "
-        f"{parent_language}"
+    raise UserError(
+        f"data.{side}={language}: init_from={run.init_from} translates {parent.data.source} to {parent.data.target} "
+        f"with separate vocabularies, so {language} would get the {side} vocabulary, which is that of "
+        f"{parent_language}; start from a run with {language} as its {side} or with tokenizer.joint=true, or remove "
+        "init_from"
     )
 
 
@@ -153,11 +128,6 @@ def check_run_folder(folder: Path, run: TrainRun) -> bool:
     if run.overwrite:
         return False
     has_checkpoint = find_last_checkpoint(folder) is not None
-    if "eval" in names and not has_checkpoint:
-        raise UserError(
-            f"{folder} contains evaluations of a model whose checkpoints are gone; overwrite=true deletes them, "
-            "name=ANOTHER uses another folder"
-        )
     if has_checkpoint and run.resume == "false":
         raise UserError(
             f"{folder} already contains a trained model; resume=true continues it, overwrite=true deletes it, "
@@ -168,71 +138,36 @@ def check_run_folder(folder: Path, run: TrainRun) -> bool:
     return has_checkpoint
 
 
-def open_run_folder(state: TrainState, start: StartingPoint) -> AbstractContextManager[object]:
-    """Lock the run folder, then resume from its checkpoint or clear it, and return the lock.
+def start_run(
+    start: StartingPoint,
+    folder: Path,
+    model: Seq2Seq,
+    tokenizer: Tokenizer,
+    optimizer: torch.optim.Optimizer,
+    corpus: str,
+) -> Progress:
+    """Load the weights that a run starts from, write its settings and tokenizer, and return its progress.
 
-    Raises:
-        UserError: another process is training in the folder, or has been since `find_starting_point`.
+    The folder of a new run is cleared. `corpus` is the key of the text.
     """
-    folder, run = state.folder, start.run
-    lock = lock_run_folder(folder)
-    if (check_run_folder(folder, run), find_last_checkpoint(folder)) != (start.is_resuming, start.last):
-        raise UserError(f"another process trained in {folder} in the meantime; run the command again")
+    progress = Progress(corpus)
     if start.is_resuming:
         assert start.checkpoint is not None
-        resume_from(state, start.checkpoint)
+        progress = resume(start.run, folder, start.checkpoint, model, optimizer, corpus)
     else:
         if start.checkpoint and start.parent_tokenizer:
-            transfer_weights(state.model, state.tokenizer, start.checkpoint, start.parent_tokenizer)
+            transfer_weights(model, tokenizer, start.checkpoint, start.parent_tokenizer)
         elif start.checkpoint:
-            load_weights(state.model, start.checkpoint)
+            load_weights(model, start.checkpoint)
         clear_run_folder(folder)
     mark_started(folder)
-    if not start.is_resuming:  # `fit` saves the settings of a resumed run, if there is anything left to do
-        save_config(folder, run)  # the first file, because it identifies the folder as a run
-    state.tokenizer.save(folder)
-    return lock
-
-
-def lock_run_folder(folder: Path) -> AbstractContextManager[object]:
-    """Lock a run folder against training by other processes, and return the lock as a context manager.
-
-    The system releases the lock when this process ends in any way.
-
-    Raises:
-        UserError: another process is training in the folder.
-    """
-    try:
-        return FileLock(folder / ".lock", fallback_to_soft=False).acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"another process is training in {folder}; wait for it, or use name=ANOTHER") from None
-
-
-def list_run_files(folder: Path) -> list[Path]:
-    """List the existing files and folders that a run writes, except its settings."""
-    return [path for pattern in RUN_FILE_PATTERNS for path in sorted(folder.glob(pattern))]
-
-
-def clear_run_folder(folder: Path) -> None:
-    """Remove the files of an earlier run, and nothing else.
-
-    All checkpoints are renamed first, so that a process that dies does not leave only some of them.
-    """
-    checkpoints, old = folder / "checkpoints", folder / ".checkpoints.old"
-    if os.path.lexists(checkpoints):
-        remove_path(old)
-        checkpoints.rename(old)
-    for path in list_run_files(folder):
-        if path.is_symlink():
-            log.warning(f"{path} is a symbolic link: removing the link, but not its target {path.resolve()}")
-        remove_path(path)
+    save_config(folder, start.run)  # the first file, because it identifies the folder as a run
+    tokenizer.save(folder)
+    return progress
 
 
 def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
-    """Raise a `UserError` if immutable settings such as data, tokenizer, model and seed have changed.
-
-    Other changes are logged, with a warning if they change the numbers of the run.
-    """
+    """Raise a `UserError` if immutable settings such as data, tokenizer, model and seed have changed; log others."""
     changed = {key: f"{key}={new} (was {old})" for key, new, old in list_differences(run, before)}
     immutable = select_immutable_settings(dataclasses.asdict(run))
     if refused := [text for key, text in changed.items() if key in immutable]:
@@ -240,23 +175,8 @@ def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
             f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
             "give the old values, or start a new run with name=ANOTHER or overwrite=true"
         )
-    non_numeric = list_non_numeric_keys(run)
-    if harmless := [text for key, text in changed.items() if key in non_numeric]:
-        log.info(f"changed since this run last trained: {', '.join(harmless)}")
-    if numeric := [text for key, text in changed.items() if key not in non_numeric]:
-        log.warning(f"changed since this run last trained, which changes its results: {', '.join(numeric)}")
-
-
-def list_non_numeric_keys(run: TrainRun) -> set[str]:
-    """Return the keys that do not influence the numbers of this run."""
-    keys = set(NON_NUMERIC_KEYS)
-    depends_on_length = run.optim.schedule == "cosine" or run.train.guided_alignment
-    depends_on_validation = run.optim.schedule == "plateau" or run.train.patience
-    if not depends_on_validation:
-        keys.add("train.validate_every")
-        if not depends_on_length:  # the last step has a validation, so the limits count as validation, too
-            keys |= {"train.max_steps", "train.max_epochs"}
-    return keys
+    if changed:
+        log.info(f"changed since this run last trained: {', '.join(changed.values())}")
 
 
 def list_differences(config: Any, other: Any) -> list[tuple[str, Any, Any]]:

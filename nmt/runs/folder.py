@@ -1,0 +1,95 @@
+"""The folder of a run: which checkpoints it has and keeps, and who may train there.
+
+runs/<name>/config.yaml  tokenizer*.model  train.log  metrics.jsonl  samples.jsonl  tensorboard/  eval/SPLIT/
+runs/<name>/checkpoints/step_000500/    a checkpoint; that of the largest step is the last one
+runs/<name>/checkpoints/best            a line with the name of the best checkpoint, for people and scripts
+"""
+
+import re
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from nmt.errors import UserError
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
+from nmt.system.files import remove_path, write_atomically
+
+RUN_FILE_PATTERNS = (
+    "checkpoints",
+    ".checkpoints.old",
+    "eval",
+    "tensorboard",
+    "tokenizer*.model",
+    METRICS_FILE,
+    SAMPLES_FILE,
+    "skipped.jsonl",
+    "train.log",
+)
+STEP_FOLDER = re.compile(r"step_(\d{6,12})")
+
+
+def list_step_folders(run_folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run by step, in ascending order."""
+    folders = {}
+    for path in (run_folder / "checkpoints").glob("step_*/"):
+        if match := STEP_FOLDER.fullmatch(path.name):
+            folders[int(match[1])] = path
+    return dict(sorted(folders.items()))
+
+
+def find_last_checkpoint(run_folder: Path) -> Path | None:
+    """Return the checkpoint of the largest step, or None if there is none."""
+    return next(reversed(list_step_folders(run_folder).values()), None)
+
+
+def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> None:
+    """Point `best` to the best existing checkpoint, and remove those that are no longer needed.
+
+    The checkpoints of `best_steps` and `step` are kept, and the one before `step`, as a fallback if `step` turns out to
+    be damaged. Half-written folders of processes that died are removed.
+    """
+    folders = list_step_folders(run_folder)
+    best_steps = [number for number in best_steps if number in folders]
+    best_pointer = run_folder / "checkpoints" / "best"
+    if best_steps:
+        write_atomically(best_pointer, [folders[best_steps[0]].name + "\n"])
+    else:  # no validation yet, or the best checkpoint was damaged and the run resumed from an earlier one
+        best_pointer.unlink(missing_ok=True)
+    earlier = [number for number in folders if number < step]
+    for number in folders.keys() - {step, *earlier[-1:], *best_steps}:
+        remove_path(folders[number])
+    checkpoints = run_folder / "checkpoints"
+    for path in [*checkpoints.glob(".*.new"), *checkpoints.glob(".*.old")]:
+        remove_path(path)
+
+
+def lock_run_folder(folder: Path) -> BaseFileLock:
+    """Lock a run folder against training by other processes; the system releases the lock when this process ends.
+
+    Raises:
+        UserError: another process is training in the folder.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is training in {folder}; wait for it, or use name=ANOTHER") from None
+    return lock
+
+
+def list_run_files(folder: Path) -> list[Path]:
+    """List the existing files and folders that a run writes, except its settings."""
+    return [path for pattern in RUN_FILE_PATTERNS for path in sorted(folder.glob(pattern))]
+
+
+def clear_run_folder(folder: Path) -> None:
+    """Remove the files of an earlier run, and nothing else; of a symbolic link, not its target.
+
+    All checkpoints are renamed first, so that a process that dies does not leave only some of them.
+    """
+    checkpoints, old = folder / "checkpoints", folder / ".checkpoints.old"
+    if checkpoints.exists():
+        remove_path(old)
+        checkpoints.rename(old)
+    for path in list_run_files(folder):
+        remove_path(path)

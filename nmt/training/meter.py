@@ -1,0 +1,124 @@
+"""Loss, accuracy and speed of training, and where they are written."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nmt.data.encoding import Indices
+from nmt.errors import with_filename
+from nmt.runs.history import METRICS_FILE
+from nmt.system.distributed import rank
+from nmt.system.text_io import replace_nonfinite
+
+
+class LossSums(NamedTuple):
+    """Sums over the tokens of an update, 0-dimensional tensors."""
+
+    smoothed: torch.Tensor  # cross-entropy with label smoothing and R-Drop, over target tokens
+    nats: torch.Tensor  # negative log-likelihood, over target tokens
+    correct: torch.Tensor  # correctly predicted target tokens
+    source: torch.Tensor  # number of source tokens
+    target: torch.Tensor  # number of target tokens
+
+
+class UpdateResult(NamedTuple):
+    """The result of one update."""
+
+    step: int  # number of the update, from 1
+    indices: Indices  # rows of its pairs
+    sums: LossSums  # over all ranks
+    failed: torch.Tensor  # True if loss or gradient was not finite and the weights were left unchanged; 0-dimensional
+
+
+class Measures(NamedTuple):
+    """Means over the updates since the last report."""
+
+    loss: float  # nats per target token, without label smoothing; NaN if all updates failed
+    accuracy: float
+    tokens_per_second: float  # on both sides
+    target_tokens_per_second: float
+    failed: int  # updates whose loss or gradient was not finite
+    seconds_per_step: float  # of all steps of this process
+
+
+class ProgressMeter:
+    """Measures the updates since the last report."""
+
+    def __init__(self) -> None:
+        self.steps, self.seconds = 0, 0.0  # of all reported updates
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new reporting interval now."""
+        self.results: list[UpdateResult] = []
+        self.failed: list[bool] = []  # one per result, as far as `read_failures` has read them
+        self.started = time.perf_counter()
+
+    def add(self, result: UpdateResult) -> None:
+        self.results.append(result)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave time that is not spent on training out of the interval."""
+        paused = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - paused
+
+    def read_failures(self) -> Iterator[tuple[UpdateResult, bool]]:
+        """Yield the updates since the last call, and whether each failed. This waits for the GPU."""
+        for result in self.results[len(self.failed) :]:
+            self.failed.append(bool(result.failed.item()))
+            yield result, self.failed[-1]
+
+    def measure(self) -> Measures:
+        """Return what was measured, all failures of which must have been read, and start a new interval."""
+        seconds = time.perf_counter() - self.started
+        self.seconds += seconds
+        self.steps += len(self.results)
+        table = np.array(torch.stack([torch.stack(result.sums) for result in self.results]).tolist())
+        *_, source_tokens, target_tokens = table.sum(axis=0)
+        _, nats, correct, _, learned_tokens = table[~np.array(self.failed)].sum(axis=0)
+        loss = accuracy = math.nan
+        if learned_tokens:
+            loss, accuracy = nats / learned_tokens, correct / learned_tokens
+        speed, target_speed = (source_tokens + target_tokens) / seconds, target_tokens / seconds
+        measures = Measures(loss, accuracy, speed, target_speed, sum(self.failed), self.seconds / self.steps)
+        self.restart()
+        return measures
+
+
+class EventWriter:
+    """Appends events to the files of a run, and their numbers to TensorBoard if it is installed; on rank 0 only."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Continue after `step`."""
+        self.folder = folder
+        self.tensorboard: Any = None
+        if not rank():
+            with contextlib.suppress(ImportError):
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, event: dict[str, Any], name: str = METRICS_FILE) -> None:
+        if rank():
+            return
+        event = replace_nonfinite(event)
+        path = self.folder / name
+        with with_filename(path), open(path, "a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(event) + "\n")
+        if self.tensorboard is not None:
+            for key, value in event.items():
+                if isinstance(value, float):
+                    self.tensorboard.add_scalar(f"{event['event']}/{key}", value, event["step"])
+
+    def close(self) -> None:
+        if self.tensorboard is not None:
+            self.tensorboard.close()
