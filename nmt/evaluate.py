@@ -30,7 +30,6 @@ from nmt.decoding.translation import Translation, check_scores, warn_if_truncate
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.comparison import (
-    MAX_COMPARED_SENTENCES,
     compare_systems,
     format_comparison,
     has_seeds,
@@ -80,13 +79,8 @@ SEEDS_LEGEND = (
     "difference has p < 0.05 in 4 of 5 experiments"
 )
 METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
-RESULT_FILES = (  # in eval/<split>
-    "metrics.json",
-    "translations.txt",
-    "alignments.jsonl",
-    "report.html",
-    "alignment_*.png",
-)
+METRICS_OF_4_DECIMALS = ("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer")
+METRICS_OF_2_DECIMALS = ("bleu", "chrf", "ter", "exact_match", "sentences_per_second")
 
 
 class Evaluation(NamedTuple):
@@ -96,9 +90,8 @@ class Evaluation(NamedTuple):
     results: Path  # folder of the result files
     sources: list[str]
     references: list[list[str]]
-    translations: list[str]
+    translations: list[Translation]
     metrics: dict[str, Any]  # content of metrics.json
-    pictures: list[Path]
 
 
 @main("evaluate")
@@ -123,7 +116,10 @@ def compare_runs(command: EvaluateRun, device: torch.device) -> float | None:
     evaluations = {path: evaluate_run(replace(command, checkpoint=path, compare=[]), device) for path in paths}
     first, *_, last = evaluations.values()
     if not rank():
-        texts = {name: [evaluations[path].translations for path in runs] for name, runs in systems.items()}
+        texts = {
+            name: [[translation.text for translation in evaluations[path].translations] for path in runs]
+            for name, runs in systems.items()
+        }
         comparison = compare_systems(texts, first.sources, first.references, bleu_tokenizer)
         echo(format_comparison(comparison))
         echo(f"\n{SEEDS_LEGEND if has_seeds(texts) else RUNS_LEGEND}; * p < 0.05\n")
@@ -156,17 +152,14 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
     """Check that runs can be compared, before they are evaluated. Returns the BLEU tokenizer to use for all of them.
 
     Raises:
-        UserError: a run is named twice, sentences differ or are too many, or runs have different BLEU tokenizers.
+        UserError: a run is named twice, sentences differ, or runs have different BLEU tokenizers.
     """
     tokenizers: dict[str, str] = {}
     texts: dict[Path, tuple[list[str], list[list[str]]]] = {}
     for path in paths:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
-            raise UserError(
-                f"compare=: {path} belongs to a run that is already listed, and eval/ of a run holds one evaluation "
-                "per split; list each run once"
-            )
+            raise UserError(f"compare=: {path} is a run that is already listed; list each run once")
         run = load_config(folder)
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
@@ -177,24 +170,18 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
                 f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
                 "set data.* to text that fits all models, which must have the same direction"
             )
-        if len(pairs) > MAX_COMPARED_SENTENCES:
-            raise UserError(
-                f"data.split={data.split} has {len(pairs):,} sentences; compare= supports up to "
-                f"{MAX_COMPARED_SENTENCES:,}"
-            )
         tokenizers[path] = choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, texts[folder][1])
     if len(set(tokenizers.values())) > 1:
         listing = ", ".join(f"{path}: {tokenizer}" for path, tokenizer in tokenizers.items())
         raise UserError(
-            f"compare=: the runs have different BLEU tokenizers ({listing}); set one for all with bleu_tokenizer=NAME"
+            f"compare=: the runs have different BLEU tokenizers ({listing}); set bleu_tokenizer=NAME for all"
         )
     return next(iter(tokenizers.values()))
 
 
 def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     """Evaluate a run and write the result files to `eval/<split>` in its folder; in `runs/OWNER/NAME` for the hub's."""
-    assert command.checkpoint is not None
-    checkpoint = command.checkpoint
+    checkpoint = str(command.checkpoint)
     model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
     check_same_on_all_ranks(lambda: key, MODEL_MISMATCH)
     precision = choose_precision(command.precision, device)
@@ -207,7 +194,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     )
     sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     references = collect_references(pairs, *further.values())
-
     bleu_tokenizer = broadcast_from_rank0(
         lambda: choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references, is_logged=True)
     )
@@ -215,19 +201,20 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     home = Path("runs", parse_address(checkpoint).repository) if is_hub_address(checkpoint) else folder
     results = home / "eval" / data.split
     broadcast_from_rank0(lambda: make_results_folder(results))  # first, so that an error does not waste the work
+
     metrics: dict[str, Any] = evaluate_loss(model, tokenizer, pairs, device)
     search = command.search.with_source_limit_of(run.data)
     translator = Translator(with_cuda_graphs(model, device), tokenizer, search, device, run.data.languages)
     start_time = time.perf_counter()
     translations = [options[0] for options in translator.translate(sources, keep_weights=True, progress=True)]
+    metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     check_scores(translations, 1)
     warn_if_truncated(translations, search, 1)
     texts = [translation.text for translation in translations]
     warn_if_evaluation_is_preprocessed(data, pairs, further, texts)
-    metrics["sentences_per_second"] = len(sources) / (time.perf_counter() - start_time)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
-    metrics["literals"] = measure_literals(sources, texts, targets)
     metrics |= {
+        "literals": measure_literals(sources, texts, targets),
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
@@ -235,7 +222,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         "data": asdict(data) | {"references": command.data.references},
         "search": asdict(search),
     }
-    evaluation = Evaluation(folder, results, sources, references, texts, metrics, [])
     choices: list[WordWeights] = []
     if command.erase:
         losses, erasure_metrics = measure_erasure(translator, translations, sources, targets, get_gold_links(pairs))
@@ -246,55 +232,49 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         worst = sort_worst_first(sentence_chrf(texts, references))[:MAX_PAIRS_WITH_HEADS]
         # Without CUDA graphs, which would replay the layer and head with which they were recorded.
         choices += compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
-    if rank():
-        return evaluation
-    training_data = replace(run.data, cache=command.data.cache)
-    train = load_training_text(training_data, "scores of sentences seen in the training text are left out")
-    if train is not None:
-        kinds = find_overlap(pairs, train, training_data)
-        metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
-    title = f"{home.resolve().name}, {data.split}"
-    with replacing_files(results, *RESULT_FILES) as new_folder:
-        write_atomically(new_folder / "translations.txt", (text + "\n" for text in texts))
-        write_atomically(
-            new_folder / "alignments.jsonl", (translation.record.to_json() + "\n" for translation in translations)
-        )
-        page = build_report(title, metrics, sources, references, translations, choices)
-        write_atomically(new_folder / "report.html", [page])
-        write_atomically(
-            new_folder / "metrics.json",
-            [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],
-        )
-        try:
-            pictures = draw_heat_maps(new_folder, sources, translations, command.pictures)
-            evaluation.pictures.extend(results / picture.name for picture in pictures)
-        except UserError as error:  # matplotlib is optional
-            log.warning(f"no pictures were drawn: {error}")
+    evaluation = Evaluation(folder, results, sources, references, translations, metrics)
+    if not rank():
+        training_data = replace(run.data, cache=command.data.cache)
+        train = load_training_text(training_data, "scores of sentences seen in the training text are left out")
+        if train is not None:
+            kinds = find_overlap(pairs, train, training_data)
+            metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
+        write_results(evaluation, f"{home.resolve().name}, {data.split}", choices, command.pictures)
     return evaluation
 
 
-def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> list[Path]:
-    """Draw word alignments of the first `limit` translations that are not empty. Returns the paths of the pictures."""
-    paths: list[Path] = []
-    for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1):
-        if len(paths) == limit:
-            break
-        record = translation.record
-        weights = record.word_weights()
-        if weights is None or not weights.size:
-            continue
-        path = folder / f"alignment_{number}.png"
-        paths.append(path)
-        source_words = restore_unknown_words(source, record.source_words)
-        target_words = restore_unknown_words(translation.text, record.target_words)
-        draw_heat_map(path, source_words, target_words, weights)
-    return paths
+def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights], pictures: int) -> None:
+    """Write translations, alignments, metrics, the report, and pictures of the first few alignments."""
+    translations, metrics = evaluation.translations, evaluation.metrics
+    page = build_report(title, metrics, evaluation.sources, evaluation.references, translations, choices)
+    files = {
+        "translations.txt": (translation.text + "\n" for translation in translations),
+        "alignments.jsonl": (translation.record.to_json() + "\n" for translation in translations),
+        "report.html": [page],
+        "metrics.json": [json.dumps(replace_nonfinite(metrics), indent=1, ensure_ascii=False), "\n"],
+    }
+    with replacing_files(evaluation.results, *files, "alignment_*.png") as new_folder:
+        for name, parts in files.items():
+            write_atomically(new_folder / name, parts)
+        try:
+            draw_heat_maps(new_folder, evaluation.sources, translations, pictures)
+        except UserError as error:  # matplotlib is optional
+            log.warning(f"no pictures were drawn: {error}")
+
+
+def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> None:
+    """Draw word alignments of the first `limit` translations that are not empty."""
+    weights = [translation.record.word_weights() for translation in translations]
+    shown = [(row, weights_TS) for row, weights_TS in enumerate(weights) if weights_TS is not None and weights_TS.size]
+    for row, weights_TS in shown[:limit]:
+        record = translations[row].record
+        source_words = restore_unknown_words(sources[row], record.source_words)
+        target_words = restore_unknown_words(translations[row].text, record.target_words)
+        draw_heat_map(folder / f"alignment_{row + 1}.png", source_words, target_words, weights_TS)
 
 
 def make_results_folder(folder: Path) -> None:
-    """Create `eval/<split>` of a run.
-
-    Symbolic links are refused: the run may come from someone else, and files in this folder are replaced.
+    """Create `eval/<split>` of a run, which may come from someone else: files are not replaced through a link.
 
     Raises:
         UserError: the folder or its parent is a symbolic link.
@@ -312,33 +292,26 @@ def print_evaluation(evaluation: Evaluation) -> None:
         echo(f"source     {source}")
         for reference in references:
             echo(f"reference  {reference}")
-        echo(f"model      {translation}\n")
-    decimals = dict.fromkeys(("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer"), 4)
-    for name in (*decimals, "bleu", "chrf", "ter", "exact_match", "sentences_per_second"):
-        if name not in evaluation.metrics:
+        echo(f"model      {translation.text}\n")
+    metrics = evaluation.metrics
+    for name in METRICS_OF_4_DECIMALS + METRICS_OF_2_DECIMALS:
+        if name not in metrics:
             continue  # without erase=true
-        value = evaluation.metrics[name]
-        if value is None:
-            shown = "-"
-        elif name == "ppl" and value >= 1e6:
-            shown = format_perplexity(value)
-        else:
-            shown = f"{value:.{decimals.get(name, 2)}f}"
-        echo(f"{name:<22}{shown}")
-    for name, scores in evaluation.metrics.get("by_overlap", {}).items():
+        value, decimals = metrics[name], 4 if name in METRICS_OF_4_DECIMALS else 2
+        shown = "-" if value is None else f"{value:.{decimals}f}"
+        echo(f"{name:<22}{format_perplexity(value, 4) if name == 'ppl' and value is not None else shown}")
+    for name, scores in metrics.get("by_overlap", {}).items():
         if scores["sentences"]:
             bleu, chrf = ("-" if scores[key] is None else f"{scores[key]:.2f}" for key in ("bleu", "chrf"))
             label = OVERLAP_LABELS[name]
             echo(f"{label:<22}bleu {bleu}, chrf {chrf}, {pluralize(scores['sentences'], 'sentence')}")
-    for kind, counts in evaluation.metrics["literals"].items():
-        echo(f"{f'{kind} kept':<22}{describe_literals(counts)}")
-    for name, signature in evaluation.metrics["signatures"].items():
-        echo(f"{name:<22}{signature}")
-    if evaluation.pictures:
-        echo(f"{'alignment picture':<22}{evaluation.pictures[0]}")
-    echo(f"{'results':<22}{evaluation.results.parent}")
-    echo(f"{'run':<22}{evaluation.run}")
-    echo(f"{'page':<22}{evaluation.results / 'report.html'}")
+    rows: dict[str, Any] = {f"{kind} kept": describe_literals(counts) for kind, counts in metrics["literals"].items()}
+    rows |= metrics["signatures"]
+    if pictures := sorted(evaluation.results.glob("alignment_*.png")):
+        rows["alignment picture"] = pictures[0]
+    rows |= {"results": evaluation.results.parent, "run": evaluation.run, "page": evaluation.results / "report.html"}
+    for name, value in rows.items():
+        echo(f"{name:<22}{value}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from nmt.system.logging import log
 from nmt.system.messages import pluralize
 
 MIN_RELIABLE_SENTENCES = 100  # with fewer sentences, a warning is logged
-MAX_COMPARED_SENTENCES = 20_000  # the bootstrap takes 72 KB of memory for each sentence
 SIGNIFICANCE_LEVEL = 0.05  # differences with a lower p-value are marked
 
 

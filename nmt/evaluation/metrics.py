@@ -121,9 +121,9 @@ def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Referenc
     return score if math.isfinite(score) else None
 
 
-def format_perplexity(perplexity: float) -> str:
+def format_perplexity(perplexity: float, decimals: int = 2) -> str:
     """Format a perplexity, in scientific notation if it is very large, as after divergence."""
-    return f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}"
+    return f"{perplexity:.{decimals}f}" if perplexity < 1e6 else f"{perplexity:.2e}"
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> float | None:
