@@ -21,11 +21,11 @@ from functools import cached_property, lru_cache
 from math import exp, isfinite, log
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
-from nmt.data.protobuf import read_fields
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
 from nmt.system.files import write_atomically
@@ -42,8 +42,6 @@ BYTE_PIECES = 256  # ids after the specials and the user-defined symbols
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
 DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
-NORMALIZER_SPEC, DENORMALIZER_SPEC = 3, 5  # numbers of these fields in a model file
-CHARACTER_MAP = 2  # and of this field in these two
 MAX_MODEL_BYTES = 2**28  # bytes read of a model file; far more than any real model
 MAX_REPLACEMENT_BYTES = 256  # normalized form of a character; Unicode's longest in NFKC, U+FDFA, has 33
 UNKNOWN_PENALTY = 10.0  # log-probability of an unknown character below the worst piece, as in SentencePiece
@@ -124,7 +122,7 @@ class LanguageTokenizer:
     @cached_property
     def character_map(self) -> bytes:
         """The normalization of characters as SentencePiece compiles it; empty if they stay as they are."""
-        return b"".join(read_character_maps(self.model, NORMALIZER_SPEC))
+        return bytes(parse_model(self.model).normalizer_spec.precompiled_charsmap)
 
     def must_exceed(self, line: str, limit: int) -> bool:
         """Return whether the length of a line alone implies that it has more than `limit` pieces.
@@ -564,22 +562,33 @@ def check_language_tokenizer(side: LanguageTokenizer, path: str) -> None:
     raise UserError(f"{path} is not a tokenizer of this program: it is not a SentencePiece model, or its ids differ")
 
 
-def longest_replacement(model: bytes) -> int:
+def parse_model(data: bytes) -> Any:
+    """Return the `ModelProto` of a SentencePiece model.
+
+    Raises:
+        ValueError: this is not a model.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    try:
+        model = proto.ModelProto.FromString(data)  # type: ignore[attr-defined]
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    if not model.pieces:
+        raise ValueError("no pieces")
+    return model
+
+
+def longest_replacement(data: bytes) -> int:
     """Return the most bytes by which the normalization of a SentencePiece model replaces one or a few characters.
 
     A `NormalizerSpec` stores the length of an index of what is replaced, the index, and the replacements end to end.
     """
-    charsmaps = read_character_maps(model, NORMALIZER_SPEC, DENORMALIZER_SPEC)
-    index_ends = [4 + int.from_bytes(charsmap[:4], "little") for charsmap in charsmaps]
-    texts = [text for charsmap, end in zip(charsmaps, index_ends, strict=True) for text in charsmap[end:].split(b"\0")]
+    model = parse_model(data)
+    maps = [spec.precompiled_charsmap for spec in (model.normalizer_spec, model.denormalizer_spec)]
+    texts = [text for map_ in maps for text in map_[4 + int.from_bytes(map_[:4], "little") :].split(b"\0")]
     return max(map(len, texts), default=0)
-
-
-def read_character_maps(model: bytes, *spec_numbers: int) -> list[bytes]:
-    """Return the maps of characters of a SentencePiece model in these fields."""
-    specs = [field.value for field in read_fields(model) if field.number in spec_numbers]
-    fields = [field for spec in specs if isinstance(spec, bytes) for field in read_fields(spec)]
-    return [field.value for field in fields if field.number == CHARACTER_MAP and isinstance(field.value, bytes)]
 
 
 def has_expected_ids(side: LanguageTokenizer) -> bool:

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 import sentencepiece
 from builders import make_sentences
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
-from nmt.data.protobuf import encode_field, read_fields
 from nmt.data.tokenizer import load_tokenizer, train_tokenizer
 from nmt.data.tokenizer_import import import_tokenizer
 from nmt.errors import UserError
@@ -95,10 +92,3 @@ def test_unreadable_files_raise(tmp_path: Path) -> None:
         (tmp_path / "bad.model").write_bytes(data)
         with pytest.raises(UserError, match="is not a SentencePiece model"):
             import_tokenizer(str(tmp_path / "bad.model"), [])
-
-
-@given(st.lists(st.tuples(st.integers(1, 2**20), st.one_of(st.binary(max_size=300), st.integers(0, 2**63)))))
-def test_fields_are_read_as_written(fields: list[tuple[int, bytes | int]]) -> None:
-    data = b"".join(encode_field(number, value) for number, value in fields)
-    assert [(field.number, field.value) for field in read_fields(data)] == fields
-    assert b"".join(field.encoded for field in read_fields(data)) == data
