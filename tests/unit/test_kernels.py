@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import MODEL_VARIANTS, SMALL_VOCABULARY, build_padded_batch, fake_capture_graph, make_training_state
+from builders import MODEL_VARIANTS, build_padded_batch, fake_capture_graph, make_training_state
 from torch import Tensor
 
 from nmt.config import TrainConfig
 from nmt.data.batching import collate, epoch_batches
 from nmt.model.kernels import KERNELS, REFERENCE
 from nmt.model.kernels.linear import Dropout
-from nmt.model.kernels.loss import MAX_FP32_LOGITS, cross_entropy
+from nmt.model.kernels.loss import MAX_FP32_LOGITS
 from nmt.model.kernels.recurrence import RNN
-from nmt.training import step as update
 from nmt.training.backward import GraphedBackward, backward
 from nmt.training.state import TrainState
 from nmt.training.step import train_step
@@ -123,22 +122,6 @@ def test_flat_weights_match_separate_weights(cell: str, dtype: torch.dtype, monk
     torch.testing.assert_close(rnn(x_BTI, state)[0], results[0][0])
 
 
-@pytest.mark.parametrize("name", MODEL_VARIANTS)
-def test_bias_added_outside_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU `project` adds both biases of an LSTM, in training and for inference."""
-    results = []
-    for fused in (("cpu",), ()):
-        monkeypatch.setattr("nmt.model.kernels.recurrence.FUSED_BIAS_DEVICES", fused)
-        state = make_training_state(name, "lstm", torch.float64)
-        trained = [*compute_gradients(state).values()]
-        batch = collate(state.data.pairs, np.arange(12))
-        state.model.eval().prepare_for_inference(int8=False)
-        with torch.inference_mode():
-            loss, _ = state.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT)
-        results.append([*trained, *loss])
-    torch.testing.assert_close(results[1], results[0])
-
-
 def test_r_drop_of_equal_passes_is_the_single_pass_loss() -> None:
     """Guided alignment and the coverage loss are computed for both passes, too."""
     state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
@@ -215,49 +198,6 @@ def test_graphs_are_freed_with_their_owner() -> None:
     gone = weakref.ref(graphed.callable)
     del graphed
     assert gone() is None
-
-
-def test_padding_pairs_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = make_training_state("bahdanau", "lstm", torch.float64)
-    rows = np.arange(8)
-    sums = []
-    for make in (update.build_batch, build_padded_batch):
-        monkeypatch.setattr("nmt.training.step.build_batch", make)
-        sums.append(train_step(state, rows, 100).sums)
-    assert sums[0].source == sums[1].source == state.data.pairs.lengths(rows)[0].sum()
-    assert sums[0].target == sums[1].target
-
-
-def test_masked_padding_has_no_loss_and_no_gradient() -> None:
-    torch.manual_seed(1)
-    x_RD, weight_VD = torch.randn(18, 4).double(), torch.randn(SMALL_VOCABULARY, 4).double()
-    target_R, results = torch.tensor([3, 0, 5, 0, 0, 7, 9, 3, 0]).repeat(2), []
-    for rows in (torch.arange(18), target_R.nonzero().squeeze(1)):
-        leaves = [x_RD.clone().requires_grad_(), weight_VD.clone().requires_grad_()]
-        bias_V = torch.zeros(SMALL_VOCABULARY, dtype=torch.float64, requires_grad=True)
-        loss = cross_entropy(leaves[0][rows], leaves[1], bias_V, target_R[rows], 0.1, r_drop=0.5, pad=0)
-        loss.smoothed.backward()
-        results.append([*loss, *(leaf.grad for leaf in (*leaves, bias_V))])
-    torch.testing.assert_close(*results)
-
-
-def test_graphed_loss_depends_on_fraction_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The padded batch with masked padding has the same loss as the plain batch with dropped padding."""
-    monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", fake_capture_graph)
-    state = make_training_state("coverage", "lstm", torch.float64, dropout=0.0)
-    run = replace(state.run, train=replace(state.run.train, guided_alignment=0.3, coverage_loss=0.2))
-    batch = collate(state.data.pairs, np.arange(12))
-    batch = batch._replace(
-        alignment_BTS=torch.rand(12, batch.target_BT.shape[1] - 1, batch.source_BS.shape[1]).double()
-    )
-    graphed = GraphedBackward(run, state.model)
-    for share in (0.1, 0.5, 0.9):
-        update_2 = torch.tensor([50, share], dtype=torch.float64)
-        given = batch.pad_to(12, 16, 16), update_2, torch.tensor(4.0)
-        expected = backward(run, state.model, batch, *given[1:])
-        with monkeypatch.context() as patch:
-            patch.setattr("nmt.model.seq2seq.PADDING_DROP_DEVICES", ())
-            torch.testing.assert_close(graphed(*given), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

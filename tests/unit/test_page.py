@@ -154,12 +154,6 @@ def test_model_matches_python_for_other_settings(evaluate: Evaluate, changes: di
     check_forced_decoding(evaluate, ModelConfig(**{"embed": 6, "hidden": 8, "dropout": 0.0} | changes))
 
 
-def test_unknown_part_of_attention_is_an_error(evaluate: Evaluate) -> None:
-    config = json.dumps(asdict(ModelConfig().attention) | {"score": "cosine"})
-    message = evaluate(f"Promise.resolve().then(() => new Attention(null, '', {config})).catch(error => error.message)")
-    assert message == "score=cosine is not implemented in engine.js"
-
-
 def test_shown_layer_and_head_match_python(evaluate: Evaluate) -> None:
     config = make_attention_config("transformer", score="dot", heads=2)
     for config.attention.layer, config.attention.head in ((0, 1), (1, None), (None, 0)):

@@ -128,11 +128,3 @@ def test_local_window_limits_what_a_position_sees() -> None:
     outputs_BSM, _ = encoder(embedded_BSE, torch.tensor([12]))
     [gradient] = torch.autograd.grad(outputs_BSM[0, 5].square().sum(), embedded_BSE)
     assert gradient[0].abs().sum(1).nonzero().flatten().tolist() == list(range(2, 9))
-
-
-def test_model_size_may_differ_from_embedding_size() -> None:
-    settings = dict(encoder="transformer", embed=6, hidden=4, encoder_hidden=8, dropout=0.0)
-    encoder = TransformerEncoder(ModelConfig(**settings))
-    assert encoder(torch.randn(2, 3, 6), torch.tensor([3, 1]))[0].shape == (2, 3, 8)
-    same_size = TransformerEncoder(ModelConfig(**settings | {"embed": 8}))
-    assert isinstance(same_size.input.map, nn.Identity)

@@ -17,7 +17,6 @@ from nmt.model.numerics import tanh
 from nmt.model.reference import LinearFn, RNNState, RNNStepFn
 
 FLAT_WEIGHT_DEVICES = ("cuda",)  # devices whose library reads the weights of a layer from one buffer
-FUSED_BIAS_DEVICES = ("cpu",)  # devices on which a matrix product adds a bias at no cost
 
 
 def compute_lstm(gates_NG: Tensor, c_ND: Tensor) -> tuple[Tensor, ...]:
@@ -218,18 +217,7 @@ class RNN(reference.RNN):
         self.inference_fns = {name: prepare_linear(*weights, int8) for name, weights in step_weights.items()}
         if self.num_projected:
             weight_GI = self.weight_ih[:, : self.num_projected]
-            self.inference_fns["project"] = prepare_linear(weight_GI, self.get_biases()[0], int8)
-
-    def get_biases(self) -> tuple[Tensor | None, ...]:
-        """Return the biases of `project`, of a step's product with its input, and of its product with the state.
-
-        The pre-activations of an LSTM are sums, so where adding a bias costs a step something, `project` adds both.
-        """
-        if not self.num_projected:
-            return None, self.bias_ih, self.bias_hh
-        if self.is_lstm and self.bias_ih.device.type not in FUSED_BIAS_DEVICES:
-            return self.bias_ih + self.bias_hh, None, None
-        return self.bias_ih, None, self.bias_hh
+            self.inference_fns["project"] = prepare_linear(weight_GI, self.bias_ih, int8)
 
     def get_step_weights(self, is_joint: bool) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Return weight and bias of each product of a step.
@@ -237,20 +225,20 @@ class RNN(reference.RNN):
         The pre-activations of an LSTM are sums, so with `is_joint` one product takes input and state, concatenated.
         """
         weight_GI = self.weight_ih[:, self.num_projected :]
-        _, bias_G, hidden_bias_G = self.get_biases()
+        bias_G = None if self.num_projected else self.bias_ih  # otherwise `project` has added it
         if not is_joint or not self.is_lstm:
-            return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, hidden_bias_G)}
-        joint_bias_G = hidden_bias_G if bias_G is None else self.bias_hh + bias_G
+            return {"input": (weight_GI, bias_G), "hidden": (self.weight_hh, self.bias_hh)}
+        joint_bias_G = self.bias_hh if bias_G is None else self.bias_hh + bias_G
         return {"joint": (torch.cat([weight_GI, self.weight_hh], 1), joint_bias_G)}
 
     def project(self, x: Tensor) -> Tensor:
         """Map (..., num_projected) to (..., G): the part of the pre-activations that is known before the loop.
 
-        Includes the biases that `get_biases` assigns to it. Takes all T steps in one product.
+        Takes all T steps in one product.
         """
         weight_GI = self.weight_ih[:, : self.num_projected]
         project_fn = self.inference_fns.get("project") or make_plain_linear(
-            *cast_linear_weights(weight_GI, self.get_biases()[0], x.dtype)
+            *cast_linear_weights(weight_GI, self.bias_ih, x.dtype)
         )
         return apply_to_rows(project_fn, x)
 
