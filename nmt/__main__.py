@@ -13,7 +13,7 @@ import sys
 from nmt import __version__
 from nmt.config import COMMANDS
 from nmt.errors import suggest
-from nmt.system.standard_streams import print_page
+from nmt.system.text import echo
 
 HELP = """Train, evaluate and use models for machine translation with attention.
 
@@ -41,9 +41,9 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(f"nmt.{name}", run_name="__main__", alter_sys=True)
     elif name in ("-h", "--help"):
-        print_page(HELP.format(commands="".join(f"  {name:<11}{describe_command(name)}\n" for name in COMMANDS)))
+        echo(HELP.format(commands="".join(f"  {name:<11}{describe_command(name)}\n" for name in COMMANDS)))
     elif name == "--version":
-        print_page(f"attention-nmt {__version__}")
+        echo(f"attention-nmt {__version__}")
     else:
         sys.exit(f"error: there is no command '{name}' (attention-nmt --help lists them){suggest(name, COMMANDS)}")
 

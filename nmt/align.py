@@ -53,11 +53,17 @@ from nmt.system.distributed import (
     rank,
     rank0_path,
 )
-from nmt.system.lines import split_on_spaces
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import format_first_lines, pluralize
-from nmt.system.standard_streams import check_file_arguments, is_stdout
-from nmt.system.text_io import MAX_CHUNK_LINES, TextInput, check_readable, open_output
+from nmt.system.text import (
+    MAX_CHUNK_LINES,
+    STDOUT_PATH,
+    TextInput,
+    check_file_arguments,
+    check_readable,
+    open_output,
+    split_on_spaces,
+)
 from nmt.system.torchrun import check_single_process
 
 MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
@@ -157,7 +163,7 @@ def align_pairs(
 ) -> dict[str, float | None]:
     """Write the links of all pairs, a chunk at a time. Returns precision, recall, AER and oracle AER."""
     counts, oracle_counts = LinkCounts(), LinkCounts()
-    progress = not is_stdout(command.output)
+    progress = command.output != STDOUT_PATH
     with (
         open_output(rank0_path(command.output)) as file,
         open_alignment_writer(command.output, file, command.weights) as write_record,
@@ -217,7 +223,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
         else:
             aligner = train_aligner(sources, targets)
             aligner.tokenize, aligner.segmenter = command.tokenize, segmenter
-        hidden = True if is_stdout(command.output) else None  # None: hidden unless on a terminal
+        hidden = True if command.output == STDOUT_PATH else None  # None: hidden unless on a terminal
         bar = stack.enter_context(tqdm(total=len(sources), desc="aligning", unit=" lines", disable=hidden))
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             rows = range(start, min(start + MAX_CHUNK_LINES, len(sources)))
@@ -311,9 +317,7 @@ def make_word_record(
 def align(command: AlignRun) -> float | None:
     """Return the alignment error rate; None without gold links."""
     log_to_stderr()
-    folders = {"checkpoint": command.checkpoint, "save": command.save}
-    saved = {key: str(Path(path, ALIGNER_FILE)) for key, path in folders.items() if path}
-    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"), saved)
+    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
     if command.checkpoint is None or is_aligner(command.checkpoint):
         check_single_process("nmt.align with an aligner")
         check_readable({"source": command.source, "target": command.target, "gold": command.gold})
@@ -347,7 +351,7 @@ def align(command: AlignRun) -> float | None:
 
 def print_measures(measures: dict[str, float | None], command: AlignRun) -> None:
     """Print precision, recall and error rates; to standard error if the links go to standard output."""
-    file = sys.stderr if is_stdout(command.output) else sys.stdout
+    file = sys.stderr if command.output == STDOUT_PATH else sys.stdout
     for name, value in measures.items():
         shown = "-" if value is None else f"{value:.4f}"
         print(f"{name:<22}{shown}", file=file)

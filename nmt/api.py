@@ -23,7 +23,7 @@ from nmt.page.export import build_page
 from nmt.runs.checkpoint import export_model, fetch_model, load_model
 from nmt.system.command_line import build_settings
 from nmt.system.device import choose_device, choose_precision, prepare_model
-from nmt.system.text_io import open_output
+from nmt.system.text import open_output
 
 LINE_END = re.compile(r"\r?\n\Z")
 

@@ -64,7 +64,7 @@ from nmt.system.files import replacing_files, write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import pluralize
-from nmt.system.text_io import echo, replace_nonfinite
+from nmt.system.text import echo, replace_nonfinite
 from nmt.training.validation import evaluate_loss
 
 OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}

@@ -18,7 +18,7 @@ from nmt.system.files import replacing_folder
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import pluralize
 from nmt.system.quoting import quote_setting
-from nmt.system.text_io import echo
+from nmt.system.text import echo
 from nmt.system.torchrun import check_single_process
 
 MAX_LEAK_SHARE = 0.1  # of the cleaned pairs; more is worth a warning

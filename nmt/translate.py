@@ -9,8 +9,8 @@ python -m nmt.translate --help
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
 import itertools
 import json
-import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -36,8 +36,17 @@ from nmt.system.files import hash_file
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import pluralize
 from nmt.system.signals import held_signals
-from nmt.system.standard_streams import check_file_arguments, is_regular_file, is_stdin, is_stdout
-from nmt.system.text_io import TextInput, check_readable, open_output, read_chunks, read_document, write_utf8
+from nmt.system.text import (
+    STDIN_PATH,
+    STDOUT_PATH,
+    TextInput,
+    check_file_arguments,
+    check_readable,
+    is_regular_file,
+    open_output,
+    read_chunks,
+    write_utf8,
+)
 
 
 def format_text(line: str, options: list[Translation], command: TranslateRun) -> str:
@@ -108,7 +117,7 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
     output. A regular file appears only once it is complete.
     """
     keep_weights = command.alignments is not None or command.format != "text"
-    progress = not is_stdout(command.output)
+    progress = command.output != STDOUT_PATH
     format_line = OUTPUT_FORMATS[command.format]
     with ExitStack() as stack:
         text_file = stack.enter_context(open_output(rank0_path(command.output)))
@@ -142,8 +151,8 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
 def translate_document(command: TranslateRun, translator: Translator) -> None:
     """Write the translation of a whole HTML document."""
     with open_output(rank0_path(command.output)) as file:
-        document = read_document(command.input)
-        write_utf8(file, translate_html(translator, document, progress=not is_stdout(command.output)))
+        document = "".join(f"{line}\n" for line in TextInput(command.input))
+        write_utf8(file, translate_html(translator, document, progress=command.output != STDOUT_PATH))
 
 
 def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
@@ -151,7 +160,7 @@ def score_pairs(command: TranslateRun, translator: Translator, source: TextInput
     with open_output(rank0_path(command.output)) as file, log_progress_on_stop(source, command.output):
         for pairs in read_chunks(zip_with_file(source, command, "target"), source.has_more):
             sources, targets = zip(*pairs, strict=True)
-            scored = translator.score(sources, targets, progress=not is_stdout(command.output))
+            scored = translator.score(sources, targets, progress=command.output != STDOUT_PATH)
             check_scores(scored, source.done + 1)
             with held_signals():
                 write_utf8(file, "".join(f"{translation.score:.6f}\n" for translation in scored))
@@ -167,7 +176,7 @@ def translate(command: TranslateRun) -> None:
         local_rank0_first(lambda: check_readable(inputs))
         for key, path in inputs.items():
             if path and world_size() > 1 and not is_regular_file(path):
-                stream = "standard input" if is_stdin(path) else f"{key}={path}"
+                stream = "standard input" if path == STDIN_PATH else f"{key}={path}"
                 raise UserError(f"{world_size()} processes cannot share {stream}; use {key}=FILE")
         translator = local_rank0_first(
             lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
@@ -179,8 +188,9 @@ def translate(command: TranslateRun) -> None:
         if (command.alignments or command.format in ("links", "html")) and not translator.model.attends:
             key = "alignments" if command.alignments else "format"
             raise UserError(f"{key}={getattr(command, key)} needs a model with attention; remove {key}")
-        is_interactive = is_stdin(command.input) and is_stdout(command.output) and os.isatty(0) and os.isatty(1)
-        source = TextInput(command.input, "> " if is_interactive else None)
+        if command.input == STDIN_PATH and sys.stdin.isatty():
+            log.info("reading from the terminal: each line is translated as it ends; Ctrl-D ends the input")
+        source = TextInput(command.input)
         if command.format == "text" and HTML_NAME.search(command.input):
             log.warning(f"the tags of {command.input} are translated like its text; use format=html for a document")
         if command.mode == "score":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nmt.system.text_io import replace_nonfinite
+from nmt.system.text import replace_nonfinite
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.system.standard_streams import use_utf8
+from nmt.system.text import use_utf8
 
 SCRIPTS_DIR = Path(__file__).resolve().parent
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from nmt.errors import UserError
 from nmt.evaluation.plot import draw_curves
-from nmt.system.standard_streams import use_utf8
+from nmt.system.text import use_utf8
 
 PAGE = Path("docs/recipes.md")
 LOG_LINE_PATTERN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (.*)")

@@ -172,12 +172,6 @@ def run_error(command: str, *arguments: object, folder: Path, text: bytes | None
     return message.splitlines()[-1]
 
 
-def has_carriage_return_lines(text: bytes) -> bool:
-    """Return whether the lines at the beginning of a file end with carriage returns only."""
-    first, *others = re.sub(rb"\r?\n?\Z", b"", text[:8_192]).split(b"\n")
-    return not others and first.count(b"\r") > 1
-
-
 def measure_peak_memory() -> int:
     """Return the peak memory of this process since the last call, in bytes, or 0 if the system does not count it."""
     try:

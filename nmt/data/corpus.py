@@ -44,8 +44,8 @@ from nmt.data.splits import (
 from nmt.data.toy import corpus as toy
 from nmt.data.word_links import GoldLinks, read_gold_links
 from nmt.errors import UserError, extra_command, suggest
-from nmt.system.lines import COMPRESSION_BY_SUFFIX, NOT_UTF8, describe_decode_error, split_on_spaces
 from nmt.system.messages import MAX_LISTED_LINES, clip_repr, first_line, format_first_lines, list_names, pluralize
+from nmt.system.text import COMPRESSION_BY_SUFFIX, NOT_UTF8, describe_decode_error, split_on_spaces
 
 log = logging.getLogger("nmt")
 READ_BATCH_SIZE = 10_000  # pairs in memory at a time

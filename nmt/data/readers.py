@@ -14,16 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from nmt.errors import UserError, suggest
-from nmt.system.lines import (
-    NOT_UTF8,
-    UTF8_BOM,
-    LineReader,
-    check_line_ends,
-    check_line_length,
-    describe_decode_error,
-    open_decompressed,
-)
 from nmt.system.messages import clip_repr, list_names, pluralize
+from nmt.system.text import NOT_UTF8, UTF8_BOM, LineReader, check_line_length, describe_decode_error, open_decompressed
 
 ONE_OBJECT_PER_LINE = "each line must hold one object"
 TEXT_BLOCK_BYTES = 2**20  # bytes of each side held in memory; a longer line is held whole
@@ -82,7 +74,6 @@ def read_line_blocks(path: Path) -> Iterator[pa.StringArray]:
     rest: list[bytes] = []
     number = 1
     with open_decompressed(path) as file:
-        check_line_ends(file, path)
         block = file.read(TEXT_BLOCK_BYTES + len(UTF8_BOM)).removeprefix(UTF8_BOM)
         while block:
             end = block.rfind(b"\n") + 1
@@ -178,7 +169,6 @@ def parse_records(
 ) -> Iterator[LinePair | BadLine]:
     """Yield what `parse` returns for each line of a file after the first `skip`; it may raise `NoPairError`."""
     with open_decompressed(path) as file:
-        check_line_ends(file, path)
         for number, line in enumerate(LineReader(file, path), 1):
             if number <= skip:
                 continue
@@ -203,7 +193,6 @@ def read_tsv_pairs(
     """
     has_header = not (source.isdecimal() and target.isdecimal())
     with open_decompressed(path) as file:
-        check_line_ends(file, path)
         first_cells = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
     if has_header:
         for name in (source, target):

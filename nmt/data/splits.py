@@ -5,8 +5,8 @@ from pathlib import Path
 
 from nmt.config.data import DataConfig, last_component
 from nmt.errors import UserError
-from nmt.system.lines import COMPRESSION_BY_SUFFIX
 from nmt.system.messages import list_names
+from nmt.system.text import COMPRESSION_BY_SUFFIX
 
 VALID_SPLITS = ("valid", "validation", "val", "dev")  # names of the validation split
 # train.00.de, train-00.de, train-00000-of-00010.de; the hub may append a digest.

@@ -29,7 +29,7 @@ from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data.words import may_be_unspaced, split_words
 from nmt.errors import UserError
 from nmt.system.files import write_atomically
-from nmt.system.lines import split_on_spaces
+from nmt.system.text import split_on_spaces
 
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # <unk> stands for a whole word, so it includes the space before it
 SPACE_SYMBOL = "▁"

@@ -13,7 +13,7 @@ import numpy as np
 from nmt.config import SIDES
 from nmt.data.words import detect_script
 from nmt.errors import UserError
-from nmt.system.lines import LineReader, open_decompressed, read_lines
+from nmt.system.text import TextInput
 
 Link = tuple[int, int]
 Sentences = list[list[str]]  # words of each sentence
@@ -85,8 +85,7 @@ def read_gold_links(path: Path, base: int, sources: Sentences, targets: Sentence
     Raises:
         UserError: a line is invalid (file:line), or the numbers of lines and pairs differ.
     """
-    with open_decompressed(path) as file:
-        lines = list(read_lines(LineReader(file, path)))
+    lines = list(TextInput(str(path)))
     if len(lines) != len(sources):
         raise UserError(f"{path} has {len(lines):,} lines for {len(sources):,} pairs of sentences")
     gold = []

@@ -18,7 +18,7 @@ import numpy as np
 
 from nmt.config import LinksConfig
 from nmt.data.word_links import Link, format_pharaoh, threshold_links
-from nmt.system.lines import COMPRESSION_BY_SUFFIX, split_on_spaces
+from nmt.system.text import COMPRESSION_BY_SUFFIX, split_on_spaces
 
 JSON_NULL = np.array(None)  # replaces numbers that JSON cannot represent
 EOS_PIECE = "</s>"

@@ -22,7 +22,7 @@ from nmt.data.tokenizer import LITERAL_PIECE, SPACE_SYMBOL, SPECIALS, Tokenizer
 from nmt.data.words import UNSPACED_PATTERN
 from nmt.decoding.search import Literals
 from nmt.errors import UserError
-from nmt.system.text_io import read_dictionary
+from nmt.system.text import read_dictionary
 
 UNKNOWN_WORD = SPECIALS[UNK].removeprefix(SPACE_SYMBOL)
 BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")

@@ -16,7 +16,7 @@ from nmt.decoding.preparation import PreparedLine
 from nmt.errors import UserError
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
-from nmt.system.text_io import replace_nonfinite
+from nmt.system.text import replace_nonfinite
 
 MAX_LINE_WEIGHTS = 2**21  # attention weights kept for one line; a damaged line of 100,000 characters would fill memory
 

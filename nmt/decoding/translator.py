@@ -31,7 +31,7 @@ from nmt.model.out_of_memory import halve_until_it_fits
 from nmt.system.distributed import all_gather, rank, shard
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
-from nmt.system.text_io import read_dictionary
+from nmt.system.text import read_dictionary
 
 R = TypeVar("R")
 BATCHES_PER_SEARCH = 8  # batches passed to one search, in which waiting sentences replace those that are done

@@ -19,9 +19,9 @@ from nmt.decoding.translator import Translator
 from nmt.errors import UserError, extra_command
 from nmt.evaluation.metrics import LinkCounts
 from nmt.system.distributed import rank
-from nmt.system.lines import split_on_spaces
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
+from nmt.system.text import split_on_spaces
 
 MAX_ERASED_WORDS = 200  # of a source: it is decoded once without each of them
 RECORDS_AT_ONCE = 500  # whose sources are sorted by length and decoded in batches

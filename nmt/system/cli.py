@@ -35,8 +35,8 @@ from nmt.system.command_line import (
     to_dataclasses,
 )
 from nmt.system.settings_file import apply_file_settings, extract_config_file
-from nmt.system.standard_streams import discard_output, is_closed_pipe, print_page, use_utf8
 from nmt.system.sweep_names import exclude_constant_keys
+from nmt.system.text import discard_output, echo, use_utf8
 
 failures: list[str] = []  # error messages of the jobs of this command, including those of other processes
 given_keys: set[str] = set()  # dotted keys of the current job that were set on the command line or in config=FILE
@@ -143,7 +143,7 @@ def flush_streams(code: Any) -> Any:
             discard_output(stream.fileno())
             if stream is sys.stdout:
                 code = code or 1
-                if not is_closed_pipe(error):
+                if not isinstance(error, BrokenPipeError):
                     report_failure(f"standard output: {error.strerror}")
     return code
 
@@ -286,7 +286,7 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
             sys.argv[1:] = exclude_constant_keys(arguments)
             if {"-h", "--help"} & set(arguments):
                 overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
-                print_page(build_help_page(command, schema, overrides))
+                echo(build_help_page(command, schema, overrides))
                 return
             accept_hydra_options()
             hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=command)(job)()
@@ -308,7 +308,7 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
                 except Exception as error:
                     if state.exit_signals:
                         sys.exit(128 + state.exit_signals[0])
-                    if is_closed_pipe(error):  # the reader of standard output, as in `| head`
+                    if isinstance(error, BrokenPipeError):  # the reader of standard output, as in `| head`
                         sys.exit(1)
                     if state.in_job or hasattr(error, "__notes__"):
                         raise

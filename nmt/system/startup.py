@@ -10,13 +10,13 @@ import sys
 
 from nmt import __version__
 from nmt.config import COMMANDS
-from nmt.system.standard_streams import print_page
+from nmt.system.text import echo
 
 spec = getattr(sys.modules["__main__"], "__spec__", None)
 command = spec.name.removeprefix("nmt.") if spec else None  # as in `python -m nmt.train`
 
 if command in COMMANDS and "--version" in sys.argv:
-    print_page(f"attention-nmt {__version__}")
+    echo(f"attention-nmt {__version__}")
     sys.exit()
 
 if command in COMMANDS and {"-h", "--help"} & set(sys.argv):

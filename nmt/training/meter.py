@@ -15,7 +15,7 @@ from nmt.data.encoding import Indices
 from nmt.errors import with_filename
 from nmt.runs.history import METRICS_FILE
 from nmt.system.distributed import rank
-from nmt.system.text_io import replace_nonfinite
+from nmt.system.text import replace_nonfinite
 
 
 class LossSums(NamedTuple):

@@ -1,9 +1,7 @@
-"""Standard streams, pipes, terminals, descriptors and links as inputs and outputs; signals; locales."""
+"""Files, standard streams, pipes and terminals as inputs and outputs; signals; locales."""
 
-import errno
 import gzip
 import io
-import itertools
 import json
 import os
 import pty
@@ -20,12 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import builders
 import pyarrow as pa
 import pytest
 from builders import (
     CONTEXT,
-    TINY_SETTINGS,
     command_environment,
     run_error,
     run_in_folder,
@@ -37,175 +33,44 @@ from hypothesis import strategies as st
 
 from nmt.config import AlignRun, TranslateRun
 from nmt.data.readers import read_jsonl_pairs, read_text_pairs, read_tsv_pairs
-from nmt.decoding.line_parts import split_long_line
 from nmt.errors import UserError
-from nmt.system import lines as lines_module
-from nmt.system.lines import LineReader, open_decompressed
-from nmt.system.standard_streams import check_file_arguments, find_own_descriptor, get_file_identity, is_regular_file
-from nmt.system.text_io import TextInput, open_output, read_chunks
+from nmt.system import text as text_module
+from nmt.system.text import LineReader, TextInput, check_file_arguments, open_output, read_chunks
 
 FAST = ("checkpoint=runs/mine", "search.beam=2", "search.max_length=20", "precision=fp32")
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
-@contextmanager
-def as_descriptor(number: int, path: Path, flags: int) -> Iterator[None]:
-    """Open a file as descriptor `number`, as the shell does: `> path` with O_TRUNC, `>> path` with O_APPEND."""
-    saved = os.dup(number) if number < 3 else None
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
-    os.dup2(file, number)
-    os.close(file)
-    try:
-        yield
-    finally:
-        if saved is None:
-            os.close(number)
-        else:
-            os.dup2(saved, number)
-            os.close(saved)
-
-
 def write_to(path: object, text: bytes) -> None:
     with open_output(str(path)) as file:
         file.write(text)
 
 
-DESCRIPTORS = ["/dev/stdout", "/dev/stderr", "/dev/fd/{}", "/proc/self/fd/{}", "/proc/thread-self/fd/{}"]
-
-
-@pytest.mark.parametrize("name", [*DESCRIPTORS, "/proc/{pid}/fd/{}", "link"])
-@pytest.mark.parametrize("flags", [os.O_APPEND, os.O_TRUNC])
-def test_output_to_descriptor_keeps_its_open_mode(
-    name: str, flags: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115  pytest replaces sys.stdout
-    number = {"/dev/stdout": 1, "/dev/stderr": 2}.get(name, 77)
-    path = name.format(number, pid=os.getpid())
-    if name == "link":
-        (tmp_path / "folder").symlink_to("/dev/fd")
-        (tmp_path / "link").symlink_to(f"folder/{number}")
-        path = str(tmp_path / "link")
-    file = tmp_path / "all.txt"
-    file.write_bytes(b"before\n")
-    with as_descriptor(number, file, flags):
-        os.write(number, b"first\n")
-        write_to(path, b"second\n")
-        os.write(number, b"third\n")
-        assert find_own_descriptor(path) == number and not is_regular_file(path)
-    assert file.read_bytes() == (b"before\n" if flags == os.O_APPEND else b"") + b"first\nsecond\nthird\n"
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_output_to_descriptor_of_other_process_appends(tmp_path: Path) -> None:
-    file = tmp_path / "all.txt"
-    file.write_bytes(b"before\n")
-    with open(file, "ab") as open_file:
-        path = f"/proc/{os.getpid()}/fd/{open_file.fileno()}"
-        child = builders.CONTEXT.Process(target=write_to, args=(path, b"other\n"))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-    assert file.read_bytes() == b"before\nother\n"
-
-
-@pytest.mark.parametrize("number", [78, 79])
-def test_output_rejects_closed_descriptor(number: int, tmp_path: Path) -> None:
-    """A descriptor that this process opened itself, which is not inheritable, counts as closed."""
-    own = os.open(tmp_path / "own", os.O_WRONLY | os.O_CREAT)
-    if number == 79:
-        os.dup2(own, number, inheritable=False)
-    with pytest.raises(UserError, match=f"/dev/fd/{number}: descriptor {number} is closed; give a file"):
-        write_to(f"/dev/fd/{number}", b"x")
-    os.close(own)
-
-
-@pytest.mark.parametrize("target", ["target", "other/target", "absolute", "second"])
-@pytest.mark.parametrize("exists", [True, False])
-def test_output_through_symlink_replaces_target(target: str, exists: bool, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "second").symlink_to("other/third")
-    link, link_text = tmp_path / "link", str(tmp_path / "other" / "absolute") if target == "absolute" else target
-    link.symlink_to(link_text)
-    real = Path(os.path.realpath(link))
-    if exists:
-        real.write_bytes(b"old")
-    old_inode = real.stat().st_ino if exists else None
-    with open_output(str(link)) as stream:
-        stream.write(b"new")
-        stream.flush()
-        assert not exists or real.read_bytes() == b"old"
-        assert exists or not real.exists()
-    assert os.readlink(link) == link_text and real.read_bytes() == b"new" and real.stat().st_ino != old_inode
-    assert not [path for path in tmp_path.rglob(".*")]
-
-
-def test_output_does_not_change_open_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_output_is_replaced_when_complete_through_links(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
     file.write_bytes(b"old")
-    with open(file, "rb") as open_file:
-        write_to(file, b"new")
-        assert open_file.read() == b"old" and file.read_bytes() == b"new"
-
-
-def test_output_to_hard_link_updates_all_names(tmp_path: Path) -> None:
-    file, other = tmp_path / "file", tmp_path / "other"
-    file.write_bytes(b"old and long")
-    other.hardlink_to(file)
-    with open_output(str(file)) as stream:
+    file.chmod(0o640)
+    link.symlink_to("file")
+    with open(file, "rb") as open_file, open_output(str(link)) as stream:
         stream.write(b"new")
         stream.flush()
-        assert other.read_bytes() == b"old and long"
-    assert file.read_bytes() == other.read_bytes() == b"new" and file.samefile(other)
+        assert file.read_bytes() == b"old"
     with pytest.raises(ZeroDivisionError), open_output(str(file)) as stream:
         stream.write(b"half")
         raise ZeroDivisionError
-    assert other.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 2
+    assert file.read_bytes() == b"new" and open_file.closed
+    assert link.is_symlink() and stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert {*tmp_path.iterdir()} == {file, link}
 
 
-def test_output_overwrites_in_place_if_rename_is_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is read-only (simulated, because root can write everywhere), or the file is a mount point."""
-    file = tmp_path / "file"
-    file.write_bytes(b"old and long")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda path, mode: path != tmp_path)
-        with open_output(str(file)) as stream:
-            assert [path.name for path in tmp_path.iterdir()] == ["file"]
-            stream.write(b"new")
-    assert file.read_bytes() == b"new"
-
-    def busy(self: Path, target: Path) -> None:
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    monkeypatch.setattr(Path, "replace", busy)
-    write_to(file, b"newer")
-    assert file.read_bytes() == b"newer" and [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_output_keeps_permissions_and_rejects_protected_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(b"old")
-    file.chmod(0o640)
-    with open_output(str(file)) as stream:
-        [new] = tmp_path.glob(".file.*")
-        assert stat.S_IMODE(new.stat().st_mode) == 0o640
-        stream.write(b"new")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    monkeypatch.setattr(os, "access", lambda path, mode: path != file)  # root can write every file
-    with pytest.raises(UserError, match="file cannot be written: Permission denied"):
-        write_to(file, b"x")
-    assert file.read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("name", ["loop", "folder", "file/x", "missing/x"])
+@pytest.mark.parametrize("name", ["folder", "file/x", "missing/x"])
 def test_output_error_names_the_path(name: str, tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("pool")
-    (tmp_path / "pool").symlink_to("loop")
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"{tmp_path}/.* cannot be written: "):
+    with pytest.raises(UserError, match=f"{tmp_path}/{name} cannot be written: "):
         write_to(tmp_path / name, b"x")
-    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "loop").is_symlink()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.gz"])
@@ -221,78 +86,52 @@ def test_output_to_named_pipe(name: str, tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / name).stat().st_mode)
 
 
+def test_output_to_open_file_is_appended(tmp_path: Path) -> None:
+    with open(tmp_path / "all.txt", "wb", buffering=0) as file:
+        file.write(b"first\n")
+        write_to(f"/dev/fd/{file.fileno()}", b"second\n")
+    assert (tmp_path / "all.txt").read_bytes() == b"first\nsecond\n"
+
+
 # ------------------------------------------------------------------------------------------------------------ settings
-def make_translate_run(**settings: str) -> TranslateRun:
+def check_translate(**settings: str) -> TranslateRun:
     """Return the settings of `nmt.translate` after its checks of files."""
     command = TranslateRun("runs/mine", **settings)
     check_file_arguments(command, ("input", "target", "prefix"), ("output", "alignments"))
     return command
 
 
-def make_align_run(**settings: str) -> AlignRun:
-    """Return the settings of `nmt.align` after its checks of files."""
-    command = AlignRun("runs/mine", **settings)
-    check_file_arguments(command, ("source", "target", "gold"), ("output",))
-    return command
-
-
-def test_dash_means_standard_stream(tmp_path: Path) -> None:
-    command = make_translate_run()
+def test_dash_means_standard_stream() -> None:
+    command = check_translate()
     assert (command.input, command.output) == ("/dev/stdin", "/dev/stdout")
-    command = make_translate_run(input="in", prefix="-", output="out", alignments="-")
+    command = check_translate(input="in", prefix="-", output="out", alignments="-")
     assert (command.prefix, command.alignments) == ("/dev/stdin", "/dev/stdout")
-    command = make_translate_run(mode="score", input="in", target="-")
-    assert command.target == "/dev/stdin"
-    assert make_align_run(source="-", target="in").source == "/dev/stdin"
-    assert make_align_run(target="-", source="in").target == "/dev/stdin"
-    assert make_align_run(gold="-").gold == "/dev/stdin"
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "settings, message",
     [
-        {"prefix": "-"},
-        {"prefix": "/dev/fd/0"},
-        {"input": "/proc/self/fd/0", "prefix": "/dev/stdin"},
-        {"mode": "score", "target": "-"},
-        {"alignments": "-"},
-        {"alignments": "/dev/fd/1"},
-        {"input": "file", "output": "file"},
-        {"input": "file", "output": "hard"},
-        {"input": "soft", "output": "file"},
-        {"input": "in", "output": "new", "alignments": "./new"},
+        ({"prefix": "-"}, "prefix=- is the same file as input=-"),
+        ({"mode": "score", "target": "-"}, "target=- is the same file as input=-"),
+        ({"alignments": "-"}, "alignments=- is the same file as output=-"),
+        ({"input": "file", "output": "./file"}, "output=./file is the same file as input=file"),
+        ({"input": "soft", "output": "file"}, "output=file is the same file as input=soft"),
+        ({"input": "in", "output": "new", "alignments": "./new"}, "alignments=./new is the same file as output=new"),
     ],
 )
-def test_two_settings_cannot_share_a_stream(
-    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_two_settings_cannot_share_a_file(
+    settings: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    Path("hard").hardlink_to("file")
     Path("soft").symlink_to("file")
-    with pytest.raises(UserError, match="is the same file as .*; give another one"):
-        make_translate_run(**settings)
+    with pytest.raises(UserError, match=f"{message}; give another one"):
+        check_translate(**settings)
 
 
-def test_shared_file_error_names_both_settings() -> None:
-    for settings, message in (
-        ({"input": "a", "output": "./a"}, "output=./a is the same file as input=a"),
-        ({"output": "a", "alignments": "a"}, "alignments=a is the same file as output=a"),
-    ):
-        with pytest.raises(UserError, match=message):
-            make_translate_run(**settings)
-    with pytest.raises(UserError, match="output=b is the same file as target=b"):
-        make_align_run(source="a", target="b", output="b")
-
-
-def test_input_cannot_be_the_file_behind_standard_output(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x\n")
-    with as_descriptor(1, tmp_path / "file", os.O_APPEND):
-        assert get_file_identity("/dev/stdout") == get_file_identity(str(tmp_path / "file"))
-        for settings in ({"input": str(tmp_path / "file")}, {"alignments": str(tmp_path / "file")}):
-            with pytest.raises(UserError, match="is the same file as"):
-                make_translate_run(**settings)
-    make_translate_run(output="/dev/null", alignments="/dev/null")
+def test_settings_may_share_what_they_only_read_and_devices() -> None:
+    check_file_arguments(AlignRun("runs/mine", source="a", target="a"), ("source", "target"), ("output",))
+    check_translate(output="/dev/null", alignments="/dev/null")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -307,11 +146,8 @@ class ScriptedReads(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         part = self.parts.pop(0) if self.parts else b""
-        count = min(len(part), len(buffer))
-        buffer[:count] = part[:count]
-        if part[count:]:
-            self.parts.insert(0, part[count:])
-        return count
+        buffer[: len(part)] = part
+        return len(part)
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\r\n", b"\xef\xbb\xbf", b"\xef", b"\xbb\xbf", b" "])))
@@ -342,50 +178,25 @@ def test_read_chunks_yields_lines_received_so_far() -> None:
         assert list(chunks) == [[("last",)]]
 
 
-def test_read_chunks_sizes_for_fast_and_slow_pipes() -> None:
-    read_end, write_end = os.pipe()
-    text = b"".join(b"%d\n" % number for number in range(20_000))
-
-    def feed() -> None:
-        with open(write_end, "wb") as pipe:
-            pipe.write(text)
-            for number in range(100):
-                time.sleep(0.01)
-                pipe.write(b"slow %d\n" % number)
-                pipe.flush()
-
-    threading.Thread(target=feed).start()
-    with open(read_end, "rb") as file:
-        reader = LineReader(file, "pipe")
-        chunks = list(read_chunks(((line.decode(),) for line in reader), reader.has_more))
-    assert [len(chunk) for chunk in chunks[:4]] == [4096] * 4
-    assert len(chunks) > 5 and sum(map(len, chunks)) == 20_100
-    assert b"".join(row.encode() + b"\n" for [row] in itertools.chain(*chunks)).startswith(text)
-
-
-def test_read_chunks_limits_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.system.text_io.MAX_CHUNK_CHARACTERS", 10)
-    rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",)]
-    assert [len(chunk) for chunk in read_chunks(rows, lambda since: True)] == [2, 1, 1]
+def test_read_chunks_limits_lines_and_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "MAX_CHUNK_CHARACTERS", 10)
+    monkeypatch.setattr(text_module, "MAX_CHUNK_LINES", 3)
+    rows = [("a" * 6,), ("b" * 6,), ("c" * 20,), ("d",), ("e",), ("f",), ("g",)]
+    assert [len(chunk) for chunk in read_chunks(rows, lambda: True)] == [2, 1, 3, 1]
 
 
 @pytest.mark.parametrize("name", ["x", "x.gz", "x.zst", "/dev/zero"])
 def test_readers_reject_endless_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(text_module, "MAX_LINE_BYTES", 100_000)
     path = tmp_path / name
     content = b"a line\n" + b"x" * 100_000 + b"\n"
-
-    def write_compressed(text: bytes) -> None:
-        if path.suffix == ".gz":
-            text = gzip.compress(text)
-        elif path.suffix == ".zst":
-            text = pa.compress(text, "zstd", asbytes=True)
-        path.write_bytes(text)
-
+    compress = {".gz": gzip.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}.get(
+        path.suffix, bytes
+    )
     if name != "/dev/zero":
-        write_compressed(content)
+        path.write_bytes(compress(content))
         assert [len(line) for line in TextInput(str(path))] == [6, 100_000]
-        write_compressed(content[:-1] + b"x" * 10**7)
+        path.write_bytes(compress(content[:-1] + b"x" * 10**7))
     other = tmp_path / f"other{path.suffix}"
     other.symlink_to(path)
     number = 1 if name == "/dev/zero" else 2
@@ -400,17 +211,6 @@ def test_readers_reject_endless_line(name: str, tmp_path: Path, monkeypatch: pyt
     for reader in readers:
         with pytest.raises(UserError, match=message):
             list(reader(path, other))
-
-
-def test_long_line_is_read_and_split_in_linear_time(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"ab . " * 2_000_000)
-    with open_decompressed(tmp_path / "x") as file:
-        [line] = LineReader(file, "x")
-    pieces = ["▁ab", "▁."] * 2_000_000
-    start = time.process_time()
-    parts = split_long_line(list(range(len(pieces))), pieces, 100)
-    assert time.process_time() - start < 20  # quadratic copying took minutes
-    assert len(line) == 10_000_000 and sum(map(len, parts)) == len(pieces) and max(map(len, parts)) <= 100
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -462,7 +262,7 @@ def read_lines(file: int, lines: int) -> bytes:
 LINES = [b"Die Frau liest ein Buch .\n", b"\r\n", b"Der Hund schl\xc3\xa4ft .\r\n", b"zwei\ndrei\n", b"ohne Ende"]
 
 
-@pytest.mark.parametrize("format", ["text", "jsonl", "links"])
+@pytest.mark.parametrize("format", ["text", "links"])
 def test_translate_answers_each_line_over_pipes(format: str, pipes: Path) -> None:
     expected = run_ok("translate", *FAST, f"format={format}", "alignments=at_once", folder=pipes, text=b"".join(LINES))
     settings = (*FAST, f"format={format}", "alignments=one_by_one", "input=-", "output=-")
@@ -479,11 +279,7 @@ def test_translate_answers_each_line_over_pipes(format: str, pipes: Path) -> Non
         stdin.write(LINES[-1])
         stdin.close()
         output += stdout.read()
-
-    def round_scores(text: str) -> str:
-        return re.sub(r'("(?:score|ranking_score|confidence)": -?\d+\.\d{3})\d*', r"\1", text)
-
-    assert process.exitcode == 0 and round_scores(output.decode()) == round_scores(expected)
+    assert process.exitcode == 0 and output.decode() == expected
     assert (pipes / "one_by_one").read_bytes() == (pipes / "at_once").read_bytes()
 
 
@@ -504,31 +300,20 @@ def test_translate_with_all_files_as_pipes(pipes: Path) -> None:
     assert process.exitcode == 0
 
 
-def test_scoring_answers_each_line_over_pipes(pipes: Path) -> None:
+def test_scoring_reads_terminal_and_answers_each_line(pipes: Path) -> None:
     (pipes / "targets").write_bytes(b"The dog .\n" * 2)
     settings = ("checkpoint=runs/mine", "mode=score", "input=-", "target=targets", "precision=fp32")
-    with (
-        start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *settings) as process,
-        open(pipes / "stdin", "wb", buffering=0) as stdin,
-        open(pipes / "stdout", "rb", buffering=0) as stdout,
-    ):
+    terminal, child_end = pty.openpty()
+    with start_command(pipes, Path(os.ttyname(child_end)), pipes / "stdout", "translate", *settings) as process:
+        stdout = os.open(pipes / "stdout", os.O_RDONLY)
         scores = []
         for _ in range(2):
-            stdin.write(b"Der Hund .\n")
-            scores.append(float(read_lines(stdout.fileno(), 1)))
-    assert process.exitcode == 0 and scores[0] == scores[1] < 0
-
-
-def test_translate_reads_terminal_and_writes_pipe(pipes: Path) -> None:
-    terminal, child_end = pty.openpty()
-    with start_command(pipes, Path(os.ttyname(child_end)), pipes / "stdout", "translate", *FAST) as process:
-        stdout = os.open(pipes / "stdout", os.O_RDONLY)
-        for _ in range(2):
             os.write(terminal, b"Der Hund .\n")
-            read_lines(stdout, 1)
+            scores.append(float(read_lines(stdout, 1)))
         os.write(terminal, b"\x04")
         assert os.read(stdout, 10) == b""
-    assert process.exitcode == 0
+    assert process.exitcode == 0 and scores[0] == scores[1] < 0
+    assert "reading from the terminal" in (pipes / "err").read_text()
     for file in (terminal, child_end, stdout):
         os.close(file)
 
@@ -589,77 +374,13 @@ def feed(file: io.RawIOBase, text: bytes) -> None:
         pass
 
 
-def test_signal_while_waiting_for_input_loses_nothing(pipes: Path) -> None:
-    with start_command(pipes, pipes / "stdin", pipes / "stdout", "translate", *FAST) as process:
-        stdin, stdout = os.open(pipes / "stdin", os.O_WRONLY), os.open(pipes / "stdout", os.O_RDONLY)
-        os.write(stdin, b"Der Hund .\nno end")
-        read_lines(stdout, 1)
-        os.kill(process.pid, signal.SIGINT)
-        assert os.read(stdout, 100) == b""
-        process.join(60)
-    os.close(stdin)
-    os.close(stdout)
-    errors = (pipes / "err").read_text()
-    assert process.exitcode == 130 and "stopped: 1 line translated; 1 line read but not translated" in errors
-    assert "Traceback" not in errors
-
-
 # -------------------------------------------------------------------------------------------------------------- locale
-def run_with_ascii_streams(folder: Path, command: str, *arguments: str) -> None:
-    """Run a command with ASCII as the encoding of its standard streams, as with PYTHONIOENCODING=ascii."""
-    run_program = builders.run_program
-
-    def set_encoding_and_run(*arguments: str) -> None:
-        for stream in (sys.stdin, sys.stdout, sys.stderr):
-            stream.reconfigure(encoding="ascii", errors="strict")  # type: ignore[union-attr]
-        run_program(*arguments)
-
-    builders.run_program = set_encoding_and_run  # called by run_in_folder, in this process alone
-    streams = [Path(os.devnull), folder / "out", folder / "err"]
-    run_in_folder(folder, command_environment(folder), streams, command, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "code", "pattern"),
-    [
-        ("evaluate", ("checkpoint=runs/mine", "search.beam=1", "search.max_length=9", "pictures=0"), 0, "ä"),
-        ("evaluate", ("--help",), 0, "±|ä|a run"),
-        ("translate", ("--help",), 0, "schläft"),
-        ("train", ("--help",), 0, ""),
-        ("align", ("--help",), 0, ""),
-        ("translate", ('checkpoint="runs/ü"',), 1, "runs/ü is not a folder"),
-        ("align", ("checkpoint=runs/mine", "data.split=valid", "gold=gibt_es_nicht_ä"), 1, "ä is not a file|ä"),
-        ("translate", ("checkpoint=runs/mine", "input=umlaut", "format=jsonl", "search.max_length=9"), 0, "schläft"),
-    ],
-)
-def test_commands_are_independent_of_stream_encoding(
-    command: str, arguments: tuple[str, ...], code: int, pattern: str, home: Path
-) -> None:
-    (home / "umlaut").write_text("Der Hund schläft .\n", encoding="utf-8")
-    process = CONTEXT.Process(target=run_with_ascii_streams, args=(home, command, *arguments))
-    process.start()
-    process.join(200)
-    out, err = ((home / name).read_bytes().decode() for name in ("out", "err"))
-    assert process.exitcode == code and "Traceback" not in err, err
-    assert re.search(pattern, err if code else out)
-
-
-def test_commands_are_independent_of_locale(
-    small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names, arguments, files and output are UTF-8 even where Python would use the locale's encoding."""
-    folder = tmp_path / "größe"
-    folder.mkdir()
-    for path in small_corpus.glob("*.??"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    for key, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}.items():
+def test_commands_are_independent_of_locale(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and streams are UTF-8 even where Python would use another encoding."""
+    for key, value in {"LC_ALL": "C", "PYTHONIOENCODING": "cp1252"}.items():
         monkeypatch.setenv(key, value)
-    settings = ('name="größe"', "data=text", 'data.path="../größe"', *TINY_SETTINGS, "train.max_steps=1")
-    done = run_in_new_process("train", *settings, folder=folder)
-    assert done.returncode == 0, done.stderr.decode()
-    assert "größe" in (folder / "runs" / "größe" / "config.yaml").read_text(encoding="utf-8")
-    assert "größe" in done.stderr.decode() and (folder / "runs" / "größe" / "train.log").read_text(encoding="utf-8")
     text = "Ein größerer Hund .\n"
-    translate = ('checkpoint="runs/größe"', "format=jsonl", "search.max_length=9")
-    done = run_in_new_process("translate", *translate, folder=folder, text=text.encode())
+    done = run_in_new_process("translate", *FAST, "format=jsonl", folder=home, text=text.encode())
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == text.strip()
+    done = run_in_new_process("translate", 'checkpoint="runs/ü"', folder=home)
+    assert done.returncode == 1 and "runs/ü is not a folder" in done.stderr.decode()

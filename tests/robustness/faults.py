@@ -37,7 +37,7 @@ from nmt.runs.checkpoint import (  # noqa: E402  after the number of threads
     load_config_and_tokenizer,
     load_model,
 )
-from nmt.system.standard_streams import use_utf8  # noqa: E402
+from nmt.system.text import use_utf8  # noqa: E402
 from nmt.training.progress import read_progress  # noqa: E402
 
 SMALL_SETTINGS = (

@@ -59,7 +59,7 @@ from nmt.system.command_line import describe_os_error
 from nmt.system.files import hash_file, replacing_files, write_atomically
 from nmt.system.logging import _StderrHandler, log, log_to_file, log_to_stderr
 from nmt.system.signals import deferred_signals
-from nmt.system.text_io import echo, open_output, write_utf8
+from nmt.system.text import echo, open_output, write_utf8
 from nmt.training import step as training_step
 from nmt.training.loop import fit
 from nmt.training.meter import EventWriter

@@ -23,7 +23,6 @@ from builders import (
     SUBWORDS,
     TOKENIZER_TYPES,
     PageReader,
-    has_carriage_return_lines,
     make_tokenizer,
     measure_peak_memory,
     run_ranks,
@@ -50,7 +49,7 @@ from nmt.evaluation.report import build_report
 from nmt.model.seq2seq import build_model
 from nmt.runs.checkpoint import load_config, load_model
 from nmt.system.messages import MAX_VALUE_CHARS
-from nmt.system.text_io import read_dictionary
+from nmt.system.text import read_dictionary
 from nmt.training.progress import read_progress
 from nmt.translate import OUTPUT_FORMATS, translate
 
@@ -136,8 +135,6 @@ def reference_split_lines(content: bytes) -> list[bytes]:
 
 def reference_read(kind: str, contents: list[bytes], sides: tuple[str, str]) -> dict[int, Any] | None:
     """Return the pair of each line by its number, None for a damaged line, or None for a file that is rejected."""
-    if any(map(has_carriage_return_lines, contents)):
-        return None
     lines = [reference_split_lines(content) for content in contents]
     pairs: dict[int, Any] = {}
     header = lines[0][0].decode(errors="replace").split("\t") if lines[0] else []

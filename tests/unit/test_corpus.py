@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders import CONTEXT, has_carriage_return_lines
+from builders import CONTEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,8 +32,8 @@ from nmt.data.readers import LINE_READERS, build_string_array
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
-from nmt.system.lines import LineReader, read_lines
 from nmt.system.logging import log_to_stderr
+from nmt.system.text import LineReader, TextInput
 
 Read = Any
 
@@ -62,7 +62,7 @@ def test_lines_end_only_at_line_feeds(lines: list[str], crlf: bool) -> None:
     end = "\r\n" if crlf else "\n"
     lines = [line.removeprefix("\ufeff").rstrip("\r") for line in lines]
     file = io.BufferedReader(io.BytesIO("".join(line + end for line in lines).encode()))
-    assert list(read_lines(LineReader(file, "x"))) == lines
+    assert [line.decode() for line in LineReader(file, "x")] == lines
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,12 @@ def test_lines_end_only_at_line_feeds(lines: list[str], crlf: bool) -> None:
 def test_read_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
-    with open(file, "rb") as stream:
-        assert list(read_lines(LineReader(stream, file))) == lines
+    assert list(TextInput(str(file))) == lines
 
 
-def test_invalid_utf8_raises_or_is_replaced_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    def lines() -> LineReader:
-        return LineReader(io.BufferedReader(io.BytesIO(b"a\n\xff\nb\nx\xe4y\n")), "in.txt")
-
-    with pytest.raises(UserError, match="^in.txt:2: not UTF-8 .byte 0xFF at position 1.$"):
-        list(read_lines(lines()))
-    assert list(read_lines(lines(), "replace")) == ["a", "\ufffd", "b", "x\ufffdy"]
+def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "in.txt").write_bytes(b"a\n\xff\nb\nx\xe4y\n")
+    assert list(TextInput(str(tmp_path / "in.txt"))) == ["a", "\ufffd", "b", "x\ufffdy"]
     assert "in.txt: 2 lines are not UTF-8 (first: 2, 4)" in caplog.text
 
 
@@ -309,20 +304,6 @@ def read_until_killed(data: DataConfig) -> None:
     load_pairs(data, "train")
 
 
-def test_killed_process_leaves_files_that_next_run_cleans_up(read: Read, tmp_path: Path) -> None:
-    assert read({"train.de": "0\n", "train.en": "1\n"}) == (["0"], ["1"])  # creates the folder
-    for name, text in TEXT.items():
-        (tmp_path / "data" / name).write_text(str(text))
-    data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"))
-    process = CONTEXT.Process(target=read_until_killed, args=(data,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
-    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {"", ".part", ".lock"}
-    assert read({}) == PAIRS
-    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {""}
-
-
 def build_slowly(folder: Path, number: int, errors: Path) -> None:
     """Build a cache in half a second, and note that it was built."""
 
@@ -353,15 +334,6 @@ def test_concurrent_processes_build_cache_once(tmp_path: Path) -> None:
     assert (folder.parent / "times").read_text() == "once\n"
     assert sorted(path.name for path in folder.parent.iterdir()) == ["cached", "times"]
     assert {output for output in outputs if output} <= {f"waiting for another process that is preparing {folder}\n"}
-
-
-def test_cache_is_built_without_file_lock_support(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unsupported(*_: object, **__: object) -> None:
-        raise NotImplementedError("FileSystem does not appear to support flock")
-
-    monkeypatch.setattr(cache.FileLock, "acquire", unsupported)
-    folder = cache.get_or_build(tmp_path / "cached", lambda part: (part / "x").touch())
-    assert (folder / "x").exists() and cache.is_valid(folder)
 
 
 def flip_bit(file: Path) -> None:
@@ -426,23 +398,6 @@ def test_full_disk_raises_and_leaves_no_partial_cache(read: Read, tmp_path: Path
     assert read({}, format=format) == PAIRS
 
 
-def test_stale_partial_caches_are_removed_and_active_ones_kept(read: Read, tmp_path: Path) -> None:
-    """Check that age does not matter, and that folders with other names are kept."""
-    text = tmp_path / "cache" / "text"
-    stale, unrelated = text / f"left.{'a' * 32}.part", text / "somebody's.part"
-    for folder in (stale, unrelated):
-        folder.mkdir(parents=True)
-        (folder / "pairs.arrow").touch()
-    stale_files = [text / f".left.{'a' * 32}.digests.json.12ab.new", text / f"{'c' * 32}.lock"]
-    for path in stale_files:
-        path.touch()
-    with cache.build_folder(text / "active") as active:
-        os.utime(active, (0, 0))
-        assert read(TEXT) == PAIRS
-        assert active.exists() and unrelated.exists() and not any(path.exists() for path in (stale, *stale_files))
-    assert cache.is_valid(text / "active")
-
-
 def test_cache_files_inherit_folder_permissions(read: Read, tmp_path: Path) -> None:
     assert read(TEXT) == PAIRS
     modes = {path.stat().st_mode for path in (tmp_path / "cache", *(tmp_path / "cache" / "text").iterdir())}
@@ -486,11 +441,7 @@ def test_block_reader_matches_naive_line_reader(
     data = DataConfig(
         format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
     )
-    cr_sides = [side for side, text in (("de", source), ("en", target)) if has_carriage_return_lines(text)]
-    if cr_sides:
-        expected: Any = f"train.{cr_sides[0]}: lines end in a carriage return"
-    else:
-        expected = read_naively(source, target, drop)
+    expected = read_naively(source, target, drop)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
         try:
@@ -664,25 +615,6 @@ def test_invalid_jsonl_raises_or_is_dropped(read: Read, line: Any, message: str)
     with pytest.raises(UserError, match=message):
         read(files, format="jsonl")
     assert read(files, format="jsonl", invalid="drop") == (["a"], ["b"])
-
-
-@pytest.mark.parametrize("end", [b"", b"\r", b"\n", b"\r\n"])
-@pytest.mark.parametrize("format, names", [("text", ("de", "en")), ("tsv", ("1", "2")), ("jsonl", ("de", "en"))])
-@pytest.mark.parametrize("invalid", ["refuse", "drop"])
-def test_carriage_return_line_endings_raise(
-    read: Read, format: str, names: tuple[str, str], end: bytes, invalid: str
-) -> None:
-    """Test one side or both, with and without a correct end of the last line."""
-    lines = {"text": [b"a", b"b", b"c"], "tsv": [b"a\tb"] * 3, "jsonl": [b'{"de": "a", "en": "b"}'] * 3}[format]
-    cr_text, lf_text = b"\r".join(lines) + end, b"\n".join(lines)
-    source, target = names
-    if format == "text":
-        cases = [{"train.de": cr_text, "train.en": cr_text}, {"train.de": lf_text, "train.en": cr_text}]
-    else:
-        cases = [{f"train.{format}": cr_text}]
-    for files in cases:
-        with pytest.raises(UserError, match=r"train\.\w+: lines end in a carriage return \(CR.* tr '.r' '.n' < FILE"):
-            read(files, format=format, source=source, target=target, invalid=invalid)
 
 
 # --- parquet and hub

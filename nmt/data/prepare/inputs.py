@@ -21,8 +21,8 @@ from nmt.data.readers import (
     read_tsv_pairs,
 )
 from nmt.errors import UserError
-from nmt.system.lines import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
 from nmt.system.messages import first_line, list_names
+from nmt.system.text import COMPRESSION_BY_SUFFIX, make_read_error, member_path, open_binary
 
 TABLE_KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}  # by suffix
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from nmt.data.readers import BadLine, LinePair
 from nmt.errors import UserError
-from nmt.system.lines import open_binary
+from nmt.system.text import open_binary
 
 CODES = {"bpt", "ept", "ph", "it", "ut"}
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
