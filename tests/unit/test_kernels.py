@@ -4,7 +4,6 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -198,27 +197,3 @@ def test_graphs_are_freed_with_their_owner() -> None:
     gone = weakref.ref(graphed.callable)
     del graphed
     assert gone() is None
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name", MODEL_VARIANTS)
-def test_gpu_curve_matches_cpu_without_synchronization(name: str) -> None:
-    curves = [
-        loss_curve(make_training_state(name, "lstm", torch.float64, device, dropout=0.0)) for device in ("cpu", "cuda")
-    ]
-    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
-    state = make_training_state(name, "lstm", torch.float32, "cuda")
-    state.model.dtype = torch.bfloat16
-    batch, results = build_padded_batch(state, np.arange(8)).to(state.device), []
-    update_2 = torch.tensor([50, 0.5], device=state.device)
-    for graphed in (partial(backward, state.run, state.model), *[GraphedBackward(state.run, state.model)] * 3):
-        torch.manual_seed(1)
-        loss, gradients = graphed(batch, update_2, state.loss_scale.factor)
-        results.append((loss, [None if gradient is None else gradient.clone() for gradient in gradients]))
-    for other in results[1:]:
-        torch.testing.assert_close(other, results[0])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        train_step(state, np.arange(8), 100)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
