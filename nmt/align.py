@@ -22,7 +22,6 @@ import torch
 from tqdm import tqdm
 
 from nmt.aligner.aligner import LINK_THRESHOLD, MAX_CELLS, Aligner, align_sentences, find_links, train_aligner
-from nmt.aligner.lexicon import normalize_word
 from nmt.aligner.storage import ALIGNER_FILE, check_save_folder, is_aligner, load_aligner, save_aligner
 from nmt.config import AlignRun, SearchConfig, TrainRun
 from nmt.config.data import is_opposite_direction
@@ -218,9 +217,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
             lexicon_file = stack.enter_context(open_output(command.lexicon))
         file = stack.enter_context(open_output(command.output))
         write_record = stack.enter_context(open_alignment_writer(command.output, file, command.weights))
-        if aligner:
-            warn_of_unknown_words(command, aligner, sources, targets)
-        else:
+        if not aligner:
             aligner = train_aligner(sources, targets)
             aligner.tokenize, aligner.segmenter = command.tokenize, segmenter
         hidden = True if command.output == STDOUT_PATH else None  # None: hidden unless on a terminal
@@ -290,18 +287,6 @@ def check_same_words(command: AlignRun, aligner: Aligner, segmenter: str | None)
             f"checkpoint={command.checkpoint} was trained on words of the segmenter {aligner.segmenter}, but those of "
             f"this text are found by {segmenter}; {remedy}train an aligner again"
         )
-
-
-def warn_of_unknown_words(command: AlignRun, aligner: Aligner, sources: Sentences, targets: Sentences) -> None:
-    """Warn of a side most of whose words the aligner has not seen, as those of another language."""
-    for key, sentences in (("source", sources), ("target", targets)):
-        known_words = getattr(aligner.lexicon, key).prefix_ids[-1]
-        words = [normalize_word(word) in known_words for sentence in sentences for word in sentence]
-        if 2 * sum(words) < len(words):
-            log.warning(
-                f"{key}={getattr(command, key)}: checkpoint={command.checkpoint} knows {sum(words):,} of the "
-                f"{len(words):,} words; was it trained on this language, on the same side?"
-            )
 
 
 def make_word_record(

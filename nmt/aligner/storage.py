@@ -1,5 +1,6 @@
 """Save a trained aligner to a folder, and load it."""
 
+import io
 import json
 import lzma
 import struct
@@ -69,7 +70,9 @@ def save_aligner(aligner: Aligner, file: BinaryIO) -> None:
         kept = table.links >= MIN_LINKS
         arrays[f"codes_{level}"], arrays[f"links_{level}"] = table.codes[kept], table.links[kept].astype(np.float32)
     arrays["texts"] = np.frombuffer(json.dumps(texts, ensure_ascii=False).encode(), np.uint8)
-    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    content = io.BytesIO()  # NumPy takes no stream that can only be written
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    file.write(content.getvalue())
 
 
 def load_aligner(folder: Path) -> Aligner:

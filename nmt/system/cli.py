@@ -37,6 +37,7 @@ from nmt.system.command_line import (
 from nmt.system.settings_file import apply_file_settings, extract_config_file
 from nmt.system.sweep_names import exclude_constant_keys
 from nmt.system.text import discard_output, echo, use_utf8
+from nmt.system.torchrun import LAUNCH_ENV
 
 failures: list[str] = []  # error messages of the jobs of this command, including those of other processes
 given_keys: set[str] = set()  # dotted keys of the current job that were set on the command line or in config=FILE
@@ -80,7 +81,7 @@ def report_failure(message: str, any_rank: bool = False) -> None:
     Other ranks than 0 exit silently, since rank 0 reports the same error, unless the error is of this rank only
     (`any_rank`).
     """
-    rank = int(os.environ.get("RANK", "0"))
+    rank = LAUNCH_ENV["RANK"]
     if rank and not any_rank:
         exit_silently()
     failures.append(message)
@@ -331,7 +332,7 @@ def main(command: str) -> Callable[[Callable[[Any], float | None]], Callable[[],
             except SystemExit as error:
                 code = error.code
             code = flush_streams(code)
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if LAUNCH_ENV["WORLD_SIZE"] > 1:
                 # All work is done, and threads of gloo sometimes abort a process that ends in the usual way.
                 os._exit(code or 0)
             if code:

@@ -129,22 +129,3 @@ def prepare_model(model: nn.Module, precision: str, device: torch.device, traini
         configure_malloc()
     else:
         model.prepare_for_inference(precision == "int8")  # type: ignore[operator]
-
-
-def describe_contention(device: torch.device, speed: float, best: float) -> str | None:
-    """Return advice if the threads of this process seem to compete with other processes for cores, else None.
-
-    The signs are the load of the machine, and a speed (tokens/s) below half of the best one. None for a single thread.
-    """
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    if device.type != "cpu" or threads == 1:
-        return None
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load <= cores + 0.5 and speed >= best / 2:
-        return None
-    speeds = f"{speed:,.0f} tokens/s" + (f", down from {best:,.0f}" if speed < best / 2 else "")
-    return (
-        f"{speeds}, with a load of {load:.1f} on {cores} cores: other processes seem to be using some of them, so "
-        f"the {threads} threads of this run wait for each other; OMP_NUM_THREADS={threads - 1} before the command may "
-        "be faster (the number of threads affects rounding)"
-    )

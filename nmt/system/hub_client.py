@@ -61,23 +61,17 @@ def explained_errors(address: str) -> Iterator[None]:
         reason = f"there is no such repository, or it is private; check the name, or {log_in} if it is yours"
     except errors.RevisionNotFoundError:
         reason = "there is no such revision; remove @REVISION to get the latest one"
-    except errors.HFValidationError as error:
-        reason = f"not a valid name ({error})"
-    except errors.LocalTokenNotFoundError:
-        reason = f"this needs a token of the hub; {log_in}"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         cause = on_one_line(error.__cause__ or error)
         reason = (
             f"it is not in the cache, and the hub cannot be reached ({cause}); check the network, and HF_HUB_OFFLINE"
         )
-    except errors.BadRequestError as error:
-        reason = f"the hub refused this: {on_one_line(error)}"
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         remedy = f"the token must allow this; {log_in}" if status in (401, 403) else "try again later"
         reason = f"the hub answered {status} ({on_one_line(error)}); {remedy}"
-    except errors.HTTPError as error:
-        reason = f"the hub cannot be reached ({on_one_line(error)}); check the network"
+    except (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.HTTPError) as error:
+        reason = on_one_line(error)
     except (RuntimeError, ValueError) as error:  # what errors in the transfer of large files become
         reason = f"the transfer failed ({on_one_line(error.__cause__ or error)}); try again"
     else:

@@ -384,7 +384,8 @@ def open_uncompressed(path: str) -> AbstractContextManager[BinaryIO]:
     """Open what `open_output` writes to. What is open already, a pipe or a device is written at its end."""
     if path == STDOUT_PATH:
         return nullcontext(sys.stdout.buffer)
-    return replacing_file(Path(os.path.realpath(path))) if is_regular_file(path) else open(path, "ab")
+    target = os.path.realpath(path) if os.path.islink(path) else path
+    return replacing_file(Path(target)) if is_regular_file(path) else open(path, "ab")
 
 
 def write_utf8(file: BinaryIO, text: str) -> None:

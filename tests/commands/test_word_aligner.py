@@ -174,16 +174,6 @@ def test_saved_aligner_needs_the_same_words(folder: Path, tmp_path: Path) -> Non
     run_ok("align", "source=en", "target=en", "output=links", "checkpoint=saved", "tokenize=true", folder=tmp_path)
 
 
-def test_exchanged_languages_are_noticed(folder: Path) -> None:
-    files = ("checkpoint=my aligner", "output=exchanged")
-    done = run_nmt("align", *files, "source=test.en", "target=test.de", folder=folder)
-    assert done.returncode == 0
-    for key, name in (("source", "test.en"), ("target", "test.de")):
-        assert re.search(rf"{key}={name}: checkpoint=my aligner knows \d+ of the \d+ words", done.stderr.decode())
-    done = run_nmt("align", *files, "source=test.de", "target=test.en", folder=folder)
-    assert "knows" not in done.stderr.decode()
-
-
 def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     (folder / "long").write_text("Hund\n" + "ein " * 1_500 + "\n", encoding="utf-8")
     files = ("checkpoint=my aligner", "source=long", "target=long", "output=long.pharaoh")
@@ -207,9 +197,6 @@ def test_script_without_spaces(tmp_path: Path) -> None:
         (("save=run",), "save=run has other files (config.yaml); give a folder for the aligner alone"),
         (("save=test.de/x",), "test.de"),
         (("lexicon=no/such/x",), "no/such/x cannot be written: No such file or directory"),
-        (("save=new", "lexicon=new/aligner.npz"), "save=new is the same file as lexicon=new/aligner.npz"),
-        (("save=my aligner", "output=my aligner/aligner.npz"), "is the same file as output=my aligner/aligner.npz"),
-        (("checkpoint=my aligner", "output=my aligner/aligner.npz"), "is the same file as output=my aligner/"),
         (("lexicon=refused",), "lexicon=refused is the same file as output=refused"),
     ],
 )
