@@ -26,6 +26,7 @@ from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.text import open_output
 
 LINE_END = re.compile(r"\r?\n\Z")
+HALF_OF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,8 @@ class Model:
 
         Arguments are as in `translate`.
         """
-        if prefixes is None:
-            [sources] = check_lines(lines)
-            results = self.translator.translate(sources, weights)
-        else:
-            sources, target_prefixes = check_lines(lines, prefixes)
-            results = self.translator.translate(sources, weights, prefixes=target_prefixes)
+        sides = check_lines(lines) if prefixes is None else check_lines(lines, prefixes)
+        results = self.translator.translate(sides[0], weights, prefixes=sides[1] if prefixes is not None else None)
         best = [options[0] for options in results]
         check_scores(best, 1)
         warn_if_truncated(best, self.translator.config, 1)
@@ -102,9 +99,7 @@ class Model:
         8 bits and follows the settings of search. The checkpoint is read again, in full precision. If the run is still
         training, its current best is exported.
         """
-        if len(self.paths) > 1:
-            raise UserError("an ensemble of several models cannot be exported; export each model")
-        export_checkpoint(self.paths[0], path, self.average, self.translator.config)
+        export_checkpoint(self.get_only_path(), path, self.average, self.translator.config)
 
     def push_to_hub(self, address: str, *, license: str | None = None, private: bool = False) -> str:
         """Publish the model on the Hugging Face hub, with a model card. Returns the address of the commit.
@@ -116,9 +111,12 @@ class Model:
             license: identifier of the model's license, such as `cc-by-4.0`. It is required.
             private: whether a new repository is private.
         """
+        return push_model(self.get_only_path(), address, license, private, self.average)
+
+    def get_only_path(self) -> str:
         if len(self.paths) > 1:
-            raise UserError("an ensemble of several models cannot be published; publish each model")
-        return push_model(self.paths[0], address, license, private, self.average)
+            raise UserError("an ensemble of several models cannot be exported; export each model")
+        return self.paths[0]
 
 
 def load(
@@ -164,20 +162,16 @@ def open_translator(
     """
     loaded_models = [load_model(path, average) for path in paths]
     first = loaded_models[0]
-    training_data = [loaded.config.data for loaded in loaded_models]
     for path, loaded in zip(paths, loaded_models, strict=True):
-        for side in SIDES:
-            if getattr(loaded.tokenizer, side).model != getattr(first.tokenizer, side).model:
-                raise UserError(
-                    f"{paths[0]} and {path} have different {side} vocabularies; the models of an ensemble must share a "
-                    "tokenizer"
-                )
+        same = [getattr(loaded.tokenizer, side).model == getattr(first.tokenizer, side).model for side in SIDES]
+        if not all(same):
+            raise UserError(f"{paths[0]} and {path} have different vocabularies; an ensemble must share a tokenizer")
         if is_opposite_direction(first.config.data, loaded.config.data):
             raise UserError(
-                f"{path} translates in the opposite direction of {paths[0]}; the models of an ensemble must have the "
-                "same direction"
+                f"{path} translates in the opposite direction of {paths[0]}; an ensemble needs one direction"
             )
         prepare_model(loaded.model, choose_precision(precision, device), device)
+    training_data = [loaded.config.data for loaded in loaded_models]
     model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
     key = " ".join(loaded.key for loaded in loaded_models)
     return Translator(
@@ -214,21 +208,15 @@ def check_lines(*sides: Iterable[str]) -> list[list[str]]:
     Raises:
         UserError: a line is not text, or the sides have different numbers of lines.
     """
-    for side in sides:
-        if isinstance(side, str):
-            raise UserError("got a single string; give a list of lines")
-        if not isinstance(side, Iterable):
-            raise UserError(f"{side!r:.80} is not a list of lines")
+    if any(isinstance(side, str) or not isinstance(side, Iterable) for side in sides):
+        raise UserError("give a list of lines")
     lines_of_sides = [list(side) for side in sides]
     for line in (line for lines in lines_of_sides for line in lines):
-        try:
-            str.encode(line)
-        except TypeError:
-            raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}") from None
-        except UnicodeEncodeError:  # half of a surrogate pair
-            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8") from None
-    if len(lines_of_sides[0]) != len(lines_of_sides[-1]):
-        raise UserError(
-            f"got {len(lines_of_sides[0]):,} and {len(lines_of_sides[-1]):,} lines; both sides need the same number"
-        )
+        if not isinstance(line, str):
+            raise UserError(f"{line!r:.80} is not a string but of type {type(line).__name__}")
+        if HALF_OF_SURROGATE_PAIR.search(line):
+            raise UserError(f"{line[:80]!r} is not valid text: it cannot be encoded as UTF-8")
+    if len({*map(len, lines_of_sides)}) > 1:
+        counts = " and ".join(f"{len(lines):,}" for lines in lines_of_sides)
+        raise UserError(f"got {counts} lines; both sides need the same number")
     return [[LINE_END.sub("", line) for line in lines] for lines in lines_of_sides]

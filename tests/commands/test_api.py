@@ -359,8 +359,8 @@ def test_load_rejects_invalid_settings(home: Path, settings: dict[str, Any], mes
 
 def test_translate_rejects_anything_but_lists_of_strings(model: nmt.Model) -> None:
     for lines, message in (
-        (5, "5 is not a list of lines"),
-        ("a b", "got a single string"),
+        (5, "give a list of lines"),
+        ("a b", "give a list of lines"),
         ([b"a"], "is not a string but"),
     ):
         with pytest.raises(nmt.UserError, match=message):

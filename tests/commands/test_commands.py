@@ -156,10 +156,6 @@ def test_translate_writes_one_line_per_input_line(home: Path) -> None:
     assert gzip.decompress((home / "out.txt.gz").read_bytes()) == piped.stdout
     # The output is one gzip stream, not one per line.
     assert (home / "out.txt.gz").stat().st_size < 1.2 * len(gzip.compress(piped.stdout))
-    (home / "blob").touch()
-    (home / "linked.txt.gz").symlink_to("blob")
-    run_ok("translate", "checkpoint=runs/mine", *SEARCH, "input=in.txt", "output=linked.txt.gz", folder=home)
-    assert gzip.decompress((home / "blob").read_bytes()) == piped.stdout  # the link's name decides on compression
     records = gzip.decompress((home / "out.jsonl.gz").read_bytes()).splitlines()
     assert len(records) == lines and all(json.loads(record)["target_pieces"] for record in records[-1:])
     (home / "in.txt.gz").write_bytes(gzip.compress(text)[:-20])
@@ -242,7 +238,7 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
         (("prefix=nothing",), "prefix=nothing is not a file"),
         (("checkpoint=[]",), "checkpoint is not set"),
         (("checkpoint=[runs/mine,runs/none]",), "runs/none is not a folder"),
-        (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different source vocabularies"),
+        (("checkpoint=[runs/mine,runs/words]",), "runs/mine and runs/words have different vocabularies"),
         (
             ("checkpoint=runs/blind", "search.coverage_penalty=1"),
             "search.coverage_penalty=1.0 needs a model with attention",
@@ -519,15 +515,6 @@ def test_commands_reject_missing_or_damaged_checkpoint(home: Path, tmp_path: Pat
     assert "model.safetensors is missing or damaged" in run_error("evaluate", f"checkpoint={damaged}", folder=home)
 
 
-@pytest.mark.parametrize(
-    ("command", "key"), [("train", "data.path"), ("evaluate", "checkpoint"), ("watch", "checkpoint")]
-)
-def test_errors_tell_why_a_folder_cannot_be_read(command: str, key: str, tmp_path: Path) -> None:
-    path = "a" * 300
-    arguments = ("data=text", f"{key}={path}") if command == "train" else (f"{key}={path}",)
-    assert f"error: {path}: File name too long" == run_error(command, *arguments, folder=tmp_path)
-
-
 def train_slowly(*arguments: Any) -> None:
     """Train, with a pause before each update after the fifth, in which a signal can come.
 
@@ -637,17 +624,6 @@ def test_compare_rejects_different_test_text(home: Path, corpus: Path, tmp_path:
     arguments = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
     done = run_nmt("evaluate", *arguments, folder=tmp_path)
     assert done.returncode == 0 and "sentences are too few" in done.stderr.decode()  # without the training text
-
-
-def test_sweep_creates_one_run_per_value(corpus: Path, tmp_path: Path) -> None:
-    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS[:3], "train.max_steps=1", "resume=auto")
-    run_ok("train", "-m", "name=sweep", *common, "model.cell=lstm,gru", folder=tmp_path)
-    runs = sorted(path.parent for path in (tmp_path / "runs").rglob("metrics.jsonl"))
-    assert [re.findall(r"model.cell=(\w+)", str(run)) for run in runs] == [["gru"], ["lstm"]]
-    assert not any("resume" in str(run) or "data.path" in str(run) for run in runs)
-    failed = run_nmt("train", "-m", *common, "name=half", "model.hidden=32,33", folder=tmp_path)
-    assert failed.returncode == 1 and b"model.hidden=33 must be even" in failed.stderr
-    assert len(list((tmp_path / "runs" / "half").rglob("metrics.jsonl"))) == 1
 
 
 def test_help_describes_keys(tmp_path: Path) -> None:

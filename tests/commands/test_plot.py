@@ -2,7 +2,6 @@
 
 import logging
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -49,15 +48,6 @@ def test_heat_map_rows_are_target_words(tmp_path):
     assert picture.shape[1] - columns.min() < 2 * cell and picture.shape[0] - rows.min() > 3.5 * cell
 
 
-def test_heat_map_size_grows_with_words_up_to_limit(tmp_path):
-    sizes = []
-    for words in (4, 40, 100):
-        draw_heat_map(tmp_path / "a.png", ["Wort"] * words, ["word"] * words, np.eye(words))
-        sizes.append(read_size(tmp_path / "a.png"))
-    assert sizes[0] < sizes[1] < sizes[2]
-    assert min(sizes[1]) > 40 * plot.CELL_SIZE * 150 and max(sizes[2]) < 1.2 * plot.MAX_SIDE * 150
-
-
 def test_heat_map_labels_are_literal(tmp_path):
     words = ["$x^2$", "$", "\\frac{", "a_b", "%", "tab\there", "\x00", "w" * 5000]
     draw_heat_map(tmp_path / "a.png", words, words, np.eye(len(words)))
@@ -81,11 +71,6 @@ def test_missing_matplotlib_error_names_remedy(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r'pip install "attention-nmt\[plot\]"'):
         draw_heat_map(tmp_path / "a.png", SOURCE, TARGET, np.eye(4))
     assert not list(tmp_path.iterdir())
-
-
-def test_import_of_plot_does_not_import_matplotlib():
-    program = "import sys, nmt.evaluation.plot; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_draw_curves_writes_png(tmp_path: Path) -> None:

@@ -106,18 +106,6 @@ def test_recipe_trains(recipe: str, tmp_path: Path) -> None:
     assert "finished at step 2" in (run / "train.log").read_text()
 
 
-def test_small_recipe_with_other_format_and_model(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    for split, pairs in generate(1, {"train": 60, "valid": 8}).items():
-        rows = (f"{pair.german}\t{pair.english}\n" for pair in pairs)
-        (tmp_path / "corpus" / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
-    settings = ("experiment=small", "data=tsv", "model=gnmt", "data.path=corpus")
-    run_ok("train", *settings, *SMALL_SETTINGS, folder=tmp_path)
-    config = yaml.safe_load((tmp_path / "runs" / "small" / "config.yaml").read_text())
-    assert (config["data"]["source"], config["data"]["target"]) == ("1", "2")
-    assert (config["model"]["decoder_layers"], config["model"]["dropout"], config["train"]["r_drop"]) == (4, 0.3, 4.0)
-
-
 def test_results_script_writes_table(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,10 +85,6 @@ def test_console_scripts_are_callable_without_arguments(name: str) -> None:
     assert not inspect.signature(getattr(importlib.import_module(module), function)).parameters
 
 
-def test_package_metadata_names_existing_readme() -> None:
-    assert (PROJECT.get("readme") == "README.md") == (ROOT / "README.md").exists()
-
-
 def test_constraints_satisfy_requirements() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
