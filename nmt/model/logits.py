@@ -7,23 +7,14 @@ import torch
 from torch import Tensor
 
 from nmt.config import BOS, PAD
-from nmt.model.numerics import CACHE_NUMEL, accumulation_dtype
+from nmt.model.numerics import accumulation_dtype
 
 TOKENS_PER_BLOCK = 64  # `top_continuations` first compares the maxima of blocks of this many tokens
 
 
 def log_probabilities(logits_NV: Tensor) -> Tensor:
     """Return logp_NV of the next tokens, at least fp32. `<s>` and padding get -inf, so they are never chosen."""
-    dtype, rows_per_chunk = accumulation_dtype(logits_NV.dtype), len(logits_NV)
-    if logits_NV.device.type == "cpu":
-        rows_per_chunk = max(1, CACHE_NUMEL // logits_NV.shape[1])  # so that a chunk in fp32 stays in the CPU caches
-    if len(logits_NV) <= rows_per_chunk:
-        logp_NV = torch.log_softmax(logits_NV, 1, dtype=dtype)
-    else:
-        logp_NV = torch.empty_like(logits_NV, dtype=dtype)
-        chunks = zip(logits_NV.split(rows_per_chunk), logp_NV.split(rows_per_chunk), strict=True)
-        for logits_chunk, logp_chunk in chunks:
-            torch.log_softmax(logits_chunk.to(dtype), 1, out=logp_chunk)
+    logp_NV = torch.log_softmax(logits_NV, 1, dtype=accumulation_dtype(logits_NV.dtype))
     logp_NV[:, PAD : BOS + 1 : BOS - PAD].fill_(float("-inf"))  # both columns with one strided slice
     return logp_NV
 
