@@ -11,7 +11,6 @@ import torch
 from builders import (
     SEARCH_OPTIONS,
     STYLES,
-    VOCABULARY,
     has_repeated_ngram,
     make_attention_model,
     make_model,
