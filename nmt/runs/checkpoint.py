@@ -26,13 +26,7 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runs.folder import find_last_checkpoint, list_step_folders
-from nmt.system.files import (
-    fsync_path,
-    hash_file,
-    read_small,
-    replacing_folder,
-    write_atomically,
-)
+from nmt.system.files import fsync_path, hash_file, read_small, replacing_folder, write_atomically
 from nmt.system.hub_client import download, is_hub_address
 from nmt.system.messages import first_line
 from nmt.system.quoting import escape_interpolations, from_yaml, to_yaml

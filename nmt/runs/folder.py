@@ -6,9 +6,11 @@ runs/<name>/checkpoints/best            a line with the name of the best checkpo
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
@@ -63,8 +65,11 @@ def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> Non
         remove_path(path)
 
 
-def lock_run_folder(folder: Path) -> BaseFileLock:
-    """Lock a run folder against training by other processes; the system releases the lock when this process ends.
+@contextmanager
+def lock_run_folder(folder: Path) -> Iterator[None]:
+    """Lock a run folder, which may be new, against training by other processes.
+
+    The system releases the lock when this process ends in any way. A folder that stays empty is removed.
 
     Raises:
         UserError: another process is training in the folder.
@@ -74,7 +79,12 @@ def lock_run_folder(folder: Path) -> BaseFileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process is training in {folder}; wait for it, or use name=ANOTHER") from None
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
+        if {path.name for path in folder.iterdir()} <= {".lock"}:
+            remove_path(folder)
 
 
 def list_run_files(folder: Path) -> list[Path]:

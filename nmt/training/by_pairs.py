@@ -13,20 +13,6 @@ from nmt.system.command_line import build_config, explain_hydra_error, list_key_
 from nmt.system.logging import log
 
 BY_PAIRS_SECTIONS = ("tokenizer", "augment", "model", "optim", "train")
-BY_PAIRS_REASONS = {
-    "tokenizer.vocab_size": "in a small corpus, only the pieces of a small vocabulary are frequent",
-    "augment.concatenate": "with 10,000 pairs, more concatenated pairs gave a higher BLEU",
-    "model.embed": "the more pairs, the more a model can learn about each piece",
-    "model.hidden": "the fewer the pairs, the sooner a large model overfits",
-    "model.encoder_layers": "a deeper model needs more pairs",
-    "model.decoder_layers": "as many as in the encoder",
-    "model.residual": "upper layers refine the output of lower layers",
-    "model.attention.normalizer": "with 20,000 pairs, entmax15 gave sharper attention and a higher BLEU",
-    "model.dropout": "it reduces overfitting to few pairs",
-    "optim.lr": "the larger the model, the lower the rate",
-    "train.r_drop": "R-Drop, two passes over each batch, is used at the sizes where it gave better scores",
-    "train.max_epochs": "a small corpus has few updates per epoch",
-}
 
 
 def apply_by_pairs(run: TrainRun, given: Collection[str]) -> TrainRun:
@@ -64,8 +50,7 @@ def apply_by_pairs(run: TrainRun, given: Collection[str]) -> TrainRun:
             interval = f"from {lower:,} on"
         else:
             interval = f"from {lower:,} to below {upper:,}" if lower else f"below {upper:,}"
-        reason = f": {BY_PAIRS_REASONS[key]}" if key in BY_PAIRS_REASONS else ""
-        log.info(f"  {key}={table[lower]} ({interval}){reason}")
+        log.info(f"  {key}={table[lower]} ({interval})")
     return to_dataclasses(config)
 
 

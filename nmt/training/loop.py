@@ -52,8 +52,8 @@ def fit(state: TrainState) -> float:
         while True:
             # Ranks agree on what to do next: any of them may have received a signal, and their clocks differ.
             # The signal and the flag travel in one number to save a message.
-            wants_save = should_save(config, progress.step, time.monotonic() - saved_at)
-            signal, is_save_due = divmod(all_reduce_max(2 * max(signals, default=0) + wants_save), 2)
+            is_due_here = is_save_due(config, progress.step, time.monotonic() - saved_at)
+            signal, is_due = divmod(all_reduce_max(2 * max(signals, default=0) + is_due_here), 2)
 
             # Evaluate. A run that a signal stopped where a validation was due resumes with that validation.
             if is_validation_due(state, total_steps) and not signal:
@@ -63,7 +63,7 @@ def fit(state: TrainState) -> float:
                 signal = all_reduce_max(max(signals, default=0))  # one may have arrived during the validation
 
             # Save.
-            if progress.step != saved_step and (is_save_due or signal):
+            if progress.step != saved_step and (is_due or signal):
                 count_failures(state, meter)
                 with meter.paused():
                     save_state(state)
@@ -125,11 +125,10 @@ def is_validation_due(state: TrainState, total_steps: int) -> bool:
     return (is_due or is_at_limit(state, total_steps)) and progress.validated_step != progress.step
 
 
-def should_save(config: TrainConfig, step: int, seconds: float) -> bool:
+def is_save_due(config: TrainConfig, step: int, seconds: float) -> bool:
     """Whether to save after this step, `seconds` after the last checkpoint."""
-    if config.save_every is not None and step % config.save_every == 0:
-        return True
-    return config.save_minutes is not None and seconds >= 60 * config.save_minutes
+    by_steps = config.save_every is not None and step % config.save_every == 0
+    return by_steps or config.save_minutes is not None and seconds >= 60 * config.save_minutes
 
 
 def is_at_limit(state: TrainState, total_steps: int) -> bool:
@@ -181,28 +180,15 @@ def report(state: TrainState, meter: ProgressMeter, events: EventWriter, total_s
     With `quiet` the log line goes to the file only, because the bar already shows it.
     """
     count_failures(state, meter)
-    progress, updates, measures = state.progress, len(meter.results), meter.measure()
+    progress, updates, failed, measures = state.progress, len(meter.failed), sum(meter.failed), meter.measure()
     learning_rate = state.optimizer.param_groups[0]["lr"]
-    events.write(
-        {
-            "event": "train",
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "loss": measures.loss,
-            "ppl": math.exp(min(measures.loss, 700)),
-            "accuracy": measures.accuracy,
-            "lr": learning_rate,
-            "tokens_per_second": measures.tokens_per_second,
-            "target_tokens_per_second": measures.target_tokens_per_second,
-            "skipped": progress.skipped,
-            "device_memory": peak_device_memory(state.device),
-        }
-    )
-    speeds = f"{measures.tokens_per_second:,.0f} tokens/s ({measures.target_tokens_per_second:,.0f} target)"
-    summary = f"loss {measures.loss:.3f}, {speeds}"
-    if measures.failed:
-        summary += f", {measures.failed} of {updates} updates skipped (loss or gradient not finite)"
-    seconds_left = measures.seconds_per_step * (total_steps - progress.step)
+    event = {"event": "train", "step": progress.step, "epoch": progress.epoch, **measures, "lr": learning_rate}
+    events.write(event | {"skipped": progress.skipped, "device_memory": peak_device_memory(state.device)})
+    speed, target_speed = measures["tokens_per_second"], measures["target_tokens_per_second"]
+    summary = f"loss {measures['loss']:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
+    if failed:
+        summary += f", {failed} of {updates} updates skipped (loss or gradient not finite)"
+    seconds_left = meter.seconds / meter.steps * (total_steps - progress.step)
     log.info(
         f"step {progress.step}/{total_steps} epoch {progress.epoch + 1} {summary}, lr {learning_rate:.2g}, "
         f"{seconds_left / 60:.1f} min left",

@@ -37,17 +37,6 @@ class UpdateResult(NamedTuple):
     failed: torch.Tensor  # True if loss or gradient was not finite and the weights were left unchanged; 0-dimensional
 
 
-class Measures(NamedTuple):
-    """Means over the updates since the last report."""
-
-    loss: float  # nats per target token, without label smoothing; NaN if all updates failed
-    accuracy: float
-    tokens_per_second: float  # on both sides
-    target_tokens_per_second: float
-    failed: int  # updates whose loss or gradient was not finite
-    seconds_per_step: float  # of all steps of this process
-
-
 class ProgressMeter:
     """Measures the updates since the last report."""
 
@@ -77,8 +66,14 @@ class ProgressMeter:
             self.failed.append(bool(result.failed.item()))
             yield result, self.failed[-1]
 
-    def measure(self) -> Measures:
-        """Return what was measured, all failures of which must have been read, and start a new interval."""
+    def measure(self) -> dict[str, float]:
+        """Return means over the updates that did not fail, NaN if all did, and start a new interval.
+
+        loss: in nats per target token, without label smoothing; ppl: perplexity; accuracy: of target tokens.
+        tokens_per_second: on both sides; target_tokens_per_second.
+
+        All failures must have been read.
+        """
         seconds = time.perf_counter() - self.started
         self.seconds += seconds
         self.steps += len(self.results)
@@ -88,10 +83,14 @@ class ProgressMeter:
         loss = accuracy = math.nan
         if learned_tokens:
             loss, accuracy = nats / learned_tokens, correct / learned_tokens
-        speed, target_speed = (source_tokens + target_tokens) / seconds, target_tokens / seconds
-        measures = Measures(loss, accuracy, speed, target_speed, sum(self.failed), self.seconds / self.steps)
         self.restart()
-        return measures
+        return {
+            "loss": loss,
+            "ppl": math.exp(min(loss, 700)),
+            "accuracy": accuracy,
+            "tokens_per_second": (source_tokens + target_tokens) / seconds,
+            "target_tokens_per_second": target_tokens / seconds,
+        }
 
 
 class EventWriter:

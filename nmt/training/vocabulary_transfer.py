@@ -75,20 +75,11 @@ def transfer_weights(model: Seq2Seq, tokenizer: Tokenizer, checkpoint: Path, par
                 copy_rows(parameter, tensors[name], matches[SIDE_OF_PARAMETER[name]])
             else:
                 parameter.copy_(tensors[name])
-    is_shared = tokenizer.source is tokenizer.target
     for side, ids in matches.items():
-        if side == "source" and is_shared:
-            continue
-        pieces = getattr(parent, side).processor
-        kept = sum(
-            len(parts) == 1 and pieces.id_to_piece(parts[0]) == getattr(tokenizer, side).processor.id_to_piece(number)
-            for number, parts in enumerate(ids)
-        )
-        new = ids.count([])
-        label = "vocabulary" if is_shared else f"{side} vocabulary"
+        single, new = sum(len(parts) == 1 for parts in ids), ids.count([])
         log.info(
-            f"{label}: {kept:,} of {len(ids):,} pieces are taken from the parent, {len(ids) - kept - new:,} start as "
-            f"the mean of their parts' embeddings, {new:,} are initialized randomly"
+            f"{side} vocabulary: {len(ids):,} pieces, of which {single:,} start as one piece of the parent, "
+            f"{len(ids) - single - new:,} as the mean of several, {new:,} randomly"
         )
 
 

@@ -425,8 +425,8 @@ def test_run_folder_is_locked_during_training(home: Path, corpus: Path, monkeypa
     errors = []
 
     def fake_fit(state: TrainState) -> float:
-        with pytest.raises(UserError, match="another process is training in"):
-            lock_run_folder(state.folder)
+        with pytest.raises(UserError, match="another process is training in"), lock_run_folder(state.folder):
+            pass
         errors.append(run_error("train", *settings, folder=home))
         return 0.0
 
@@ -467,8 +467,6 @@ def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, small_c
     resumed = ("name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", "model.kernels=reference")
     run_ok("train", *common, *resumed, folder=home)
     run_ok("train", *reverse, "name=mine_back", "init_from=runs/mine", folder=home)
-    log = (home / "runs" / "mine_back" / "train.log").read_text()
-    assert "data.source=en: init_from=runs/mine translates de to en; the vocabulary is joint" in log
 
 
 def test_train_rejects_bad_corpus_without_creating_run(corpus: Path, tmp_path: Path) -> None:

@@ -56,8 +56,7 @@ def test_child_with_its_own_vocabulary(tmp_path: Path, tie: str) -> None:
     )
     child = run_nmt("train", "name=child", *child_settings, "optim.lr=1e-12", folder=tmp_path)
     assert child.returncode == 0, child.stderr.decode()
-    label = "vocabulary:" if tie == "three" else "target vocabulary:"
-    assert label in child.stderr.decode() and "of 460 pieces are taken from the parent" in child.stderr.decode()
+    assert "target vocabulary: 460 pieces, of which " in child.stderr.decode()
     runs = {name: tmp_path / "runs" / name for name in ("parent", "child")}
     tokenizers = {name: load_tokenizer(run).target for name, run in runs.items()}
     weights = {name: load_file(find_last_checkpoint(run) / "model.safetensors") for name, run in runs.items()}

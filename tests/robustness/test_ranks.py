@@ -26,8 +26,6 @@ from builders import (
     write_corpus,
 )
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.data.batch import Batch
@@ -35,7 +33,7 @@ from nmt.data.batching import Indices, collate
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.runs.checkpoint import find_checkpoint
 from nmt.system.device import prepare_model
-from nmt.system.distributed import all_gather, all_reduce_sum, process_group, rank, world_size
+from nmt.system.distributed import all_gather, process_group, rank
 from nmt.system.torchrun import LAUNCH_ENV
 from nmt.train import read_corpus
 from nmt.training import step as training_step
@@ -43,7 +41,7 @@ from nmt.training.data import TrainingData
 from nmt.training.optim import build_optimizer
 from nmt.training.progress import Progress
 from nmt.training.state import TrainState
-from nmt.training.step import choose_micro_batch_size, forward_backward, split_share, train_step
+from nmt.training.step import train_step
 
 SETTINGS = (*EXACT_SETTINGS, "data.max_length=30", "train.max_steps=8", "train.validate_every=8")
 
@@ -171,19 +169,6 @@ def update_and_save_weights(text: tuple[str, ...], folder: Path, accumulate: int
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
 
 
-def check_storage_of_sums(text: tuple[str, ...], folder: Path) -> None:
-    with process_group("cpu"):
-        state, indices = make_state(text, folder)
-        sums = train_step(state, indices, 10).sums
-        assert all(part.untyped_storage().nbytes() <= 8 * len(sums) for part in sums)
-
-
-def test_sums_of_update_do_not_keep_gradient_buffer_alive(text: tuple[str, ...], tmp_path: Path) -> None:
-    """The sums are reduced in one buffer with the gradient, and must not be views of it."""
-    code, output = run_ranks(2, tmp_path, check_storage_of_sums, text, tmp_path)
-    assert code == 0, output
-
-
 def test_train_rejects_different_text_on_ranks(text: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(2):
         shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
@@ -222,40 +207,6 @@ def test_update_averages_over_tokens_of_all_ranks(
     expected = reference_update(state, shares)
     for number in range(count):
         torch.testing.assert_close(load_file(tmp_path / f"weights.{number}"), expected, rtol=1e-9, atol=1e-12)
-
-
-class MeanLoss(nn.Module):
-    """A module that returns the loss, as DistributedDataParallel needs."""
-
-    def __init__(self, model: Seq2Seq) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, tokens: int) -> torch.Tensor:
-        loss, _ = self.model.loss(batch.source_BS, batch.source_length_B, batch.target_BT, 0.1)
-        return loss.smoothed / tokens
-
-
-def compare_with_torch(text: tuple[str, ...], folder: Path) -> None:
-    with process_group("cpu"):
-        state, indices = make_state(text, folder)
-        tokens, own = int(state.data.pairs.lengths(indices)[1].sum()), indices[rank() :: world_size()]
-        micro_batches = split_share(state, own, choose_micro_batch_size(state, own))
-        gradients = all_reduce_sum(forward_backward(state, micro_batches, tokens, 10)[0])
-        reference = DistributedDataParallel(MeanLoss(state.model))
-        (world_size() * reference(collate(state.data.pairs, own), tokens)).backward()  # torch averages over ranks
-        for gradient, parameter in zip(gradients, state.model.parameters(), strict=True):
-            assert parameter.grad is not None
-            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
-            assert gradient.any()
-        # Its reducer must not hold the last reference to the group: torch would join the group's thread while holding
-        # the GIL, for which that thread may wait.
-        del reference
-
-
-def test_gradient_matches_distributed_data_parallel(text: tuple[str, ...], tmp_path: Path) -> None:
-    code, output = run_ranks(2, tmp_path, compare_with_torch, text, tmp_path)
-    assert code == 0, output
 
 
 def assert_files_close(actual: Path, expected: Path) -> None:
@@ -398,13 +349,6 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
     settings = ("name=x", *text, *SETTINGS, "precision=fp32", *bad_settings)
     assert run_ranks_error(2, tmp_path, "train", *settings).startswith(message)
     assert (tmp_path / "runs" / "x" / "skipped.jsonl").exists() == (name == "divergence")
-
-
-def test_train_reports_damaged_line_once(text: tuple[str, ...], tmp_path: Path) -> None:
-    path = write_corpus(tmp_path, train=40, valid=4, test=2) / "train.de"
-    path.write_bytes(path.read_bytes().replace(b"\n", b" \xff\n", 1))
-    message = run_ranks_error(2, tmp_path, "train", "name=x", "data=text", f"data.path={tmp_path}", *SETTINGS)
-    assert "train.de:1: not UTF-8" in message
 
 
 @pytest.mark.parametrize(

@@ -355,11 +355,14 @@ def test_events_are_written_to_tensorboard(corpus: Path, tmp_path: Path) -> None
 
 
 def test_run_folder_is_locked_and_must_contain_a_run(corpus: Path, tmp_path: Path) -> None:
-    with lock_run_folder(tmp_path), pytest.raises(UserError, match="another process"):
-        lock_run_folder(tmp_path)
-    with lock_run_folder(tmp_path):
+    new = tmp_path / "new"
+    with lock_run_folder(new), pytest.raises(UserError, match="another process"), lock_run_folder(new):
         pass
+    assert not new.exists()
     (tmp_path / "tokenizer.model").write_bytes(b"mine")
+    for _ in range(2):
+        with lock_run_folder(tmp_path):
+            pass
     with pytest.raises(UserError, match="contains tokenizer.model but is not a run"):
         check_run_folder(tmp_path, TrainRun(overwrite=True))
     save_config(tmp_path, TrainRun())
