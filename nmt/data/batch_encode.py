@@ -94,6 +94,12 @@ def concatenate_ids(sequences: Sequence[Sequence[int] | Array], side: LanguageTo
     return np.fromiter(itertools.chain.from_iterable(sequences), id_dtype(side), lengths.sum()), lengths
 
 
+def concatenate_parts(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Concatenate the ids and the lengths of parts of a text."""
+    all_ids, all_lengths = zip(concatenate_ids([], side), *parts, strict=True)  # with an empty part for the dtypes
+    return np.concatenate(all_ids), np.concatenate(all_lengths)
+
+
 def gather_ranges(ids: Array, starts: Indices, lengths: Indices) -> Array:
     """Concatenate the ranges of `ids` with these starts and lengths."""
     offsets = np.cumsum(lengths) - lengths

@@ -5,16 +5,15 @@ A row is the index of a pair in the corpus, including pairs that are left out of
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +35,10 @@ from nmt.system.messages import MAX_LISTED_LINES, format_first_lines, pluralize
 
 log = logging.getLogger("nmt")
 ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory
-NUMBERS_PER_BLOCK = 2**20  # numbers of a file in memory at a time
 TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
 ORDER_FILE = "order"
 RUNS_FILE = "runs"
 ENCODING_REPORT = "report.json"
-T = TypeVar("T")
-U = TypeVar("U")
 IdArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 RowArray = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -104,14 +100,13 @@ def sort_by_length(lengths: Array) -> tuple[Indices, Indices]:
     """
     max_length = int(lengths.max())
     differences = 2 * max_length + 1
-    dtype = np.uint16 if (max_length + 1) * differences <= 2**16 else np.int64  # sorting 16 bits is fast
-    sort_keys = np.empty(lengths.shape[1], dtype)
-    for start in range(0, len(sort_keys), NUMBERS_PER_BLOCK):
-        source, target = lengths[:, start : start + NUMBERS_PER_BLOCK].astype(np.int64)
-        longer = np.maximum(source, target)
-        difference = source - target
-        signed_difference = np.where(longer % 2, difference, -difference)
-        sort_keys[start : start + NUMBERS_PER_BLOCK] = longer * differences + max_length + signed_difference
+    is_small = (max_length + 1) * differences <= 2**16
+    source, target = lengths.astype(np.int32 if is_small else np.int64)
+    longer = np.maximum(source, target)
+    difference = source - target
+    sort_keys = longer * differences + max_length + np.where(longer % 2, difference, -difference)
+    if is_small:
+        sort_keys = sort_keys.astype(np.uint16)  # sorting 16 bits is fast
     order = np.argsort(sort_keys, kind="stable")
     sort_keys = sort_keys[order]
     starts = np.flatnonzero(np.append(True, sort_keys[1:] != sort_keys[:-1]))
@@ -152,7 +147,7 @@ def encode_corpus(
     report = json.loads((folder / ENCODING_REPORT).read_bytes())
     log_dropped(len(pairs), report["kept"], report["empty"], limit)
     for reason, i, count, first in report["left out"]:
-        log_left_out(describe_origins(run.data, "train")[i], SIDES[i], reason, count, first, pairs)
+        log_left_out(describe_origins(run.data, "train")[i], reason, count, first, pairs)
     order = map_file(folder / ORDER_FILE, row_dtype(len(pairs)))
     main_pairs = mixture_weights[0][0] if mixture_weights else len(pairs)  # pairs of `data.corpora` come after these
     if not (order < main_pairs).any():
@@ -210,28 +205,24 @@ def encode_side(
     ):
         end = np.zeros(1, dtype=np.int64)
         offsets_file.write(end.tobytes())
-        for ids, lengths in map_in_order(pool, encode, iterate_texts(pairs, name), 2 * threads):
-            ends = end[-1] + np.cumsum(lengths)
-            ids_file.write(ids.tobytes())
-            offsets_file.write(ends.tobytes())
-            end = ends
-            bar.update(len(lengths))
-
-
-def map_in_order(pool: ThreadPoolExecutor, function: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
-    """Yield the results for the items in order, with up to `ahead` items submitted in advance."""
-    pending: deque[Future[U]] = deque()
-    for item in items:
-        pending.append(pool.submit(function, item))
-        if len(pending) > ahead:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
+        chunks = iterate_texts(pairs, name)
+        while group := list(itertools.islice(chunks, 4 * threads)):
+            for ids, lengths in pool.map(encode, group):
+                ends = end[-1] + np.cumsum(lengths)
+                ids_file.write(ids.tobytes())
+                offsets_file.write(ends.tobytes())
+                end = ends
+                bar.update(len(lengths))
 
 
 def write_order(folder: Path, limit: int) -> None:
     """Write which rows are kept, in which order, and a report of what was left out."""
-    lengths = np.stack([read_lengths(folder / f"{name}.offsets", limit + 1) for name in SIDES])
+    lengths = np.stack(
+        [
+            np.minimum(np.diff(map_file(folder / f"{name}.offsets", np.int64)), limit + 1).astype(np.int32)
+            for name in SIDES
+        ]
+    )
     is_empty = lengths == 0
     is_too_long = lengths > limit
     has_empty_side = is_empty.any(axis=0)
@@ -254,16 +245,6 @@ def write_order(folder: Path, limit: int) -> None:
     (folder / RUNS_FILE).write_bytes(runs.tobytes())
 
 
-def read_lengths(path: Path, max_length: int) -> npt.NDArray[np.int32]:
-    """Read the number of ids of each row from a file of offsets, clipped to `max_length`."""
-    offsets = map_file(path, np.int64)
-    lengths = np.empty(len(offsets) - 1, dtype=np.int32)
-    for start in range(0, len(lengths), NUMBERS_PER_BLOCK):
-        block = np.diff(offsets[start : start + NUMBERS_PER_BLOCK + 1])
-        lengths[start : start + NUMBERS_PER_BLOCK] = np.minimum(block, max_length)
-    return lengths
-
-
 def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
     """Log how many of the training pairs are left out and why."""
     too_long = f"{pairs - kept - empty:,} longer than data.max_length={limit} pieces"
@@ -277,25 +258,16 @@ def make_no_pairs_error(limit: int, where: str = "") -> UserError:
     )
 
 
-def log_left_out(where: str, side: str, reason: str, count: int, first: list[int], pairs: pa.Table) -> None:
+def log_left_out(where: str, reason: str, count: int, first: list[int], pairs: pa.Table) -> None:
     """Log which lines of a side are left out, or which pairs if the text was not read from lines.
 
     Args:
         first: the first rows that are left out.
     """
     has_lines = "line" in pairs.column_names
-    rows = take_rows(pairs, first)
-    numbers = rows["line"].to_pylist() if has_lines else [row + 1 for row in first]
+    numbers = take_rows(pairs, first)["line"].to_pylist() if has_lines else [row + 1 for row in first]
     lines = pluralize(count, "line" if has_lines else "pair")
     log.info(f"left out {lines} of {where}: {reason} ({format_first_lines(numbers)})")
-    with_returns = [
-        number for number, text in zip(numbers, rows[side].to_pylist(), strict=True) if text.count("\r") > 1
-    ]
-    if with_returns:
-        log.warning(
-            f"{where}: carriage returns (CR, \\r) in some of these lines ({format_first_lines(with_returns)}); if "
-            "lines end there, convert them to line feeds: tr '\\r' '\\n' < FILE"
-        )
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer

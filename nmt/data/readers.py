@@ -1,25 +1,24 @@
 """Read sentence pairs from line-based files as record batches with line numbers, and report invalid lines.
 
-Line-aligned text is read in blocks of bytes, without running Python for each line; only a block that is not valid UTF-8
-is decoded line by line.
+The `datasets` library also reads such files, but names no line in its errors, cannot leave out a damaged line, and
+refuses JSON objects whose other keys differ from line to line.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from nmt.errors import UserError, suggest
 from nmt.system.messages import clip_repr, list_names, pluralize
-from nmt.system.text import NOT_UTF8, UTF8_BOM, LineReader, check_line_length, describe_decode_error, open_decompressed
+from nmt.system.text import NOT_UTF8, LineReader, describe_decode_error, open_decompressed
 
-ONE_OBJECT_PER_LINE = "each line must hold one object"
-TEXT_BLOCK_BYTES = 2**20  # bytes of each side held in memory; a longer line is held whole
-PARSE_BATCH_SIZE = 10_000  # maximum pairs of a record batch that is parsed line by line
+ONE_OBJECT_PER_LINE = "each line must hold one object, which jq -c . FILE writes, or jq -c '.[]' FILE from an array"
+BATCH_PAIRS = 10_000  # maximum pairs of a record batch
+BATCH_CHARACTERS = 2**20  # of both sides, after which a batch of parsed lines is complete
 TEXT_SCHEMA = pa.schema({"source": pa.string(), "target": pa.string()})
 LINE_SCHEMA = TEXT_SCHEMA.append(pa.field("line", pa.int64()))
 
@@ -45,103 +44,6 @@ class NoPairError(ValueError):
     """Raised for an invalid line, with the arguments `kind` and `reason` of `BadLine`."""
 
 
-# --------------------------------------------------------------------------------------------------------------- text
-def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
-    """Yield the pairs of two line-aligned files.
-
-    Raises:
-        UserError: the files have different numbers of lines.
-    """
-    left_blocks, right_blocks = read_line_blocks(source), read_line_blocks(target)
-    left, right = next(left_blocks, None), next(right_blocks, None)
-    number = 1
-    while left is not None and right is not None:
-        count = min(len(left), len(right))
-        yield from validate_pairs(number, {source: left[:count], target: right[:count]})
-        number += count
-        left = left[count:] if count < len(left) else next(left_blocks, None)
-        right = right[count:] if count < len(right) else next(right_blocks, None)
-    if left is not None or right is not None:
-        raise UserError(describe_length_mismatch(source, target))
-
-
-def read_line_blocks(path: Path) -> Iterator[pa.StringArray]:
-    """Yield the lines of a file, as `LineReader` splits them, in nonempty blocks; they may not be valid UTF-8.
-
-    Raises:
-        UserError: the file is damaged, or a line has more than `MAX_LINE_BYTES` bytes.
-    """
-    rest: list[bytes] = []
-    number = 1
-    with open_decompressed(path) as file:
-        block = file.read(TEXT_BLOCK_BYTES + len(UTF8_BOM)).removeprefix(UTF8_BOM)
-        while block:
-            end = block.rfind(b"\n") + 1
-            check_line_length(sum(map(len, rest)) + (block.find(b"\n") if end else len(block)), path, number)
-            rest.append(block[:end] if end else block)
-            if end:
-                lines = split_lines(b"".join(rest).replace(b"\r\n", b"\n"))
-                yield lines
-                number += len(lines)
-                rest = [block[end:]]
-            block = file.read(TEXT_BLOCK_BYTES)
-    if tail := b"".join(rest):
-        yield build_string_array(np.array([0, len(tail)]), tail)
-
-
-def split_lines(text: bytes) -> pa.StringArray:
-    """Return the lines of a text that ends with a line feed."""
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-    return build_string_array(np.append(0, ends - np.arange(len(ends))), text.translate(None, b"\n"))
-
-
-def build_string_array(offsets: npt.NDArray[np.int64], text: bytes) -> pa.StringArray:
-    return pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text))
-
-
-def validate_pairs(number: int, sides: dict[Path, pa.StringArray]) -> Iterator[pa.RecordBatch | BadLine]:
-    """Yield the pairs of two blocks of lines that are valid UTF-8, and the other lines as bad ones.
-
-    number: line number of the first line of the blocks.
-    """
-    left, right = sides.values()
-    numbers = np.arange(number, number + len(left))
-    try:
-        left.validate(full=True)
-        right.validate(full=True)
-    except pa.ArrowInvalid:
-        valid_rows = []
-        for row, lines in enumerate(zip(left.view(pa.binary()), right.view(pa.binary()), strict=True)):
-            lines_by_file = {file: line.as_py() for file, line in zip(sides, lines, strict=True)}
-            bad_lines = list(find_undecodable(number + row, lines_by_file))
-            yield from bad_lines
-            if not bad_lines:
-                valid_rows.append(row)
-        indices = pa.array(valid_rows, pa.int64())
-        left, right, numbers = left.take(indices), right.take(indices), numbers[valid_rows]
-    if len(left):
-        yield pa.record_batch([left, right, numbers], schema=LINE_SCHEMA)
-
-
-def find_undecodable(number: int, sides: dict[Path, bytes]) -> Iterator[BadLine]:
-    for file, line in sides.items():
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            yield BadLine(file, number, NOT_UTF8, describe_decode_error(error))
-
-
-def describe_length_mismatch(source: Path, target: Path) -> str:
-    counts = f"{source} has {pluralize(count_lines(source), 'line')} and {target} has {count_lines(target):,}"
-    return f"{counts}; each line of one must translate the same line of the other"
-
-
-def count_lines(path: Path) -> int:
-    with open_decompressed(path) as file:
-        return sum(1 for _ in LineReader(file, path))
-
-
-# ------------------------------------------------------------------------------------------------------ tsv and jsonl
 def batch_line_pairs(lines: Iterator[LinePair | BadLine]) -> Iterator[pa.RecordBatch | BadLine]:
     """Collect pairs into record batches of limited size; bad lines pass through."""
     pairs: list[LinePair] = []
@@ -152,35 +54,72 @@ def batch_line_pairs(lines: Iterator[LinePair | BadLine]) -> Iterator[pa.RecordB
             continue
         pairs.append(line)
         size += len(line.source) + len(line.target)
-        if len(pairs) == PARSE_BATCH_SIZE or size > TEXT_BLOCK_BYTES:
+        if len(pairs) == BATCH_PAIRS or size > BATCH_CHARACTERS:
             yield build_record_batch(pairs)
             pairs, size = [], 0
     if pairs:
         yield build_record_batch(pairs)
 
 
-def build_record_batch(pairs: Sequence[LinePair]) -> pa.RecordBatch:
+def build_record_batch(pairs: list[LinePair]) -> pa.RecordBatch:
     numbers, sources, targets = zip(*pairs, strict=True)
     return pa.record_batch([pa.array(sources), pa.array(targets), pa.array(numbers)], schema=LINE_SCHEMA)
 
 
+def iterate_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, which may be compressed."""
+    with open_decompressed(path) as file:
+        yield from LineReader(file, path)
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+def read_text_pairs(source: Path, target: Path) -> Iterator[pa.RecordBatch | BadLine]:
+    """Yield the pairs of two line-aligned files.
+
+    Raises:
+        UserError: the files have different numbers of lines.
+    """
+    return batch_line_pairs(pair_lines(source, target))
+
+
+def pair_lines(source: Path, target: Path) -> Iterator[LinePair | BadLine]:
+    lines: Iterator[tuple[bytes | None, bytes | None]] = zip_longest(iterate_lines(source), iterate_lines(target))
+    for number, (left, right) in enumerate(lines, 1):
+        if left is None or right is None:
+            counts = [sum(1 for _ in iterate_lines(path)) for path in (source, target)]
+            raise UserError(
+                f"{source} has {pluralize(counts[0], 'line')} and {target} has {counts[1]:,}; each line of one must "
+                "translate the same line of the other"
+            )
+        try:
+            yield LinePair(number, left.decode(), right.decode())
+        except UnicodeDecodeError:
+            yield from find_undecodable(number, {source: left, target: right})
+
+
+def find_undecodable(number: int, lines: dict[Path, bytes]) -> Iterator[BadLine]:
+    for file, line in lines.items():
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            yield BadLine(file, number, NOT_UTF8, describe_decode_error(error))
+
+
+# ------------------------------------------------------------------------------------------------------ tsv and jsonl
 def parse_records(
     path: Path, parse: Callable[[str], tuple[str, str] | None], skip: int = 0
 ) -> Iterator[LinePair | BadLine]:
     """Yield what `parse` returns for each line of a file after the first `skip`; it may raise `NoPairError`."""
-    with open_decompressed(path) as file:
-        for number, line in enumerate(LineReader(file, path), 1):
-            if number <= skip:
-                continue
-            try:
-                pair = parse(line.decode())
-            except UnicodeDecodeError as error:
-                yield BadLine(path, number, NOT_UTF8, describe_decode_error(error))
-            except NoPairError as error:
-                yield BadLine(path, number, *error.args)
-            else:
-                if pair is not None:
-                    yield LinePair(number, *pair)
+    for number, line in islice(enumerate(iterate_lines(path), 1), skip, None):
+        try:
+            pair = parse(line.decode())
+        except UnicodeDecodeError as error:
+            yield BadLine(path, number, NOT_UTF8, describe_decode_error(error))
+        except NoPairError as error:
+            yield BadLine(path, number, *error.args)
+        else:
+            if pair is not None:
+                yield LinePair(number, *pair)
 
 
 def read_tsv_pairs(
@@ -192,8 +131,7 @@ def read_tsv_pairs(
     tells error messages how to specify columns by number.
     """
     has_header = not (source.isdecimal() and target.isdecimal())
-    with open_decompressed(path) as file:
-        first_cells = next(LineReader(file, path), b"").decode(errors="replace").split("\t")
+    first_cells = next(iterate_lines(path), b"").decode(errors="replace").split("\t")
     if has_header:
         for name in (source, target):
             if name not in first_cells:
@@ -232,20 +170,11 @@ def read_jsonl_pairs(path: Path, source: str, target: str) -> Iterator[pa.Record
             return None
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            jq_filter = "'.[]'" if "[" in line else "."
-            is_multiline = line.strip() in ("[", "{")  # the start of a value that continues on the next line
-            remedy = f"; {ONE_OBJECT_PER_LINE}: jq -c {jq_filter} FILE" if is_multiline else ""
-            raise NoPairError("not JSON", f"not JSON ({error.msg} at position {error.pos + 1}){remedy}") from None
-        except (ValueError, RecursionError) as error:  # a number with thousands of digits, or very deep nesting
-            raise NoPairError("not JSON", f"not JSON ({error})") from None
+        except (ValueError, RecursionError) as error:  # also a number with thousands of digits, or very deep nesting
+            raise NoPairError("not JSON", f"not JSON ({error}); {ONE_OBJECT_PER_LINE}") from None
         if not isinstance(record, dict):
-            is_array = isinstance(record, list)
-            has_objects = is_array and any(isinstance(item, dict) for item in record)
-            remedy = f"; {ONE_OBJECT_PER_LINE}: jq -c '.[]' FILE" if has_objects else ""
-            actual = f"a JSON {'array' if is_array else 'value'}, {clip_repr(record)}"
-            reason = f"expected a JSON object with '{source}' and '{target}', got {actual}{remedy}"
-            raise NoPairError("not a JSON object", reason)
+            reason = f"expected a JSON object with '{source}' and '{target}', got {clip_repr(record)}"
+            raise NoPairError("not a JSON object", f"{reason}; {ONE_OBJECT_PER_LINE}")
         texts = get_nested(record, source), get_nested(record, target)
         for key, text in zip((source, target), texts, strict=True):
             if not isinstance(text, str):

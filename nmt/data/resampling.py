@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from nmt.config import SIDES
 from nmt.data.augmentation import augment_pair, remove_tag_from_links, split_tag
-from nmt.data.batch_encode import concatenate_ids
+from nmt.data.batch_encode import concatenate_ids, concatenate_parts
 from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.data.words import join_sentences
@@ -122,9 +122,3 @@ def resample_pairs(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs
     order = rows[order].astype(encoded.order.dtype)
     source, target = new_sides
     return dataclasses.replace(encoded, source=source, target=target, order=order, runs=runs)
-
-
-def concatenate_parts(parts: list[tuple[Array, Indices]], side: LanguageTokenizer) -> tuple[Array, Indices]:
-    """Concatenate the ids and the lengths of parts of a text."""
-    all_ids, all_lengths = zip(concatenate_ids([], side), *parts, strict=True)  # with an empty part for the dtypes
-    return np.concatenate(all_ids), np.concatenate(all_lengths)

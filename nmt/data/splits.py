@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from nmt.config.data import DataConfig, last_component
 from nmt.errors import UserError
@@ -13,7 +14,7 @@ VALID_SPLITS = ("valid", "validation", "val", "dev")  # names of the validation 
 SHARD_PATTERN = r"(\.\d+|-\d+(?:-of-\d+(?:-[0-9a-f]+)?)?|)"
 
 
-def find_split_files(data: DataConfig, split: str, endings: list[str]) -> list[tuple[Path, ...]]:
+def find_shards(data: DataConfig, split: str, endings: list[str]) -> list[tuple[Path, ...]]:
     """Return the files of each shard of a split, one for each ending, sorted by the shards' names.
 
     Raises:
@@ -23,7 +24,7 @@ def find_split_files(data: DataConfig, split: str, endings: list[str]) -> list[t
     folder = require_folder(data)
     file_names = sorted(path.name for path in folder.iterdir() if path.is_file())
     split_names = list_split_names(split)
-    shards_by_name = {name: [find_shards(file_names, name, ending) for ending in endings] for name in split_names}
+    shards_by_name = {name: [match_shards(file_names, name, ending) for ending in endings] for name in split_names}
     name = next((name for name in split_names if any(shards_by_name[name])), split_names[0])
     sides = shards_by_name[name]
     shards = sorted({shard for side in sides for shard in side}) or [""]
@@ -40,7 +41,7 @@ def find_split_files(data: DataConfig, split: str, endings: list[str]) -> list[t
     return [tuple(folder / side[shard] for side in sides) for shard in shards]
 
 
-def find_shards(file_names: list[str], name: str, ending: str) -> dict[str, str]:
+def match_shards(file_names: list[str], name: str, ending: str) -> dict[str, str]:
     """Return the file names of a split by shard suffix, which is empty for an unsharded file.
 
     An uncompressed file takes precedence over a compressed one.
@@ -54,21 +55,31 @@ def find_shards(file_names: list[str], name: str, ending: str) -> dict[str, str]
     return shards
 
 
-def find_line_files(data: DataConfig, split: str) -> tuple[str, list[tuple[Path, ...]], tuple[str, ...]] | None:
-    """Return the format of a split's line-based files, the files of each shard and the columns to read from them.
+class SplitFiles(NamedTuple):
+    """The files of a split."""
 
-    None if the split is not stored in line-based files.
+    format: str  # text | tsv | jsonl | parquet
+    shards: list[tuple[Path, ...]]  # the files of each shard: of both sides, or one
+    columns: tuple[str, ...]  # the columns to read from them, none for text
+
+    @property
+    def files(self) -> list[Path]:
+        return [file for shard in self.shards for file in shard]
+
+
+def find_files(data: DataConfig, split: str) -> SplitFiles | None:
+    """Return the files of a split; None for the built-in corpus and for what the datasets library finds.
+
+    Raises:
+        UserError: as `find_shards`.
     """
+    columns = data.source, data.target
     if has_text_files(data, split):
-        sides = [side if data.format == "text" else last_component(side) for side in (data.source, data.target)]
-        return "text", find_split_files(data, split, [f".{side}" for side in sides]), ()
-    if data.format in ("tsv", "jsonl"):
-        return data.format, find_split_files(data, split, [f".{data.format}"]), (data.source, data.target)
+        sides = columns if data.format == "text" else map(last_component, columns)
+        return SplitFiles("text", find_shards(data, split, [f".{side}" for side in sides]), ())
+    if data.format in ("tsv", "jsonl", "parquet"):
+        return SplitFiles(data.format, find_shards(data, split, [f".{data.format}"]), columns)
     return None
-
-
-def find_parquet_files(data: DataConfig, split: str) -> list[str]:
-    return [str(file) for (file,) in find_split_files(data, split, [".parquet"])]
 
 
 def has_text_files(data: DataConfig, split: str) -> bool:
@@ -81,7 +92,7 @@ def has_text_files(data: DataConfig, split: str) -> bool:
         return data.format == "text"
     file_names = sorted(path.name for path in folder.iterdir())
     ending = f".{last_component(data.source)}"
-    return any(find_shards(file_names, name, ending) for name in ("train", *list_split_names(split)))
+    return any(match_shards(file_names, name, ending) for name in ("train", *list_split_names(split)))
 
 
 def describe_shards(files: list[Path]) -> str:

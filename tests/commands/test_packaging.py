@@ -40,7 +40,7 @@ def test_help_needs_no_torch_and_ends_silently_without_reader(command: str) -> N
     *imports, rest = re.findall(r"^import time:.*\| +(\S+)$|(.+)", done.stderr, re.MULTILINE)
     assert done.returncode == 1
     assert not [message for _, message in [*imports, rest] if message and "cumulative" not in message]
-    assert {name for name, _ in imports} & {"torch", "numpy", "pyarrow", "hydra"} == {"hydra"}
+    assert {name for name, _ in imports} & {"torch", "numpy", "pyarrow", "datasets", "hydra"} == {"hydra"}
 
 
 def test_version_of_a_command_is_that_of_the_distribution() -> None:
@@ -128,7 +128,7 @@ import nmt.watch
 print(nmt.__file__, fill_template(nmt.watch.TEMPLATE, {{"TITLE": html.escape(os.getcwd())}}))
 """
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "OMP_NUM_THREADS", "MPLCONFIGDIR")}
-    homes: list[dict[str, str]] = [{}, {"HOME": "/proc/none"}]  # the second cannot be written to, even by root
+    homes: list[dict[str, str]] = [{}, {"HOME": "/proc/none", "XDG_CACHE_HOME": str(folder / "cache")}]
     for home in homes:
         environment = kept | home | {"LC_ALL": "C", "PYTHONPATH": str(folder / "installed")}
         command = [sys.executable, "-c", program]

@@ -134,14 +134,7 @@ run_server("serve", "/health", "checkpoint=runs/mine")
     assert not [path for path in tmp_path.rglob(".*") if path.name.endswith((".new", ".old"))]
 
 
-def test_cache_is_in_the_working_folder_if_home_is_read_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("HOME", "/proc/none")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
-    assert "text is cached in .cache/nmt in the working folder" in caplog.text
+def test_cache_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; set data.cache=FOLDER"):
         cache_folder(DataConfig())

@@ -111,7 +111,6 @@ def test_make_batch_without_targets() -> None:
 def test_encode_corpus_matches_tokenizer(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = make_random_corpus(50)
     monkeypatch.setattr(encoding, "ENCODING_CHUNK", 7)
-    monkeypatch.setattr(encoding, "NUMBERS_PER_BLOCK", 9)
     encoded = encode_corpus(pairs, tokenizer, run())
     assert len(encoded) == 50 and encoded.source.ids.dtype == np.uint16 and encoded.order.dtype == np.uint32
     for i, row in enumerate(pairs.to_pylist()):
@@ -183,24 +182,9 @@ def test_log_names_original_line_numbers_of_dropped_pairs(
         assert message.format(tmp_path) in caplog.text
 
 
-def test_warning_about_carriage_returns_in_too_long_lines(
-    run: Run, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """Lines that are too long without carriage returns are only counted."""
-    caplog.set_level(logging.INFO)
-    for side in ("de", "en"):
-        lines = [*["ab"] * 3, "ab " * 200, "\r".join(["ab ab ab"] * 90)]
-        (tmp_path / f"train.{side}").write_text("\n".join(lines), newline="")
-    config = run(format="text", path=str(tmp_path))
-    encode_corpus(load_pairs(config.data, "train"), tokenizer, config)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [message.split(":")[0] for message in warnings] == [f"{tmp_path}/train.{side}" for side in ("de", "en")]
-    assert all("(CR, \\r) in some of these lines (first: 5); if lines end there" in message for message in warnings)
-
-
 def test_cache_key_depends_on_content(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
     def count_folders() -> int:
-        return len(list((tmp_path / "ids").iterdir()))
+        return sum(path.is_dir() for path in (tmp_path / "ids").iterdir())
 
     pairs = make_random_corpus(20)
     first = encode_corpus(pairs, tokenizer, run())
@@ -241,7 +225,7 @@ def test_interrupted_encoding_leaves_no_cache(
     monkeypatch.setattr(encoding, "encode_side", interrupted_encode_side)
     with pytest.raises(KeyboardInterrupt):
         encode_corpus(pairs, tokenizer, run())
-    assert not list((tmp_path / "ids").iterdir())
+    assert {path.suffix for path in (tmp_path / "ids").iterdir()} == {".lock"}
     monkeypatch.setattr(encoding, "encode_side", encode_side)
     assert len(encode_corpus(pairs, tokenizer, run())) == 20
 
@@ -257,7 +241,7 @@ def test_number_of_processes_does_not_change_cache(
         cache = tmp_path / str(num_proc)
         run = TrainRun(data=DataConfig(cache=str(cache), num_proc=num_proc))
         encode_corpus(make_corpus(sources, targets), tokenizer, run)
-        [folder] = (cache / "ids").iterdir()
+        [folder] = filter(Path.is_dir, (cache / "ids").iterdir())
         caches.append((folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}))
     assert caches[1:] == caches[:-1]
 
@@ -330,40 +314,6 @@ def test_text_key_is_independent_of_format_and_chunks(
     assert content_key(pairs, tokenizer) != content_key(pairs, Tokenizer(tokenizer.target, tokenizer.source))
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "source.ids",
-        "target.ids",
-        "source.offsets",
-        "target.offsets",
-        "order",
-        "runs",
-        "report.json",
-        "digests.json",
-        "unexpected_file",
-    ],
-)
-def test_damaged_cache_is_rebuilt(
-    run: Run, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
-) -> None:
-    pairs = make_random_corpus(20)
-    first = encode_corpus(pairs, tokenizer, run())
-    expected = [first.source.ids.tolist(), first.target.ids.tolist(), first.order.tolist()]
-    [folder] = (tmp_path / "ids").iterdir()
-    content = (folder / name).read_bytes() if name != "unexpected_file" else b"12"
-    (folder / name).unlink(missing_ok=True)
-    if damage != "missing" or name == "unexpected_file":
-        (folder / name).write_bytes(content[:-1] if damage == "truncated" else bytes([content[0] ^ 1]) + content[1:])
-    rebuilt = encode_corpus(pairs, tokenizer, run())
-    assert [rebuilt.source.ids.tolist(), rebuilt.target.ids.tolist(), rebuilt.order.tolist()] == expected
-    assert "the cache is damaged" in caplog.text
-    caplog.clear()
-    encode_corpus(pairs, tokenizer, run())
-    assert not caplog.text
-
-
 def test_full_disk_raises_and_leaves_no_partial_cache(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pairs, (soft, hard) = make_random_corpus(200), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # writing larger files fails, as on a full disk
@@ -374,7 +324,7 @@ def test_full_disk_raises_and_leaves_no_partial_cache(run: Run, tokenizer: Token
             encode_corpus(pairs, tokenizer, run())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list((tmp_path / "ids").iterdir())
+    assert {path.suffix for path in (tmp_path / "ids").iterdir()} == {".lock"}
     assert len(encode_corpus(pairs, tokenizer, run())) == 200
 
 
@@ -442,7 +392,7 @@ def test_tokenizer_is_cached_by_text_and_settings(run: Run, tmp_path: Path, capl
     config.tokenizer.vocab_size = 9_000
     with pytest.raises(UserError, match="tokenizer.vocab_size=9000 is more than"):
         get_or_train_tokenizer(pairs, config)
-    assert len(list((tmp_path / "tokenizers").iterdir())) == 3
+    assert sum(path.is_dir() for path in (tmp_path / "tokenizers").iterdir()) == 3
 
 
 def test_tokenizer_text_of_large_corpora_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

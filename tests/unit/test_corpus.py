@@ -1,12 +1,12 @@
 """Reading sentence pairs from all formats, the cache of read text, and errors about invalid files."""
 
-import io
 import itertools
 import json
-import logging
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,15 +24,14 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig
 from nmt.config.data import DataOverride
-from nmt.data import cache, corpus, readers
+from nmt.data import cache, corpus
 from nmt.data.cache import cache_folder
-from nmt.data.corpus import cast_to_text, describe_origins, iter_column, load_pairs, stream_pairs
-from nmt.data.readers import LINE_READERS, build_string_array
+from nmt.data.corpus import describe_origins, iter_column, load_pairs, stream_pairs
+from nmt.data.readers import LINE_READERS
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
-from nmt.system.logging import log_to_stderr
-from nmt.system.text import LineReader, TextInput
+from nmt.system.text import TextInput
 
 Read = Any
 
@@ -57,14 +55,6 @@ def read(tmp_path: Path) -> Read:
 
 
 # --- lines
-@given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), st.booleans())
-def test_lines_end_only_at_line_feeds(lines: list[str], crlf: bool) -> None:
-    end = "\r\n" if crlf else "\n"
-    lines = [line.removeprefix("\ufeff").rstrip("\r") for line in lines]
-    file = io.BufferedReader(io.BytesIO("".join(line + end for line in lines).encode()))
-    assert [line.decode() for line in LineReader(file, "x")] == lines
-
-
 @pytest.mark.parametrize(
     "content, lines",
     [
@@ -204,27 +194,6 @@ def test_dropped_lines_are_counted_by_reason(
         assert f"left out {count} of " in caplog.text and f"train.{format}: {reason} (first: {first})" in caplog.text
 
 
-@settings(max_examples=25)
-@given(validity=st.lists(st.booleans(), min_size=1, max_size=30), block_bytes=st.integers(1, 5))
-def test_dropping_lines_preserves_line_numbers(
-    tmp_path_factory: pytest.TempPathFactory, validity: list[bool], block_bytes: int
-) -> None:
-    folder = tmp_path_factory.mktemp("data")
-    data = DataConfig(format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop")
-    expected = [number for number, valid in enumerate(validity, 1) if valid]
-    texts = [str(number).encode() if valid else b"\xff" for number, valid in enumerate(validity, 1)]
-    (folder / "train.de").write_bytes(b"\n".join(texts))
-    (folder / "train.en").write_bytes(b"\n".join([b"x"] * len(validity)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
-        if not expected:
-            with pytest.raises(UserError, match="has no sentence pairs"):
-                load_pairs(data, "train")
-            return
-        pairs = load_pairs(data, "train")
-    assert pairs["line"].to_pylist() == expected and list(map(int, pairs["source"].to_pylist())) == expected
-
-
 def test_describe_origins_names_files_or_columns(tmp_path: Path) -> None:
     for name in ("train.de", "train.en", "dev.jsonl", "only/news.de", "only/news.en"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -268,28 +237,9 @@ def test_interrupted_read_leaves_no_cache(read: Read, monkeypatch: pytest.Monkey
     monkeypatch.setitem(LINE_READERS, "text", interrupted_reader)
     with pytest.raises(KeyboardInterrupt):
         read(TEXT)
-    assert not list((tmp_path / "cache" / "text").iterdir())
+    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {".lock"}
     monkeypatch.setitem(LINE_READERS, "text", read_text)
     assert read(TEXT) == PAIRS
-
-
-@pytest.mark.parametrize("removed", [True, False])
-def test_file_removed_or_changed_during_read_raises(
-    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, removed: bool
-) -> None:
-    read_text = LINE_READERS["text"]
-
-    def changing_reader(*paths: Path) -> Any:
-        yield from read_text(*paths)
-        paths[0].unlink()
-        if not removed:
-            paths[0].write_text("b\na\n" * 1_000)
-
-    monkeypatch.setitem(LINE_READERS, "text", changing_reader)
-    error, message = (OSError, "train.de") if removed else (UserError, "changed while it was read")
-    with pytest.raises(error, match=message):
-        read(TEXT)
-    assert not list((tmp_path / "cache" / "text").iterdir())
 
 
 def read_until_killed(data: DataConfig) -> None:
@@ -304,7 +254,20 @@ def read_until_killed(data: DataConfig) -> None:
     load_pairs(data, "train")
 
 
-def build_slowly(folder: Path, number: int, errors: Path) -> None:
+def test_killed_process_leaves_nothing_that_counts(read: Read, tmp_path: Path) -> None:
+    read(TEXT)
+    shutil.rmtree(tmp_path / "cache")
+    data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"))
+    process = CONTEXT.Process(target=read_until_killed, args=(data,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {".part", ".lock"}
+    assert read({}) == PAIRS
+    assert not [*(tmp_path / "cache" / "text").glob("*.part")]
+
+
+def build_slowly(folder: Path, number: int) -> None:
     """Build a cache in half a second, and note that it was built."""
 
     def fill(part: Path) -> None:
@@ -313,65 +276,19 @@ def build_slowly(folder: Path, number: int, errors: Path) -> None:
             file.write("once\n")
         time.sleep(0.5)
 
-    with open(errors, "wb") as file:
-        os.dup2(file.fileno(), 2)
-    log_to_stderr()
-    cache.LOCK_NOTICE_DELAY = 0.1
     cache.get_or_build(folder, fill)
 
 
 def test_concurrent_processes_build_cache_once(tmp_path: Path) -> None:
     folder = tmp_path / "work" / "cached"
     folder.parent.mkdir()
-    errors = [tmp_path / f"err{number}" for number in range(3)]
-    processes = [CONTEXT.Process(target=build_slowly, args=(folder, *item)) for item in enumerate(errors)]
+    processes = [CONTEXT.Process(target=build_slowly, args=(folder, number)) for number in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
-    outputs = [path.read_text() for path in errors]
-    assert [process.exitcode for process in processes] == [0, 0, 0], outputs
-    assert (folder.parent / "times").read_text() == "once\n"
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["cached", "times"]
-    assert {output for output in outputs if output} <= {f"waiting for another process that is preparing {folder}\n"}
-
-
-def flip_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-DAMAGES = {
-    "flipped": flip_bit,
-    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
-    "empty": lambda file: os.truncate(file, 0),
-    "missing": Path.unlink,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("pattern", ["pairs.arrow", "digests.json"])
-def test_damaged_cache_is_rebuilt(
-    read: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, pattern: str
-) -> None:
-    assert read(TEXT) == PAIRS
-    [file] = (tmp_path / "cache").rglob(pattern)
-    DAMAGES[damage](file)
-    assert read(TEXT) == PAIRS and "the cache is damaged" in caplog.text
-    caplog.clear()
-    assert read(TEXT) == PAIRS and not caplog.text
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("pattern", ["*.arrow", "dataset_info.json"])
-def test_damaged_cache_of_datasets_library_is_rebuilt(read: Read, tmp_path: Path, damage: str, pattern: str) -> None:
-    write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
-    assert read({}, format="hub") == PAIRS
-    [file] = (tmp_path / "cache").rglob(pattern)
-    DAMAGES[damage](file)
-    assert read({}, format="hub") == PAIRS
-    assert read({}, format="hub") == PAIRS
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert (folder.parent / "times").read_text() == "once\n" and (folder / "process").exists()
 
 
 @contextmanager
@@ -386,28 +303,23 @@ def limit_file_size(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("format", ["text", "parquet", "hub"])
-def test_full_disk_raises_and_leaves_no_partial_cache(read: Read, tmp_path: Path, format: str) -> None:
+def test_full_disk_raises_and_leaves_nothing_that_counts(read: Read, tmp_path: Path, format: str) -> None:
     files = TEXT if format == "text" else {}
     if not files:
         write_parquet(tmp_path, "train.parquet", {"de": PAIRS[0], "en": PAIRS[1]})
-    name = "hub" if format == "hub" else "text"
-    message = f"^the cache {tmp_path}/cache/{name} cannot be written .File too large.; make room .*data.cache=FOLDER$"
+    message = f"{tmp_path}/cache.*File too large" if format == "text" else f"File too large.*{tmp_path}/cache"
     with limit_file_size(10_000), pytest.raises(UserError, match=message):
         read(files, format=format)
-    assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.suffix != ".lock"]
     assert read({}, format=format) == PAIRS
-
-
-def test_cache_files_inherit_folder_permissions(read: Read, tmp_path: Path) -> None:
-    assert read(TEXT) == PAIRS
-    modes = {path.stat().st_mode for path in (tmp_path / "cache", *(tmp_path / "cache" / "text").iterdir())}
-    assert len(modes) == 1
 
 
 # --- blocks, compressed files, shards
 def read_naively(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
-    """Return numbered pairs, read line by line, or the beginning of the error message."""
-    sides = [list(LineReader(io.BufferedReader(io.BytesIO(side)), "x")) for side in (source, target)]
+    """Return numbered pairs, or the beginning of the error message."""
+    sides = []
+    for text in (source, target):
+        *lines, last = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        sides.append([line.removesuffix(b"\r") for line in lines] + [last] * bool(last))
     pairs = []
     for number, (left, right) in enumerate(itertools.zip_longest(*sides), 1):
         if left is None or right is None:
@@ -429,9 +341,9 @@ bytes_of_text = st.lists(
 
 
 @settings(max_examples=200)
-@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans(), block_bytes=st.integers(1, 9))
-def test_block_reader_matches_naive_line_reader(
-    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool, block_bytes: int
+@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans())
+def test_text_reader_matches_naive_reader(
+    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool
 ) -> None:
     if source.count(b"\n") > target.count(b"\n"):  # make most examples have as many lines on both sides
         target += b"x\n" * (source.count(b"\n") - target.count(b"\n"))
@@ -442,13 +354,11 @@ def test_block_reader_matches_naive_line_reader(
         format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
     )
     expected = read_naively(source, target, drop)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
-        try:
-            pairs = load_pairs(data, "train")
-            actual: Any = list(zip(*(pairs[name].to_pylist() for name in ("line", "source", "target")), strict=True))
-        except UserError as error:
-            actual = str(error).removeprefix(f"{folder}/")
+    try:
+        pairs = load_pairs(data, "train")
+        actual: Any = list(zip(*(pairs[name].to_pylist() for name in ("line", "source", "target")), strict=True))
+    except UserError as error:
+        actual = str(error).removeprefix(f"{folder}/")
     assert actual == expected if isinstance(expected, list) else actual.startswith(expected)
 
 
@@ -515,7 +425,7 @@ def test_read_sharded_tsv_and_jsonl(read: Read, caplog: pytest.LogCaptureFixture
 
 
 def test_pairs_are_parsed_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PARSE_BATCH_SIZE", 3)
+    monkeypatch.setattr("nmt.data.readers.BATCH_PAIRS", 3)
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
     assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
     assert read.lines == list(range(1, 21))
@@ -555,12 +465,6 @@ def test_invalid_tsv_raises(read: Read, table: bytes, columns: tuple[str, str], 
         read({"train.tsv": table}, format="tsv", source=columns[0], target=columns[1])
 
 
-def test_invalid_tsv_lines_are_dropped(read: Read) -> None:
-    table = b"a\tb\nc\n\xff\tb\n\nd\te\n"
-    assert read({"train.tsv": table}, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
-
-
-# --- jsonl
 def to_json_lines(*records: Any) -> str:
     return "".join((record if isinstance(record, str) else json.dumps(record)) + "\n" for record in records)
 
@@ -595,18 +499,15 @@ def test_literal_dotted_key_takes_precedence_over_nested_key(read: Read) -> None
     [
         ({"de": "a"}, "train.jsonl:2: expected text under 'en', got None; the line has de; fix"),
         (
-            [{"de": "a", "en": "b"}],
-            r"train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON array, \[\{.*; .*: "
-            r"jq -c '.\[\]' FILE; fix",
+            [{"de": "a"}],
+            r"jsonl:2: expected a JSON object with 'de' and 'en', got \[\{.*; each line must .* jq -c '.\[\]'",
         ),
-        (5, "train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON value, 5; fix"),
-        ("null", "train.jsonl:2: expected a JSON object .* got a JSON value, None;"),
-        ("[", r"not JSON \(.*\); each line must hold one object: jq -c '.\[\]' FILE"),
-        ("{", r"not JSON \(.*\); each line must hold one object: jq -c . FILE"),
+        (5, "train.jsonl:2: expected a JSON object with 'de' and 'en', got 5; each line"),
+        ("null", "train.jsonl:2: expected a JSON object .* got None;"),
+        ("[", r"not JSON \(.*\); each line must hold one object, which jq -c"),
         ({"de": 1, "en": "b"}, "train.jsonl:2: expected text under 'de', got 1;"),
         ({"de": {"x": "y"}, "en": "b"}, "train.jsonl:2: expected text under 'de', got {'x': 'y'};"),
-        (["a", "b"], r"train.jsonl:2: expected a JSON object with 'de' and 'en', got a JSON array, \['a', 'b'\]; fix"),
-        ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value at position 8\)"),
+        ('{"de": oops', r"train.jsonl:2: not JSON \(Expecting value: line 1 column 8"),
         (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
     ],
 )
@@ -647,22 +548,12 @@ def test_read_parquet(read: Read, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table, message",
     [
-        ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002: expected text in 'de', got None"),
-        ({"de": ["a"], "en": [3]}, "row 1: expected text in 'en', got 3, of type int64"),
-        (
-            {"de": ["a"], "en": pa.array([3]).dictionary_encode()},
-            "row 1: expected text in 'en', got 3, of type int64",
-        ),
-        ({"de": ["a"], "en": [["b"]]}, r"row 1: expected text in 'en', got \['b'\], of type list<"),
-        ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2: expected text in 'en', got None"),
-        (
-            {"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"])},
-            r"row 2: 'en', of type binary, is not UTF-8 \(byte 0xFF at position 2\); store the column",
-        ),
-        (
-            {"de": ["a", "b"], "en": build_string_array(np.array([0, 1, 3]), b"cd\xff")},
-            r"row 2: 'en', of type string, is not UTF-8 \(byte 0xFF at position 2\)",
-        ),
+        ({"de": ["a"] * 10_001 + [None], "en": ["b"] * 10_002}, "row 10002: 'de' is None, of type string, not text"),
+        ({"de": ["a"], "en": [3]}, "row 1: 'en' is 3, of type int64, not text"),
+        ({"de": ["a"], "en": [["b"]]}, r"row 1: 'en' is \['b'\], of type list<"),
+        ({"de": ["a", "b"], "en": pa.array(["c", None], pa.string_view())}, "row 2: 'en' is None"),
+        ({"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"])}, r"row 2: 'en' is not UTF-8 .byte 0xFF at position 2"),
+        ({"de": ["a", "b"], "en": pa.array([b"c", b"d\xff"]).view(pa.string())}, "row 2: 'en' is not UTF-8"),
     ],
 )
 def test_non_text_columns_raise(read: Read, tmp_path: Path, table: dict[str, Any], message: str) -> None:
@@ -678,9 +569,6 @@ TEXT_TYPES = [
     pa.binary(),
     pa.large_binary(),
     pa.binary_view(),
-    pa.dictionary(pa.int8(), pa.string()),
-    pa.dictionary(pa.int8(), pa.large_string()),
-    pa.dictionary(pa.int8(), pa.binary()),
 ]
 
 
@@ -688,13 +576,13 @@ TEXT_TYPES = [
 def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> None:
     texts = ["Hund", "ä€😀\r\n and more than twelve bytes", "", "Hund"]
     array = pa.array(texts)
-    array = array.dictionary_encode().cast(type) if pa.types.is_dictionary(type) else array.cast(type)
+    array = array.cast(type)
     nested = pa.StructArray.from_arrays([array, pa.array(["a", "b", "c", "d"])], ["de", "en"])
     tables = {"flat": {"de": array, "en": ["a", "b", "c", "d"]}, "nested": {"translation": nested}}
     for name, table in tables.items():
         write_parquet(tmp_path / name, "train.parquet", table)
         source, target = ("translation.de", "translation.en") if name == "nested" else ("de", "en")
-        for streaming, format in ((False, "parquet"), (False, "hub"), (True, "hub")):
+        for streaming, format in itertools.product((False, True), ("parquet", "hub")):
             data = DataConfig(
                 format=format,
                 path=str(tmp_path / name / "data"),
@@ -708,18 +596,6 @@ def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> Non
                 assert (pairs["source"].to_pylist(), pairs["target"].to_pylist()) == (texts, ["a", "b", "c", "d"])
         [batch] = stream_pairs(replace(data, format="parquet"), "train")
         assert batch["source"].to_pylist() == texts
-
-
-def test_dictionary_of_string_views_is_decoded() -> None:
-    """PyArrow reads this type from Arrow files, but does not write it to Parquet."""
-    values = pa.array(["Hund", "more than twelve bytes", None], pa.string_view())
-    table = pa.table(
-        {side: pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), values) for side in ("source", "target")}
-    )
-    assert cast_to_text(table, "x", 0, DataConfig())["source"].to_pylist() == ["Hund", "more than twelve bytes", "Hund"]
-    table = pa.table({side: pa.DictionaryArray.from_arrays(pa.array([0, 2]), values) for side in ("source", "target")})
-    with pytest.raises(UserError, match="x: row 12: expected text in 'de', got None"):
-        cast_to_text(table, "x", 10, DataConfig())
 
 
 def test_columns_can_be_swapped_by_name(read: Read, tmp_path: Path) -> None:
@@ -752,7 +628,7 @@ def test_streamed_hub_dataset_fetches_only_requested_split(read: Read, tmp_path:
 
 
 def test_invalid_parquet_file_raises(read: Read) -> None:
-    with pytest.raises(UserError, match="train.parquet cannot be read: "):
+    with pytest.raises(UserError, match="data cannot be loaded: Parquet file size is 4 bytes"):
         read({"train.parquet": "PAR1"}, format="parquet")
 
 
@@ -777,7 +653,7 @@ def test_text_folder_replaces_hub_dataset(read: Read) -> None:
 
 
 def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(path: str, subset: str | None, revision: str | None, cache_dir: str | None, **_: Any) -> None:
+    def offline(path: str, subset: str | None, revision: str | None, **_: Any) -> None:
         assert (subset, revision) == ("de-en", "a1b2")
         raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)\nmore")
 
@@ -790,14 +666,23 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
         load_pairs(data, "train")
 
 
-def test_missing_datasets_library_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    data = DataConfig(format="hub", path="owner/name", cache=str(tmp_path))
-    with pytest.raises(UserError, match=r'datasets library; install it with: pip install "attention-nmt\[hub\]"'):
+def test_datasets_are_cached_across_processes_and_read_without_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start interpreters of their own, whose hashes of strings differ."""
+    write_parquet(tmp_path, "train.parquet", {"de": ["a"], "en": ["b"]})
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("tried to connect"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("tried to resolve a name"))
+    for format in ("parquet", "hub"):
+        data = DataConfig(format=format, path=str(tmp_path / "data"), cache=str(tmp_path / format))
         load_pairs(data, "train")
+        files = [(path, path.stat().st_mtime_ns) for path in (tmp_path / format).rglob("*.arrow")]
+        assert len(files) == 2  # as the library reads it, and its texts
+        code = f"from nmt.config import DataConfig; from nmt.data.corpus import load_pairs; load_pairs({data}, 'train')"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert files == [(path, path.stat().st_mtime_ns) for path in (tmp_path / format).rglob("*.arrow")]
 
 
-# --- built-in corpus
 @pytest.mark.parametrize("source, target", [("de", "en"), ("en", "de")])
 def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"train": 20, "valid": 10, "test": 0}
@@ -831,10 +716,6 @@ def test_cache_folder_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder(DataConfig()) == tmp_path / "home" / ".cache" / "nmt"
-    with monkeypatch.context() as patch:  # a folder of an earlier run, in a home folder that is read-only now
-        patch.setattr(os, "access", lambda path, mode: False)
-        patch.chdir(tmp_path)
-        assert cache_folder(DataConfig()) == tmp_path / ".cache" / "nmt"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder(DataConfig()) == tmp_path / "xdg" / "nmt"
     assert cache_folder(DataConfig(cache=str(tmp_path / "custom"))) == tmp_path / "custom"
@@ -858,7 +739,3 @@ def test_reading_prints_nothing(read: Read, tmp_path: Path, capfd: pytest.Captur
     read({"train.de": "a", "train.en": "b"})
     read({"train.jsonl": to_json_lines({"de": "a", "en": "b"})}, format="jsonl")
     assert capfd.readouterr() == ("", "")
-    import datasets  # here, because it takes a second that all processes of the tests would spend
-
-    assert not datasets.are_progress_bars_disabled()
-    assert datasets.logging.get_verbosity() == logging.WARNING

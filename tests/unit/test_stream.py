@@ -41,15 +41,13 @@ from hypothesis import strategies as st
 
 from nmt.config import DataConfig, TokenizerConfig, TrainConfig, TrainRun
 from nmt.config.data import CorpusConfig
-from nmt.data import readers, resampling, stream
+from nmt.data import readers, stream
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.corpus import map_table
 from nmt.data.encoding import encode_corpus, get_or_train_tokenizer
 from nmt.data.stream import (
     compute_stream_key,
-    merge_shares,
     pairs_per_corpus,
-    read_windows,
     sample_stream,
     stream_windows,
 )
@@ -88,7 +86,7 @@ def build_naive_windows(
     buffer=st.integers(9, 40),
     limit=st.none() | st.integers(1, 12),
     seed=st.integers(0, 9),
-    block_bytes=st.sampled_from([1, 50, 2**20]),
+    batch_pairs=st.sampled_from([1, 4, 10_000]),
     start=st.integers(0, 7),
 )
 def test_windows_match_naive_implementation_from_any_offset(
@@ -99,7 +97,7 @@ def test_windows_match_naive_implementation_from_any_offset(
     buffer: int,
     limit: int | None,
     seed: int,
-    block_bytes: int,
+    batch_pairs: int,
     start: int,
 ) -> None:
     """Compare several passes over the corpora, and windows read from the offsets of window `start`."""
@@ -113,7 +111,7 @@ def test_windows_match_naive_implementation_from_any_offset(
     assert sum(counts) == buffer and np.abs(np.array(counts) - buffer * shares / shares.sum()).max() <= 1
     expected = list(itertools.islice(build_naive_windows(corpora, counts, seed, limit), 9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "TEXT_BLOCK_BYTES", block_bytes)
+        patch.setattr(readers, "BATCH_PAIRS", batch_pairs)
         windows = take_windows(run, tokenizer, 8)
         assert [list_pairs(window) for window in windows] == expected[:8]
         resumed = take_windows(run, tokenizer, 9 - start, windows[start].offsets)
@@ -219,30 +217,6 @@ def test_window_is_encoded_like_a_corpus(tmp_path: Path, type: str, caplog: pyte
         assert all(torch.equal(a, e) for a, e in zip(collate(actual, rows), collate(expected, rows), strict=True))
 
 
-@pytest.mark.parametrize("sampling", [0.0, 0.3])
-@pytest.mark.parametrize("buffer, count", [(20, 2), (20, 3), (2, 5), (1, 2)])
-def test_number_of_processes_does_not_change_windows(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, buffer: int, count: int, sampling: float
-) -> None:
-    """Include more processes than pairs."""
-    monkeypatch.setattr(resampling, "TEXTS_PER_SEED", 7)
-    pairs = [*make_random_pairs(30), ("", "x"), ("y", " "), ("  ab", "cd  ef")]
-    run = make_run(write_files(tmp_path / "data", pairs), buffer=buffer)
-    run.tokenizer.sampling = sampling
-    single_process = take_windows(run, tokenizer, 2)
-    monkeypatch.setattr(resampling, "world_size", lambda: count)
-    shares_by_rank = []
-    for rank in range(count):
-        monkeypatch.setattr(resampling, "rank", lambda rank=rank: rank)
-        shares_by_rank.append(list(itertools.islice(read_windows(run, tokenizer, []), 2)))
-    for window, parts in zip(single_process, zip(*shares_by_rank, strict=True), strict=True):
-        assert all(offsets == window.offsets for offsets, _, _ in parts)
-        actual = merge_shares(run, tokenizer, parts[0][1], [share for _, _, share in parts])
-        for a, e in ((actual.source, window.pairs.source), (actual.target, window.pairs.target)):
-            assert a.ids.tolist() == e.ids.tolist() and a.offsets.tolist() == e.offsets.tolist()
-        assert actual.order.tolist() == window.pairs.order.tolist()
-
-
 def test_memory_does_not_grow_with_number_of_windows(tmp_path: Path, tokenizer: Tokenizer) -> None:
     shards = [make_random_pairs(500, seed) for seed in range(4)]
     windows = stream_windows(make_run(write_files(tmp_path / "data", *shards), buffer=300), tokenizer, [])
@@ -306,7 +280,7 @@ def test_invalid_lines_raise_or_are_dropped_and_counted(
 def test_lines_after_limit_are_not_read_and_earlier_drops_are_logged(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readers, "TEXT_BLOCK_BYTES", 1)
+    monkeypatch.setattr(readers, "BATCH_PAIRS", 1)
     (tmp_path / "train.de").write_bytes(b"a\n\xff\nb\nc\n\xff\n")
     (tmp_path / "train.en").write_bytes(b"A\nX\nB\nC\n\xff\n")
     [window] = take_windows(make_run(tmp_path, buffer=3, limit=2, invalid="drop"), tokenizer, 1)
@@ -318,7 +292,7 @@ def test_lines_after_limit_are_not_read_and_earlier_drops_are_logged(
 def test_windows_before_an_invalid_line_are_returned(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "TEXT_BLOCK_BYTES", 16)
+    monkeypatch.setattr(readers, "BATCH_PAIRS", 5)
     folder = write_files(tmp_path / "data", make_random_pairs(60))
     with open(folder / "train.en", "ab") as file:
         file.write(b"\xff\n")
@@ -356,17 +330,6 @@ def test_text_without_usable_pairs_raises(
         take_windows(make_run(tmp_path, buffer=4), tokenizer, 3)
 
 
-def test_windows_without_pairs_are_skipped(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Use a corpus with three such windows in each pass."""
-    pairs = make_random_pairs(30)
-    with_empty_targets = [(source, "" if 5 <= row < 20 else target) for row, (source, target) in enumerate(pairs)]
-    run = make_run(write_files(tmp_path, with_empty_targets), buffer=5)
-    windows = take_windows(run, tokenizer, 5)
-    assert [window.offsets[0] for window in windows] == [[0, 0], [0, 20], [0, 25], [0, 30], [1, 20]]
-    assert list_pairs(windows[1]) == pairs[20:25]
-    assert [list_pairs(window) for window in take_windows(run, tokenizer, 2, [[0, 10]])] == [pairs[20:25], pairs[25:]]
-
-
 def test_encoding_chunk_size_does_not_change_windows(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,7 +338,7 @@ def test_encoding_chunk_size_does_not_change_windows(
     monkeypatch.setattr("nmt.data.resampling.TEXTS_PER_SEED", 10)
     results = []
     for chunk in (20, 100):
-        monkeypatch.setattr("nmt.data.stream.ENCODING_CHUNK", chunk)
+        monkeypatch.setattr("nmt.data.encoding.ENCODING_CHUNK", chunk)
         [_, window] = take_windows(run, tokenizer, 2)
         results.append([window.pairs.source[row].tolist() for row in range(40)])
     assert results[0] == results[1]
@@ -384,13 +347,13 @@ def test_encoding_chunk_size_does_not_change_windows(
 def test_invalid_parquet_raises(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pq.write_table(pa.table({"de": ["a", "b", None], "en": ["A", "B", "C"]}), tmp_path / "train.parquet")
     for columns, message in (
-        ({}, r"train.parquet: row 3: expected text in 'de', got None"),
-        ({"source": "dd"}, "data.source=dd: .*train.parquet has no such column; it has de, en"),
+        ({}, r"the split train of {}: row 3: 'de' is None"),
+        ({"source": "dd"}, "data.source=dd: the split train of {} has no such column; it has de, en"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message.format(tmp_path)):
             take_windows(make_run(tmp_path, format="parquet", buffer=2, **columns), tokenizer, 2)
     (tmp_path / "train.parquet").write_bytes(b"PAR1 no PAR1")
-    with pytest.raises(UserError, match="train.parquet cannot be read: "):
+    with pytest.raises(UserError, match="cannot be loaded: Parquet "):
         take_windows(make_run(tmp_path, format="parquet"), tokenizer, 1)
     with pytest.raises(UserError, match="has no split train; it has test"):
         (tmp_path / "train.parquet").unlink()
