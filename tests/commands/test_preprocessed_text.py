@@ -1,12 +1,12 @@
-"""Tests of the warnings about text that looks segmented, tokenized, escaped or lower-cased."""
+"""Tests of the warnings about text that looks segmented, tokenized or escaped."""
 
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from builders import SHARED, TINY_SETTINGS, run_nmt, write_corpus
 
@@ -51,7 +51,7 @@ NORMAL_TEXT = {
 
 
 def make_sample(name: str, lines: list[str]) -> TextSample:
-    return TextSample(name, pa.array(lines, pa.large_string()), np.arange(1, len(lines) + 1), len(lines))
+    return TextSample(name, pa.array(lines, pa.large_string()))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def get_warnings(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
 
     def get_warnings(source: list[str], target: list[str]) -> list[str]:
         caplog.clear()
-        warn_of_processing((make_sample("a", source), make_sample("b", target)))
+        warn_of_processing([make_sample("a", source), make_sample("b", target)])
         return caplog.messages
 
     return get_warnings
@@ -86,14 +86,11 @@ def split_words(line: str, mark: Callable[[str, str], str]) -> str:
     return " ".join(mark(word[:3], word[3:]) if len(word) > 4 else mark(word, "") for word in line.split())
 
 
+BPE, PIECES, ENTITIES = list(PROCESSING_KINDS)[:3]
 PROCESSORS = {
-    "bpe": lambda line: split_words(line, lambda first, rest: f"{first}@@ {rest}" if rest else first),
-    "sentencepiece": lambda line: split_words(line, lambda first, rest: f"▁{first} {rest}".rstrip()),
-    "wordpiece": lambda line: split_words(line, lambda first, rest: f"{first} ##{rest}" if rest else first),
-    "joiner": lambda line: split_words(line, lambda first, rest: f"{first} ￭{rest}" if rest else first),
-    "word end": lambda line: split_words(line, lambda first, rest: f"{first} {rest}</w>" if rest else f"{first}</w>"),
-    "byte-level": lambda line: split_words(line, lambda first, rest: f"Ġ{first} {rest}".rstrip()),
-    "entities": lambda line: line.replace("'", "&#39;").replace(",", "&#x2C;"),
+    BPE: lambda line: split_words(line, lambda first, rest: f"{first}@@ {rest}" if rest else first),
+    PIECES: lambda line: split_words(line, lambda first, rest: f"▁{first} {rest}".rstrip()),
+    ENTITIES: lambda line: line.replace("'", "&#39;").replace(",", "&#x2C;"),
     TOKENIZED: lambda line: line.replace(",", " ,").replace("n't", " n't").replace("?", " ?").replace(".", " ."),
 }
 
@@ -104,11 +101,10 @@ def test_processed_text_warning_and_its_remedy(get_warnings: Callable[..., list[
     processed_lines = ["", *map(PROCESSORS[name], original[1:])]
     [message] = get_warnings(processed_lines, ENGLISH)
     kind = PROCESSING_KINDS[name]
-    example = repr(processed_lines[1])
-    assert message.startswith(f"the text looks {kind.description}: 39 of 40 lines (97.5%) of a, first: 2, {example}")
+    assert message.startswith(f"the text looks {name}: 97.5% of a, such as {processed_lines[1]!r}")
     assert message.endswith(f"To undo it: {kind.remedy}") and "of b" not in message
-    [message] = get_warnings(processed_lines, [PROCESSORS[name](line) for line in ENGLISH])
-    assert "; 40 of 40 lines (100.0%) of b, first: 1" in message
+    both = get_warnings(processed_lines, [PROCESSORS[name](line) for line in ENGLISH])
+    assert "; 100.0% of b, such as " in both[0]
     command = kind.remedy.removesuffix(" < FILE")
     if command != kind.remedy and shutil.which(command.split()[0]):
         text = "\n".join(processed_lines) + "\n"
@@ -133,7 +129,7 @@ def test_processed_text_warning_and_its_remedy(get_warnings: Callable[..., list[
     ],
 )
 def test_tokenized_pattern(line: str, tokenized: bool) -> None:
-    assert make_sample("a", [line]).matches(PROCESSING_KINDS[TOKENIZED].pattern).tolist() == [tokenized]
+    assert pc.match_substring_regex(line, PROCESSING_KINDS[TOKENIZED].pattern).as_py() == tokenized
 
 
 def test_single_processed_line_gives_no_warning(get_warnings: Callable[..., list[str]]) -> None:
@@ -141,24 +137,6 @@ def test_single_processed_line_gives_no_warning(get_warnings: Callable[..., list
     for name, process in PROCESSORS.items():
         lines = [process("Hunderte laufen, und's regnet?"), *normal]
         assert get_warnings(lines, normal[:1] + ["An other one"] * 400) == [], name
-
-
-def test_identical_source_and_target_warning(get_warnings: Callable[..., list[str]]) -> None:
-    lines = [f"Der Hund sieht {number} Bücher." for number in range(40)]
-    [message] = get_warnings(lines, [line.upper() + " " for line in lines])
-    assert message.startswith("source and target are identical: a and b in 40 of 40 lines (100.0%), first: 1, 'Der")
-    assert "4 of 40 lines (10.0%)" not in " ".join(get_warnings(lines, lines[:4] + ENGLISH[:36]))
-    [message] = get_warnings(lines, ENGLISH[:30] + lines[30:])
-    assert "10 of 40 lines (25.0%), first: 31" in message
-
-
-@pytest.mark.parametrize("sentence", ["Der Hund sieht ihn.", "Собака видит книгу.", "Ένας σκύλος βλέπει."])
-def test_lower_case_warning(get_warnings: Callable[..., list[str]], sentence: str) -> None:
-    lines = [sentence] * 40
-    [message] = get_warnings([line.lower() for line in lines], ENGLISH)
-    assert "capitals occur in 0 of 40 sentences of a (first: 1), but in 40 of 40 sentences of b" in message
-    assert get_warnings([line.lower() for line in lines], [line.lower() for line in ENGLISH]) == []
-    assert get_warnings(lines, ENGLISH) == []
 
 
 def test_large_corpus_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: object) -> None:
@@ -170,8 +148,8 @@ def test_large_corpus_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     pairs, valid = load_pairs(data, "train"), load_pairs(data, "valid")
     warn_if_training_text_is_preprocessed(data, pairs, [1_000], valid)
     [message] = caplog.messages  # type: ignore[attr-defined]
-    assert f"50 of 50 lines sampled (of 1,000) (100.0%) of {tmp_path}/train.de, first: 1, 'lov@@ es 0'" in message
-    assert f"20 of 20 lines (100.0%) of {tmp_path}/valid.de" in message
+    assert f"100.0% of {tmp_path}/train.de, such as 'lov@@ es 0'" in message
+    assert f"100.0% of {tmp_path}/valid.de" in message
 
 
 def test_each_corpus_of_mixture_is_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,8 +165,7 @@ def test_each_corpus_of_mixture_is_checked(tmp_path: Path, caplog: pytest.LogCap
     pairs, shares = load_mixture(data)
     warn_if_training_text_is_preprocessed(data, pairs, [end for end, _ in shares], load_pairs(data, "valid"))
     [message] = caplog.messages
-    files = f"{tmp_path}/two/train.de and {tmp_path}/two/train.en"
-    assert f"source and target are identical: {files} in 20 of 20" in message
+    assert f"source and target are identical: 100.0% of {tmp_path}/two/train.de, such as 'Der Hund" in message
 
 
 def test_built_in_corpus_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,14 +180,14 @@ def test_commands_warn_of_processed_text(tmp_path: Path) -> None:
     """Training warns, from files and from a stream, and so does evaluation."""
     folder = write_corpus(tmp_path, train=200, valid=25, test=25)
     for path in folder.glob("*.en"):
-        path.write_text("".join(PROCESSORS["bpe"](line) + "\n" for line in path.read_text().splitlines()))
+        path.write_text("".join(PROCESSORS[BPE](line) + "\n" for line in path.read_text().splitlines()))
     common = ("data=text", f"data.path={folder}", *TINY_SETTINGS, "train.max_steps=1", "data.buffer=150")
     from_files = run_nmt("train", "name=a", *common, folder=tmp_path).stderr.decode()
     streaming = ("data.streaming=true", "train.validate_every=1")
     from_stream = run_nmt("train", "name=b", *common, *streaming, folder=tmp_path).stderr.decode()
-    for message, count in ((from_files, 200), (from_stream, 150)):
+    for message in (from_files, from_stream):
         assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
-        assert f" of {count} lines (" in message and f"of {folder}/train.en, first: " in message
+        assert f"of {folder}/train.en, such as " in message
         assert message.count("the text looks tokenized (spaces before punctuation): ") == 1
         assert f"{folder}/valid.en" in message
     message = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
@@ -219,7 +196,7 @@ def test_commands_warn_of_processed_text(tmp_path: Path) -> None:
         "evaluate", "checkpoint=runs/a", "search.max_length=20", "pictures=0", folder=tmp_path
     ).stderr.decode()
     assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
-    assert f"of {folder}/test.en, first: " in message
+    assert f"of {folder}/test.en, such as " in message
 
 
 def test_translations_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,20 +207,19 @@ def test_translations_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), {}, ENGLISH[:30])
     assert not caplog.records
     warn_if_evaluation_is_preprocessed(
-        data, load_pairs(data, "test"), {}, [PROCESSORS["bpe"](line.lower()) for line in ENGLISH[:30]]
+        data, load_pairs(data, "test"), {}, [PROCESSORS[BPE](line.lower()) for line in ENGLISH[:30]]
     )
-    segmented, lower = caplog.messages
-    assert "30 of 30 lines (100.0%) of the translations, first: 1, " in segmented
-    assert "capitals occur in 0 of 30 sentences of the translations" in lower
+    [message] = caplog.messages
+    assert "100.0% of the translations, such as " in message
 
 
 def test_further_references_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sources = [f"Der Hund sieht {number} Bücher." for number in range(30)]
-    segmented = [PROCESSORS["bpe"](line) for line in ENGLISH[:30]]
+    segmented = [PROCESSORS[BPE](line) for line in ENGLISH[:30]]
     for side, texts in {"de": sources, "en": ENGLISH[:30], "en1": segmented}.items():
         (tmp_path / f"test.{side}").write_text("\n".join(texts))
     data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
     further = load_further_references(data, ["en1"])
     warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), further, ENGLISH[:30])
     [message] = caplog.messages
-    assert f"30 of 30 lines (100.0%) of {tmp_path}/test.en1, first: 1, " in message
+    assert f"100.0% of {tmp_path}/test.en1, such as " in message
