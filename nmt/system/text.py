@@ -39,10 +39,10 @@ MAX_CHUNK_CHARACTERS = 2**22  # a chunk ends when it has more
 
 
 def use_utf8() -> None:
-    """Use UTF-8 for the standard streams, whatever the locale says. Bytes that are not UTF-8 become U+FFFD."""
-    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+    """Write UTF-8 to the standard streams, whatever the locale says. Standard input is read as bytes."""
+    for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed
-            stream.reconfigure(encoding="utf-8", errors=errors)  # type: ignore[union-attr]
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def split_on_spaces(line: str) -> list[str]:

