@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
 from nmt.data.batch_encode import encode_texts
-from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, group_by_spaces, load_tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer, group_by_spaces, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
 unusual_text = st.lists(
@@ -256,12 +256,6 @@ def test_training_keeps_long_lines_and_reserved_characters() -> None:
     train_tokenizer(["x" * 100_000], ["y"], TokenizerConfig(type="bpe", vocab_size=264))
 
 
-@pytest.mark.parametrize("type", TOKENIZER_TYPES)
-def test_training_prints_nothing(type: str, capfd: pytest.CaptureFixture[str]) -> None:
-    train_tokenizer(make_sentences(50), make_sentences(50), TokenizerConfig(type=type, vocab_size=300))
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("joint, name", [(True, "both sides"), (False, "the source side")])
 @pytest.mark.parametrize("type", ["bpe", "unigram"])
 def test_vocabulary_size_suggested_by_error_works(type: str, joint: bool, name: str) -> None:
@@ -335,13 +329,6 @@ def test_invalid_tokenizer_file_raises(tmp_path: Path, content: bytes, capfd: py
     with pytest.raises(UserError, match="tokenizer.model is not a tokenizer of this program"):
         load_tokenizer(tmp_path)
     assert capfd.readouterr() == ("", "")
-
-
-def test_language_tokenizers_are_equal_if_models_are() -> None:
-    model = make_tokenizer("bpe").source.model
-    first, second = LanguageTokenizer(model), LanguageTokenizer(model)
-    assert first == second and hash(first) == hash(second)
-    assert make_tokenizer("bpe").source.is_bpe and not make_tokenizer("unigram").source.is_bpe
 
 
 # --- user-defined symbols
