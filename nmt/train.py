@@ -30,7 +30,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.evaluation.metrics import choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runs.folder import lock_run_folder
-from nmt.system.cli import given_keys, main
+from nmt.system.cli import list_given_keys, main
 from nmt.system.device import describe_unused_gpus, prepare_model
 from nmt.system.distributed import (
     broadcast_from_rank0,
@@ -93,7 +93,7 @@ def train(run: TrainRun) -> float:
         # Settings: resume, start from another run, or start from scratch. Only rank 0 locks the folder and decides.
         def choose_start() -> StartingPoint:
             resources.enter_context(lock_run_folder(folder))
-            return find_starting_point(run, folder, device, given_keys)
+            return find_starting_point(run, folder, device, list_given_keys())
 
         start = broadcast_from_rank0(choose_start)
         run = start.run

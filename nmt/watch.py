@@ -21,7 +21,7 @@ from nmt.config import WatchRun
 from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
 from nmt.system.cli import main
-from nmt.system.command_line import describe_os_error
+from nmt.system.command_line import describe_error
 from nmt.system.html import fill_template
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.torchrun import check_single_process
@@ -87,7 +87,7 @@ class Watcher:
             events, damaged = self.read(run / METRICS_FILE)
             samples, damaged_samples = self.read(run / SAMPLES_FILE)
         except OSError as error:
-            return {"name": name, "error": describe_os_error(error)}
+            return {"name": name, "error": describe_error(error)}
         return {
             "name": name,
             "curves": build_curves(events),

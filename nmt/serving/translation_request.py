@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from nmt.data.html_document import Block, parse_document
 from nmt.decoding.html_translation import list_texts
-from nmt.system.quoting import is_encodable
 
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
 BYTES_PER_CHARACTER = 12  # of a body: a character beyond U+FFFF as \ud83d\ude00 in JSON, or as %F0%9F%98%80 in a form
@@ -20,6 +19,7 @@ OTHER_FIELDS_BYTES = 2**14  # everything but the text
 MAX_FORM_FIELDS = 1000
 MAX_QUOTED_CHARS = 40  # of a value in an error message
 CLOSE = {"Connection": "close"}  # after an answer to a request that has not been read to its end
+HALF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
 LINE_BREAK = re.compile(r"(\r?\n)")
 
 
@@ -113,7 +113,7 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
     for text in texts:
         if not isinstance(text, str):
             raise HTTPException(422, "q is not a text or a list of texts")
-        if not is_encodable(text):
+        if HALF_SURROGATE_PAIR.search(text):
             raise HTTPException(422, "q has half of a surrogate pair, which is not valid text")
     characters = sum(map(len, texts))
     if characters > max_characters:

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError, suggest
-from nmt.system.command_line import build_config, explain_hydra_error, list_key_types, to_dataclasses
+from nmt.system.command_line import build_config, explain_hydra_error, list_keys, to_dataclasses
 from nmt.system.logging import log
 
 BY_PAIRS_SECTIONS = ("tokenizer", "augment", "model", "optim", "train")
@@ -60,9 +60,8 @@ def check_by_pairs(run: TrainRun) -> None:
         raise UserError(
             "by_pairs needs the number of pairs, which is unknown with data.streaming=true; use '~by_pairs'"
         )
-    known = [key for key in list_key_types(TrainRun) if key.partition(".")[0] in BY_PAIRS_SECTIONS]
+    known = [key for key in list_keys(TrainRun) if key.partition(".")[0] in BY_PAIRS_SECTIONS]
     sections = f"{', '.join(BY_PAIRS_SECTIONS[:-1])} or {BY_PAIRS_SECTIONS[-1]}"
     for key in run.by_pairs:
-        is_section = any(other.startswith(f"{key}.") for other in known)
-        if key not in known or is_section:
+        if key not in known:
             raise UserError(f"by_pairs: {key} is not a key of {sections}{suggest(key, known)}")

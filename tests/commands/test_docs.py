@@ -43,7 +43,6 @@ NOT_RUN = {
     "head=$(scontrol": "needs Slurm",
     "python -m nmt.train -m hydra/launcher=submitit_slurm": "needs Slurm",
     "python -m nmt.train -m hydra/launcher=joblib": "needs the extra `sweep`; test_sweeps.py runs it where it is there",
-    "python -m nmt.train -m sweep=toy hydra/sweeper=optuna": "needs the extra `sweep`, likewise",
     "python tests/robustness/faults.py": "takes hours; tests/robustness/test_faults.py runs parts of it",
     "sed 's/.*/": "needs sacremoses, which nothing installs",
     "sacrebleu": "needs the file that sacremoses writes",

@@ -51,7 +51,7 @@ from nmt.runs.checkpoint import (
     save_config,
 )
 from nmt.runs.folder import clear_run_folder, find_last_checkpoint
-from nmt.system.command_line import describe_os_error
+from nmt.system.command_line import describe_error
 from nmt.system.files import hash_file, replacing_files, write_atomically
 from nmt.system.logging import log, log_to_file, log_to_stderr
 from nmt.system.text import echo, open_output, write_utf8
@@ -358,7 +358,7 @@ def test_error_names_file_that_cannot_grow(tmp_path: Path) -> None:
         ):
             with pytest.raises(OSError) as caught:
                 write()
-            assert describe_os_error(caught.value) == f"{path}: File too large"
+            assert describe_error(caught.value) == f"{path}: File too large"
     assert not list(tmp_path.glob("*page*"))
 
 

@@ -33,7 +33,7 @@ from nmt.config import (
 from nmt.config.data import find_swapped_side, is_opposite_direction
 from nmt.errors import UserError, suggest
 from nmt.system.cli import main
-from nmt.system.command_line import KEYS_BY_SYNONYM, list_key_types
+from nmt.system.command_line import KEYS_BY_SYNONYM, list_keys
 
 TRAIN_PROGRAM = """
 from nmt.config import TrainRun
@@ -76,62 +76,32 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("batch_size=64", "did you mean 'train.batch_sentences'?"),
         ("--hidden-size=64", "there is no option --hidden-size; use key=value; did you mean 'model.hidden'?"),
         ("--num_epochs", "did you mean 'train.max_epochs'?"),
-        ("n_layers=2", "did you mean 'model.encoder_layers'?"),
         ("src=de", "did you mean 'data.source'?"),
         ("output_dir=x", "did you mean 'name'?"),
-        ("gpu=0", "did you mean 'device'?"),
-        ("fp16=true", "did you mean 'precision'?"),
         ("beam_size=5", "there is no key 'beam_size'; other commands have 'search.beam'"),
-        (
-            "name=a,b",
-            """name=a,b contains a comma; use 'name="a,b"' for one value with a comma, name=[A,B] for a list""",
-        ),
+        ("name=a,b", "Ambiguous value for argument 'name=a,b'; "),
         ("data.path=/it's,here", """quote values with special characters: 'data.path="/it'"'"'s,here"'"""),
-        ("data.corpora=nums", "data.corpora=nums: expected a list; write it as 'data.corpora=[{path:FOLDER}]'"),
-        ("data.corpora=[nums]", "data.corpora=[nums]: expected a corpus with its path; write it as"),
-        ("data.corpora={path:x}", "got keys with values where a list is expected"),
-        ("data.corpora=[{path:x,wieght:2}]", "no key 'wieght', only path, weight, .*; did you mean 'weight'?"),
-        ("data.corpora=[{path:[x]}]", "expected one value, not a list"),
-        ("by_pairs=3", "each with its values by number of pairs; write it as 'by_pairs={optim.lr: {"),
-        ("data.path={a:b}", "expected one value, not keys with values"),
+        ("data.corpora=nums", "data.corpora=nums: expected a list; write it as 'data.corpora=[nums]'"),
+        ("data.corpora=[{path:x,wieght:2}]", "Key 'wieght' not in 'CorpusConfig'"),
+        ("data.path={a:b}", "data.path={a:b}: Cannot convert 'dict' to string: '{'a': 'b'}'"),
         ("datta=text", "there is no key 'datta'; did you mean 'data'?"),
-        ("data@valid=text", "there is no key 'data@valid'"),
-        ("+model.hidden=5", "+ is not needed, since every key exists: model.hidden=5"),
-        ("++model.hidden=5", "+ is not needed, since every key exists: model.hidden=5"),
-        ("+model.hiden=5", "there is no key 'model.hiden'"),
+        ("+model.hidden=5", "An item is already at 'model.hidden'; Either remove + prefix: 'model.hidden=5'"),
         ("~model.hidden", "~model.hidden: ModelConfig (DictConfig) does not support deletion"),
         ("--name=x", "--name=x: settings are written without dashes: name=x"),
-        ("--name", "--name: settings are written without dashes: name=VALUE"),
         ("-seed=3", "-seed=3: settings are written without dashes: seed=3"),
-        ("--epochs", "there is no option --epochs; use key=value; did you mean 'train.max_epochs'?"),
         ("-x", "there is no option -x; use key=value"),
         ("model.hidden", "model.hidden cannot be read; use key=value"),
-        (
-            "model.hidden=[1",
-            """model.hidden=[1 cannot be read; quote values with special characters: 'model.hidden="[1"'""",
-        ),
-        ("model.hidden=[1,", "model.hidden=[1, cannot be read; write a list without spaces or quote it as a whole"),
-        ("data.path=[a,b]", "data.path=[a,b]: expected one value, not a list"),
-        (
-            "data.path=~/text",
-            "data.path=~/text cannot be read because the shell did not expand ~; use data.path=$HOME/text",
-        ),
-        ("init_from=[~/a,~/b]", "the shell did not expand ~; use init_from=[$HOME/a,$HOME/b]"),
+        ("model.hidden=[1", "model.hidden=[1 cannot be read; quote the list, and items with special characters"),
+        ("data.path=~/text", "data.path=~/text cannot be read; the shell did not expand ~; use data.path=$HOME/text"),
         ("name=a=b", """name=a=b cannot be read; quote values with special characters: 'name="a=b"'"""),
         ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
-        ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
         ("overwrite=maybe", "overwrite=maybe: Value 'maybe' is not a valid bool (type str)"),
-        ("seed=null", "seed=null: expected a value"),
-        ("name=${nothing}", "Interpolation key 'nothing' not found"),
+        ("seed=null", "seed=null: field 'seed' is not Optional"),
         ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
         ("model.attention=dot", "model.attention=dot: model.attention is a section; set its keys"),
         ("data=txt", "data=txt is not one of back_translation, .* tsv; did you mean 'text'?"),
-        ("model=", "model= is not one of bahdanau, bahdanau2014, gnmt, hybrid, luong, luong2015"),
         ("init_from=", "init_from=: the value is missing; set init_from=VALUE or remove init_from"),
-        ("name=2024_11_24", """name=2024_11_24 would be read as 20241124; quote it: 'name="2024_11_24"'"""),
-        ("data.path=1.10", "data.path=1.10 would be read as 1.1; quote it"),
-        ("model=null", "model=null: set model=CHOICE or remove model"),
-        ("experiment=nothing", "experiment"),
+        ("model=null", "model=null: the value is missing; set model=VALUE or remove model"),
         ("model.attention.score=dott", "model.attention.score=dott is not one of additive, concat, dot,"),
         ("seed=-1", "seed=-1 must be at least 0"),
         ("hydra.nothing=1", "hydra.nothing"),
@@ -145,7 +115,7 @@ def test_invalid_arguments_give_one_line_error(train: Callable[..., Result], arg
     assert not list(Path.cwd().iterdir())
 
 
-@pytest.mark.parametrize("value", ["a,b", "it's,b", 'say "a",b', "a, b", "1.10", "a=b", "a\\b,c", "a{b},c"])
+@pytest.mark.parametrize("value", ["it's,b", 'say "a",b', "a=b", "a{b},c"])
 def test_suggested_quoting_works(train: Callable[..., Result], value: str) -> None:
     """Split the suggestion as a shell does."""
     message = train(f"name={value}")[1]
@@ -157,10 +127,9 @@ def test_suggested_quoting_works(train: Callable[..., Result], value: str) -> No
 
 
 def test_synonyms_refer_to_existing_keys() -> None:
-    known_keys = {key for schema in COMMANDS.values() for key in list_key_types(schema)}
+    known_keys = {key for schema in COMMANDS.values() for key in list_keys(schema)}
     assert {key for keys in KEYS_BY_SYNONYM.values() for key in keys} <= known_keys
-    short_keys = {key.rpartition(".")[2] for key in list_key_types(TrainRun)}
-    assert not {synonym for synonym in KEYS_BY_SYNONYM if synonym in short_keys} - {"max_length"}
+    assert not KEYS_BY_SYNONYM.keys() & {key.rpartition(".")[2] for key in list_keys(TrainRun)}
 
 
 @pytest.mark.parametrize(
@@ -181,11 +150,14 @@ def test_valid_arguments_are_accepted(train: Callable[..., Result], argument: st
     assert train(argument) == (0, "")
 
 
-def test_flag_between_settings_gives_error(train: Callable[..., Result]) -> None:
-    assert train("-m", "seed=1,2", "model.hidden=32") == (0, "")
-    assert train("seed=1,2", "model.hidden=32", "-m") == (0, "")
-    code, message = train("model.hidden=32", "-m", "seed=1,2")
-    assert (code, message) == (1, "error: -m cannot come between settings; move it to the front\n")
+def test_options_may_come_between_settings(train: Callable[..., Result]) -> None:
+    assert train("model.hidden=32", "-m", "seed=1,2") == (0, "")
+
+
+def test_recipe_of_the_user_is_found(train: Callable[..., Result]) -> None:
+    Path("recipes/experiment").mkdir(parents=True)
+    Path("recipes/experiment/mine.yaml").write_text("# @package _global_\nmodel: {hidden: 31}\n")
+    assert "model.hidden=31 must be even" in train("--config-dir", "recipes", "experiment=mine")[1]
 
 
 def test_sweep_continues_after_failed_job(train: Callable[..., Result]) -> None:
