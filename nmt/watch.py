@@ -29,79 +29,61 @@ from nmt.system.torchrun import check_single_process
 ADDRESS = "127.0.0.1"
 HOST_NAMES = (ADDRESS, "localhost")
 TEMPLATE = Path(__file__).parent / "page" / "watch.html"
-Version = tuple[int, int, int] | None  # of a file: a number that a new file gets, size, time; None without a file
-Events = tuple[list[dict[str, Any]], int]  # of a file, and the number of its damaged lines
 
 
-class Watcher:
-    """What the runs in a folder have written. A file is read again when it has changed."""
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return the folders of the runs, at any depth, by their path in the watched folder, `.` for that itself."""
+    folders = sorted(path.parent for path in folder.rglob(METRICS_FILE))
+    return {run.relative_to(folder).as_posix(): run for run in folders}
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files: dict[Path, tuple[Version, Events]] = {}
 
-    def find_runs(self) -> dict[str, Path]:
-        """Return the folders of the runs, at any depth, by their path in the watched folder, `.` for that itself."""
-        folders = sorted(path.parent for path in self.folder.rglob(METRICS_FILE))
-        return {folder.relative_to(self.folder).as_posix(): folder for folder in folders}
+def describe_version(path: Path) -> str:
+    """Return what is different after a file has been written: its number in the file system, size and time."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
-    def get_version(self, path: Path) -> Version:
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def read(self, path: Path) -> Events:
-        """Return the events of a file.
+def describe_runs(folder: Path, known: str | None) -> dict[str, Any] | None:
+    """Return what the page shows of all runs, or None if that is `known`, the `version` of an earlier answer."""
+    runs = find_runs(folder)
+    files = [run / name for run in runs.values() for name in (METRICS_FILE, SAMPLES_FILE)]
+    versions = [(str(path), describe_version(path)) for path in files]
+    version = hashlib.sha256(repr(versions).encode(errors="surrogateescape")).hexdigest()
+    if version == known:
+        return None
+    written = max((int(text.split()[2]) for path, text in versions if text and path.endswith(METRICS_FILE)), default=0)
+    described = [describe_run(name, run) for name, run in runs.items()]
+    return {"version": version, "written": written / 1e9, "runs": described}
 
-        Raises:
-            OSError: the file cannot be read.
-        """
-        version = self.get_version(path)  # before reading, so that what is written meanwhile is read next time
-        if version is None:
-            return [], 0
-        if path not in self.files or self.files[path][0] != version:
-            self.files[path] = version, read_events(path)
-        return self.files[path][1]
 
-    def describe(self, known: str | None) -> dict[str, Any] | None:
-        """Return what the page shows of all runs, or None if that is `known`, the `version` of an earlier answer."""
-        runs = self.find_runs()
-        versions = [
-            (name, self.get_version(run / METRICS_FILE), self.get_version(run / SAMPLES_FILE))
-            for name, run in runs.items()
-        ]
-        version = hashlib.sha256(repr(versions).encode(errors="surrogateescape")).hexdigest()
-        if version == known:
-            return None
-        return {
-            "version": version,
-            "written": max((metrics[2] for _, metrics, _ in versions if metrics), default=0) / 1e9,
-            "runs": [self.describe_run(name, run) for name, run in runs.items()],
-        }
+def describe_run(name: str, run: Path) -> dict[str, Any]:
+    """Return curves and the steps that have samples; or `error`, why they cannot be read."""
+    samples_version = describe_version(
+        run / SAMPLES_FILE
+    )  # before reading: what is written meanwhile is read next time
+    try:
+        events, damaged = read_events(run / METRICS_FILE)
+        samples, damaged_samples = read_events(run / SAMPLES_FILE) if samples_version else ([], 0)
+    except OSError as error:
+        return {"name": name, "error": describe_error(error)}
+    return {
+        "name": name,
+        "curves": build_curves(events),
+        "reports": sum(event["event"] == "train" for event in events),
+        "samples": [event["step"] for event in samples],
+        "samples_version": samples_version,
+        "damaged": damaged + damaged_samples,
+    }
 
-    def describe_run(self, name: str, run: Path) -> dict[str, Any]:
-        """Return curves and the steps that have samples; or `error`, why they cannot be read."""
-        try:
-            events, damaged = self.read(run / METRICS_FILE)
-            samples, damaged_samples = self.read(run / SAMPLES_FILE)
-        except OSError as error:
-            return {"name": name, "error": describe_error(error)}
-        return {
-            "name": name,
-            "curves": build_curves(events),
-            "reports": sum(event["event"] == "train" for event in events),
-            "samples": [event["step"] for event in samples],
-            "samples_version": repr(self.get_version(run / SAMPLES_FILE)),
-            "damaged": damaged + damaged_samples,
-        }
 
-    def find_samples(self, name: str, step: str) -> list[Any] | None:
-        """Return the pairs of a validation, or None if there are none."""
-        run = self.find_runs().get(name)
-        events = self.read(run / SAMPLES_FILE)[0] if run else []
-        return next((event.get("pairs") for event in events if str(event["step"]) == step), None)
+def find_samples(folder: Path, name: str, step: str) -> list[Any] | None:
+    """Return the pairs of a validation, or None if there are none."""
+    path = find_runs(folder).get(name, folder / "none") / SAMPLES_FILE
+    events = read_events(path)[0] if path.exists() else []
+    return next((event.get("pairs") for event in events if str(event["step"]) == step), None)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -111,20 +93,20 @@ class Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def do_GET(self) -> None:  # noqa: N802  the name is that of the method of HTTP
-        watcher = self.server.watcher
+        folder = self.server.folder
         path, _, fields = self.path.partition("?")
         query = dict(parse_qsl(fields, errors="surrogateescape"))
         # A page of another site could have its name resolved to this address, and then read what is here.
         if re.sub(r":\d*$", "", self.headers.get("Host", "")) not in HOST_NAMES:
             self.answer(403, "text/plain", "this server answers to 127.0.0.1 and localhost only")
         elif path == "/":
-            page = fill_template(TEMPLATE, {"TITLE": escape(str(watcher.folder))})
+            page = fill_template(TEMPLATE, {"TITLE": escape(str(folder))})
             self.answer(200, "text/html", page)
         elif path == "/runs":
-            described = watcher.describe(query.get("version"))
+            described = describe_runs(folder, query.get("version"))
             self.answer(204 if described is None else 200, "application/json", json.dumps(described))
         elif path == "/samples":
-            pairs = watcher.find_samples(query.get("run", ""), query.get("step", ""))
+            pairs = find_samples(folder, query.get("run", ""), query.get("step", ""))
             self.answer(404 if pairs is None else 200, "application/json", json.dumps(pairs))
         else:
             self.answer(404, "text/plain", "not found")
@@ -147,8 +129,8 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = sys.platform != "win32"  # there it would let two servers share a port
 
-    def __init__(self, port: int, watcher: Watcher) -> None:
-        self.watcher = watcher
+    def __init__(self, port: int, folder: Path) -> None:
+        self.folder = folder
         super().__init__((ADDRESS, port), Handler)
 
     def handle_error(self, request: Any, address: Any) -> None:
@@ -163,13 +145,12 @@ def watch(command: WatchRun) -> None:
     folder = Path(str(command.checkpoint))
     if not folder.is_dir():
         raise UserError(f"checkpoint={folder} is not a folder; give a run, or a folder of runs: checkpoint=runs/NAME")
-    watcher = Watcher(folder)
     try:
-        server = Server(command.port, watcher)
+        server = Server(command.port, folder)
     except OSError as error:
         raise UserError(f"port={command.port} cannot be used: {error.strerror}; use port=PORT for another") from None
     with server:
-        if not watcher.find_runs():
+        if not find_runs(folder):
             log.warning(f"there is no run in {folder} yet; the page shows each run once it has written {METRICS_FILE}")
         log.info(f"showing {folder} at http://{ADDRESS}:{server.server_address[1]}; Ctrl-C ends it")
         try:
