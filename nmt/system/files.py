@@ -1,9 +1,11 @@
 """Files and folders that appear whole or not at all.
 
 Something new is written next to its place under a hidden name, `.NAME.DIGITS.new`, and renamed when it is complete. A
-process that is killed leaves such a name behind, and what had the final name before.
+process that is killed leaves such a name behind, and what had the final name before. The next that writes a folder of
+that name removes it.
 """
 
+import glob
 import hashlib
 import logging
 import os
@@ -75,6 +77,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     old = folder.with_name(f".{folder.name}.old")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob(f".{glob.escape(folder.name[:MAX_STEM_LENGTH])}.{'?' * 16}.new"):
+            remove_path(left)  # of a process that was killed
         with temporary_sibling(folder) as new:
             new.mkdir()
             yield new
