@@ -22,8 +22,8 @@ from nmt.errors import UserError
 from nmt.runs.history import METRICS_FILE, SAMPLES_FILE, build_curves, read_events
 from nmt.system.cli import main
 from nmt.system.command_line import describe_error
-from nmt.system.html import fill_template
 from nmt.system.logging import log, log_to_stderr
+from nmt.system.page_template import fill_template
 from nmt.system.torchrun import check_single_process
 
 ADDRESS = "127.0.0.1"

@@ -107,8 +107,6 @@ class Slicer(HTMLParser):
 
     handle_pi = unknown_decl = handle_comment
 
-    handle_pi = unknown_decl = handle_comment
-
     def handle_decl(self, decl: str) -> None:
         self.add("other")
 

@@ -18,7 +18,7 @@ from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
 from nmt.evaluation.heads import WordWeights
 from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
-from nmt.system.html import dump_script_json, fill_template
+from nmt.system.page_template import dump_script_json, fill_template
 
 MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
 MAX_PAIRS_WITH_HEADS = 100  # of them, those that have the attention weights of each layer and head

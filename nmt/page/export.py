@@ -21,7 +21,7 @@ from nmt.data.tokenizer import BYTE_PIECES, SPECIALS, LanguageTokenizer, Tokeniz
 from nmt.errors import UserError
 from nmt.model.kernels.inference_weights import quantize_rows
 from nmt.model.seq2seq import Seq2Seq
-from nmt.system.html import dump_script_json, fill_template
+from nmt.system.page_template import dump_script_json, fill_template
 
 FOLDER = Path(__file__).parent
 StoredTensor = tuple[Tensor, Tensor | None]  # int8 values of a matrix and scales of its rows, or float values and None

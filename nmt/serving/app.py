@@ -39,8 +39,8 @@ from nmt.serving.translation_request import (
     read_fields,
     restore_line_breaks,
 )
-from nmt.system.html import dump_script_json, fill_template
 from nmt.system.logging import log
+from nmt.system.page_template import dump_script_json, fill_template
 
 STREAM_LINES = 16  # lines of a streamed request that are translated at a time
 PARTIAL_SECONDS = 0.05  # between two events with what is translated so far

@@ -113,7 +113,7 @@ def test_wheel_needs_neither_the_checkout_nor_a_home_nor_a_locale(
     settings = ["name=mine", "data=text", 'data.path="tëxt 1"', *TINY_SETTINGS, "train.max_steps=4"]
     program = f"""
 import html, importlib, nmt, os, sys
-from nmt.system.html import fill_template
+from nmt.system.page_template import fill_template
 os.umask(0o077)
 def run(command, *arguments):
     sys.argv = [command, *arguments]

@@ -27,7 +27,7 @@ from nmt.evaluation.report import round_to_percent
 from nmt.runs.checkpoint import load_model
 from nmt.runs.history import CURVES
 from nmt.system.device import prepare_model
-from nmt.system.html import fill_template
+from nmt.system.page_template import fill_template
 from nmt.watch import TEMPLATE, describe_runs
 
 LAST = "runs.length && runs.at(-1).curves.train.step.at(-1)"

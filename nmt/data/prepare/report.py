@@ -8,8 +8,8 @@ from typing import Any
 from nmt.config import PrepareRun
 from nmt.data.prepare.inputs import FoundInputs
 from nmt.data.prepare.pipeline import MAX_EXAMPLES, Pair, Preparation
-from nmt.system.html import fill_template
 from nmt.system.messages import format_first_lines
+from nmt.system.page_template import fill_template
 
 RULES = {  # what the rules drop, in the order in which they are applied
     "empty": "an empty side",
