@@ -27,15 +27,18 @@ RUN_FILE_PATTERNS = (
     "skipped.jsonl",
     "train.log",
 )
-STEP_FOLDER = re.compile(r"step_(\d{6,12})")
+STEP_FOLDER = re.compile(r"step_(\d{6,12})|\.step_(\d{6,12})\.old")
 
 
 def list_step_folders(run_folder: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by step, in ascending order."""
+    """Return the checkpoints of a run by step, in ascending order.
+
+    If a process died while it was replacing a checkpoint, the old one counts unless the new one is in place.
+    """
     folders = {}
-    for path in (run_folder / "checkpoints").glob("step_*/"):
+    for path in sorted((run_folder / "checkpoints").glob("*step_*/")):  # .step_N.old before step_N
         if match := STEP_FOLDER.fullmatch(path.name):
-            folders[int(match[1])] = path
+            folders[int(match[1] or match[2])] = path
     return dict(sorted(folders.items()))
 
 
@@ -48,11 +51,15 @@ def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> Non
     """Point `best` to the best existing checkpoint, and remove those that are no longer needed.
 
     The checkpoints of `best_steps` and `step` are kept, and the one before `step`, as a fallback if `step` turns out to
-    be damaged. Half-written folders of processes that died are removed.
+    be damaged. What processes that died left half-written is removed, and what they were replacing is restored.
     """
+    checkpoints = run_folder / "checkpoints"
+    for old in checkpoints.glob(".step_*.old"):
+        if not (place := checkpoints / old.name[1 : -len(".old")]).exists():
+            old.rename(place)
     folders = list_step_folders(run_folder)
     best_steps = [number for number in best_steps if number in folders]
-    best_pointer = run_folder / "checkpoints" / "best"
+    best_pointer = checkpoints / "best"
     if best_steps:
         write_atomically(best_pointer, [folders[best_steps[0]].name + "\n"])
     else:  # no validation yet, or the best checkpoint was damaged and the run resumed from an earlier one
@@ -60,7 +67,6 @@ def prune_checkpoints(run_folder: Path, best_steps: list[int], step: int) -> Non
     earlier = [number for number in folders if number < step]
     for number in folders.keys() - {step, *earlier[-1:], *best_steps}:
         remove_path(folders[number])
-    checkpoints = run_folder / "checkpoints"
     for path in [*checkpoints.glob(".*.new"), *checkpoints.glob(".*.old")]:
         remove_path(path)
 

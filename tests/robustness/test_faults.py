@@ -211,7 +211,9 @@ def test_save_killed_at_any_point_leaves_consistent_state(overwrites: bool, text
         save_state(state)
 
     for copy in kill_at_every_operation(tmp_path / "run", save_to):
-        validated_step = read_progress(find_last_intact_checkpoint(copy) / STATE_FILE).validated_step
+        stored = read_progress(find_last_intact_checkpoint(copy) / STATE_FILE)
+        assert stored.step >= before.step
+        validated_step = stored.validated_step
         best = best_by_validated_step[validated_step]
         assert find_checkpoint(str(copy))[1].name == best
         resumed = make_state(text, copy, max_steps=9, validate_every=3, monitor="loss")
