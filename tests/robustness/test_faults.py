@@ -494,8 +494,8 @@ CRAFTED: dict[str, tuple[Change, str]] = {
     "_target_": (append_to_config("_target_: os.system\ncommand: touch executed\n"), "config.yaml .*_target_"),
     "interpolation": (replace_in_config("name: mine", "name: ${oc.env:HOME}"), "contains an interpolation"),
     "YAML tag": (append_to_config("x: !!python/object/apply:os.system ['touch executed']\n"), "config.yaml is damaged"),
-    "YAML bomb": (append_to_config(BOMB), "must not have aliases"),
-    "deep nesting": (replace_file("config.yaml", b"[" * 100_000), "more than 9 levels"),
+    "YAML bomb": (append_to_config(BOMB), "aliases .* are not allowed"),
+    "deep nesting": (replace_file("config.yaml", b"[" * 100_000), "config.yaml is damaged"),
     "empty config": (
         replace_file("config.yaml", b""),
         r"config.yaml \(bleu_tokenizer, data.format.* differs from what",
