@@ -250,11 +250,41 @@ def select_texts(table: pa.Table, rows: Sequence[int], source: str, target: str,
     """Return two columns, which may be nested as in `translation.de`, as checked text.
 
     rows: the number of rows before this table, then anything.
+
+    Raises:
+        UserError: there is no such column, or a value is null, of a type that holds no text, or not UTF-8.
     """
-    data = DataConfig(format="hub", path=where, source=source, target=target)
-    table = flatten_structs(table)
-    check_columns(table.column_names, where, data)
-    return cast_to_text(pa.table({"source": table[source], "target": table[target]}), where, rows[0], data)
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()  # one level
+    columns = []
+    for key, name in (("source", source), ("target", target)):
+        names = table.column_names
+        if name not in names:
+            raise UserError(
+                f"data.{key}={name}: {where} has no such column; it has {list_names(names)}{suggest(name, names)}"
+            )
+        column = table[name]
+        try:
+            if column.type not in TEXT_TYPES or column.null_count:
+                raise pa.ArrowInvalid
+            columns.append(column.cast(pa.string()))
+            columns[-1].validate(full=True)  # a column of strings may contain any bytes
+        except pa.ArrowInvalid:
+            reasons = ((row, check_text(value)) for row, value in enumerate(column, rows[0] + 1))
+            row, reason = next((row, reason) for row, reason in reasons if reason)
+            raise UserError(f"{where}: row {row}: '{name}' is {reason}") from None
+    return pa.table(columns, schema=TEXT_SCHEMA)
+
+
+def check_text(value: pa.Scalar) -> str:
+    """Return why a value is not text, empty if it is."""
+    if value.type not in TEXT_TYPES or not value.is_valid:
+        return f"{clip_repr(value.as_py())}, of type {value.type}, not text"
+    try:
+        value.cast(pa.large_binary()).as_py().decode()
+    except UnicodeDecodeError as error:
+        return describe_decode_error(error)
+    return ""
 
 
 def open_dataset(data: DataConfig, split: str, streaming: bool) -> Any:
@@ -308,56 +338,6 @@ def convert_errors(data: DataConfig) -> Iterator[None]:
         if data.format == "parquet" or isinstance(cause, OSError) and cause.errno:
             advice = f"Check the files, and whether the disk of the cache, {cache_folder(data)}, is full"
         raise UserError(f"data.path={data.path}{keys} cannot be loaded: {first_line(cause)}. {advice}") from error
-
-
-def flatten_structs(table: pa.Table) -> pa.Table:
-    """Flatten nested columns, however deep, to names such as `translation.de`."""
-    while any(pa.types.is_struct(kind) for kind in table.schema.types):
-        table = table.flatten()
-    return table
-
-
-def check_columns(names: list[str], where: str, data: DataConfig) -> None:
-    for key, name in (("source", data.source), ("target", data.target)):
-        if name not in names:
-            raise UserError(
-                f"data.{key}={name}: {where} has no such column; it has {list_names(names)}{suggest(name, names)}"
-            )
-
-
-def cast_to_text(table: pa.Table, where: str, rows: int, data: DataConfig) -> pa.Table:
-    """Convert a table of pairs to strings, whatever Arrow type holds their text.
-
-    rows: number of rows before this table, for messages.
-
-    Raises:
-        UserError: a value is null, of a type that holds no text, or not UTF-8.
-    """
-    columns = []
-    for key, name in (("source", data.source), ("target", data.target)):
-        column = table[key]
-        try:
-            if column.type not in TEXT_TYPES or column.null_count:
-                raise pa.ArrowInvalid
-            columns.append(column.cast(pa.string()))
-            columns[-1].validate(full=True)  # a column of strings may contain any bytes
-        except pa.ArrowInvalid:
-            row, reason = next(
-                (row, reason) for row, value in enumerate(column, rows + 1) if (reason := check_text(value))
-            )
-            raise UserError(f"{where}: row {row}: '{name}' is {reason}") from None
-    return pa.table(columns, schema=TEXT_SCHEMA)
-
-
-def check_text(value: pa.Scalar) -> str:
-    """Return why a value is not text, empty if it is."""
-    if value.type not in TEXT_TYPES or not value.is_valid:
-        return f"{clip_repr(value.as_py())}, of type {value.type}, not text"
-    try:
-        value.cast(pa.large_binary()).as_py().decode()
-    except UnicodeDecodeError as error:
-        return describe_decode_error(error)
-    return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------- toy

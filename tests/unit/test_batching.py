@@ -5,8 +5,6 @@ import itertools
 import json
 import logging
 import random
-import resource
-import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -100,12 +97,6 @@ def test_make_batch_pads_and_adds_special_tokens() -> None:
     assert batch.target_length_B.tolist() == [2, 3, 1]
     assert all(tensor.dtype == torch.int64 for tensor in batch[:4]) and batch.alignment_BTS.shape == (3, 0, 0)
     assert all(torch.equal(a, b) for a, b in zip(batch, batch.to(torch.device("cpu")), strict=True))
-
-
-def test_make_batch_without_targets() -> None:
-    batch = make_batch([[5, 6], [7]])
-    assert batch.source_BS.tolist() == [[5, 6, EOS], [7, EOS, 0]]
-    assert batch.target_BT.shape == (2, 0) and batch.target_length_B.tolist() == [0, 0]
 
 
 def test_encode_corpus_matches_tokenizer(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,30 +197,6 @@ def test_cache_key_depends_on_content(run: Run, tokenizer: Tokenizer, tmp_path: 
     assert count_folders() == 6
 
 
-def test_second_call_reads_cache(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode_corpus(make_random_corpus(20), tokenizer, run())
-    monkeypatch.setattr(encoding, "encode_side", None)
-    assert len(encode_corpus(make_random_corpus(20), tokenizer, run())) == 20
-
-
-def test_interrupted_encoding_leaves_no_cache(
-    run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    encode_side, pairs = encoding.encode_side, make_random_corpus(20)
-
-    def interrupted_encode_side(folder: Path, name: str, *args: Any) -> None:
-        if name == "target":
-            raise KeyboardInterrupt
-        encode_side(folder, name, *args)
-
-    monkeypatch.setattr(encoding, "encode_side", interrupted_encode_side)
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(pairs, tokenizer, run())
-    assert {path.suffix for path in (tmp_path / "ids").iterdir()} == {".lock"}
-    monkeypatch.setattr(encoding, "encode_side", encode_side)
-    assert len(encode_corpus(pairs, tokenizer, run())) == 20
-
-
 def test_number_of_processes_does_not_change_cache(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -244,11 +211,6 @@ def test_number_of_processes_does_not_change_cache(
         [folder] = filter(Path.is_dir, (cache / "ids").iterdir())
         caches.append((folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}))
     assert caches[1:] == caches[:-1]
-
-
-def test_arrow_and_python_agree_on_whitespace() -> None:
-    letters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
-    assert pc.utf8_is_space(pa.array(letters)).to_pylist() == [letter.isspace() for letter in letters]
 
 
 @lru_cache
@@ -312,20 +274,6 @@ def test_text_key_is_independent_of_format_and_chunks(
     assert text_key(make_corpus(columns[1], columns[0])) != keys[0]
     assert text_key(pa.concat_tables([pairs.slice(1), pairs.slice(0, 1)])) != keys[0]
     assert content_key(pairs, tokenizer) != content_key(pairs, Tokenizer(tokenizer.target, tokenizer.source))
-
-
-def test_full_disk_raises_and_leaves_no_partial_cache(run: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pairs, (soft, hard) = make_random_corpus(200), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))  # writing larger files fails, as on a full disk
-    try:
-        with pytest.raises(
-            UserError, match="^the cache .*ids cannot be written .File too large.; make room .*=FOLDER$"
-        ):
-            encode_corpus(pairs, tokenizer, run())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {path.suffix for path in (tmp_path / "ids").iterdir()} == {".lock"}
-    assert len(encode_corpus(pairs, tokenizer, run())) == 200
 
 
 @pytest.fixture(scope="module", params=["identity", "nmt_nfkc"])
@@ -466,24 +414,6 @@ def test_pairs_are_sorted_by_longer_side_then_difference(sizes: list[tuple[int, 
     assert list(zip(*runs.tolist(), strict=True)) == expected
 
 
-def test_epoch_batches_match_naive_implementation() -> None:
-    rng = random.Random(1)
-    sizes = [(rng.randint(2, 12), rng.randint(2, 12)) for _ in range(3_000)]
-    encoded = make_pairs(*(list(side) for side in zip(*sizes, strict=True)))
-    rows, expected = sorted(range(3_000), key=lambda row: sort_key(*sizes[row])), []
-    while rows:
-        count = 1
-        while count < len(rows) and sum(max(sizes[row]) for row in rows[: count + 1]) <= 500:
-            count += 1
-        count -= count % batching.SHAPE_MULTIPLE
-        expected.append([sizes[row] for row in rows[:count]])
-        rows = rows[count:]
-    batches = epoch_batches(encoded, TrainConfig(batch_tokens=500), 3, 4)
-    actual = [[sizes[row] for row in batch] for batch in batches]
-    assert actual != expected and sorted(actual) == sorted(expected)  # batches are shuffled
-    assert batches[-1].tolist() == list(batches)[-1].tolist() and batches[0].dtype == np.int64
-
-
 def test_epoch_needs_less_than_eight_bytes_per_pair() -> None:
     count, rng = 300_000, np.random.default_rng(0)
     lengths = rng.integers(5, 40, (2, count), dtype=np.int32)
@@ -500,16 +430,6 @@ def test_epoch_needs_less_than_eight_bytes_per_pair() -> None:
     finally:
         tracemalloc.stop()
     assert len(batches) > 1_000 and peak < 8 * count
-
-
-def test_sampled_padding_waste_is_close_to_exact_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    encoded = make_pairs(*rng.integers(2, 60, (2, 5_000)).tolist())
-    batches = epoch_batches(encoded, TrainConfig(batch_tokens=200), 1, 0)
-    exact = padding_waste(encoded, batches)
-    monkeypatch.setattr(batching, "SAMPLED_BATCHES", 200)
-    assert len(batches) > 700 and padding_waste(encoded, batches) == pytest.approx(exact, rel=0.2)
-    assert padding_waste(encoded, batches[:1]) < 1
 
 
 def test_order_is_determined_by_seed_and_epoch() -> None:
@@ -618,18 +538,3 @@ def test_epoch_has_few_shapes_and_little_padding(mean: float, spread: float, set
     padded_N3 = np.array([pick_shape(size, shapes_K3) for size in sizes_N3.tolist()])
     assert len(np.unique(padded_N3, axis=0)) <= len(shapes_K3) <= MAX_GRAPHS
     assert 1 - pieces / count_positions(padded_N3).sum() < 0.06
-
-
-@pytest.mark.skipif(not MULTI30K.exists(), reason="needs real corpora beside the checkout")
-def test_multi30k_has_little_padding_and_few_shapes(tmp_path: Path) -> None:
-    run = TrainRun(data=DataConfig(format="text", path=str(MULTI30K), cache=str(tmp_path)))
-    pairs = load_pairs(run.data, "train")
-    tokenizer = get_or_train_tokenizer(pairs, run)
-    encoded = encode_corpus(pairs, tokenizer, run)
-    assert len(encoded) == 29_000
-    assert padding_waste(encoded, epoch_batches(encoded, run.train, 1, 0)) < 0.025
-    assert padding_waste(encoded, epoch_batches(encoded, TrainConfig(batch_tokens=4_000), 1, 0)) < 0.05
-    batches = epoch_batches(encoded, TrainConfig(batch_tokens=1_000), 1, 0)
-    sizes_N3 = np.array([[len(rows), *encoded.lengths(rows).max(axis=1)] for rows in batches])
-    shapes_K3 = choose_shapes(sizes_N3, int(encoded.lengths(encoded.order).sum()), MAX_GRAPHS)
-    assert len(shapes_K3) < 50

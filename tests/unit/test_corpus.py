@@ -26,7 +26,7 @@ from nmt.config import DataConfig
 from nmt.config.data import DataOverride
 from nmt.data import cache, corpus
 from nmt.data.cache import cache_folder
-from nmt.data.corpus import describe_origins, iter_column, load_pairs, stream_pairs
+from nmt.data.corpus import describe_origins, load_pairs, stream_pairs
 from nmt.data.readers import LINE_READERS
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
@@ -227,21 +227,6 @@ TEXT: dict[str, str | bytes] = {"train.de": "a\nb\n" * 1_000, "train.en": "x\ny\
 PAIRS = (["a", "b"] * 1_000, ["x", "y"] * 1_000)
 
 
-def test_interrupted_read_leaves_no_cache(read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    read_text = LINE_READERS["text"]
-
-    def interrupted_reader(*paths: Path) -> Any:
-        yield next(read_text(*paths))
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(LINE_READERS, "text", interrupted_reader)
-    with pytest.raises(KeyboardInterrupt):
-        read(TEXT)
-    assert {path.suffix for path in (tmp_path / "cache" / "text").iterdir()} == {".lock"}
-    monkeypatch.setitem(LINE_READERS, "text", read_text)
-    assert read(TEXT) == PAIRS
-
-
 def read_until_killed(data: DataConfig) -> None:
     """Read a corpus, and kill this process after its first pair."""
     text = LINE_READERS["text"]
@@ -416,14 +401,6 @@ def test_read_sharded_text(read: Read, names: tuple[str, ...], tmp_path: Path) -
         assert read({}) == (["de0", "0", "de2", "2"], ["en0", "0", "en2", "2"])
 
 
-def test_read_sharded_tsv_and_jsonl(read: Read, caplog: pytest.LogCaptureFixture) -> None:
-    files: dict[str, str | bytes] = {"train.0.tsv": "a\tb\nc\n", "train.1.tsv": b"d\te\n\xff\n"}
-    assert read(files, format="tsv", source="1", target="2", invalid="drop") == (["a", "d"], ["b", "e"])
-    assert "train.0.tsv: too few columns (first: 2)" in caplog.text and "train.1.tsv: not UTF-8" in caplog.text
-    lines = {f"train.{i}.jsonl": to_json_lines({"de": f"{i}", "en": "x"}) for i in range(2)}
-    assert read(lines, format="jsonl")[0] == ["0", "1"]
-
-
 def test_pairs_are_parsed_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.data.readers.BATCH_PAIRS", 3)
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
@@ -487,11 +464,6 @@ def test_read_jsonl(read: Read, keys: tuple[str, str]) -> None:
         {"train.jsonl": to_json_lines(*records, "")}, format="jsonl", source=keys[0], target=keys[1]
     )
     assert list(zip(sources, targets, strict=True)) == texts
-
-
-def test_literal_dotted_key_takes_precedence_over_nested_key(read: Read) -> None:
-    files = {"dev.jsonl": to_json_lines({"x.de": "a", "x": {"de": "no", "en": "b"}})}
-    assert read(files, "valid", "jsonl", source="x.de", target="x.en") == (["a"], ["b"])
 
 
 @pytest.mark.parametrize(
@@ -598,11 +570,6 @@ def test_all_arrow_text_types_are_read(tmp_path: Path, type: pa.DataType) -> Non
         assert batch["source"].to_pylist() == texts
 
 
-def test_columns_can_be_swapped_by_name(read: Read, tmp_path: Path) -> None:
-    write_parquet(tmp_path, "train.parquet", {"source": ["a"], "target": ["b"]})
-    assert read({}, format="parquet", source="target", target="source") == (["b"], ["a"])
-
-
 def test_folder_names_with_glob_characters(tmp_path: Path) -> None:
     """The datasets library would treat the name as a pattern and read the folder beside it."""
     for name in ("x1", "x[1]"):
@@ -704,12 +671,6 @@ def test_read_builtin_corpus(source: str, target: str, monkeypatch: pytest.Monke
 
 
 # --- other
-def test_iter_column_preserves_order(read: Read, tmp_path: Path) -> None:
-    lines = [str(i) for i in range(25_000)]
-    text = "\n".join(lines)
-    read({"train.de": text, "train.en": text})
-    data = DataConfig(format="text", path=str(tmp_path / "data"), cache=str(tmp_path / "cache"), limit=20_001)
-    assert list(iter_column(load_pairs(data, "train"), "target")) == lines[:20_001]
 
 
 def test_cache_folder_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

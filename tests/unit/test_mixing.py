@@ -32,14 +32,12 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
+from nmt.config import EOS, DataConfig, TokenizerConfig, TrainConfig
 from nmt.config.data import CorpusConfig, DataOverride
-from nmt.data import mixing
 from nmt.data.batching import count_repetitions, epoch_batches, padding_waste
 from nmt.data.corpus import load_pairs
 from nmt.data.encoding import EncodedPairs, encode_corpus, get_or_train_tokenizer
 from nmt.data.mixing import MixturePart, check_tags, list_corpora, load_mixture
-from nmt.data.stream import sample_stream
 from nmt.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -70,18 +68,6 @@ def test_repetitions_over_epochs_match_weights(sizes: list[tuple[int, float]], e
     assert count_repetitions(shuffled, shares, epochs).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("weight", [0.01, 0.1, 0.5, 0.75, 2.5])
-@pytest.mark.parametrize("first", [0, 3_000_000_000])
-def test_fractional_weights_select_pairs_evenly(weight: float, first: int) -> None:
-    """Check that all sections of a corpus are used about as often as the weight says."""
-    rows, shares = np.arange(first, first + 5_000), [(first + 5_000, weight)]
-    for epoch in (0, 1, 7, 100):
-        counts = count_repetitions(rows, shares, epoch).astype(int)
-        for length in (20, 100, 1_000):
-            section_counts = counts.reshape(-1, length).sum(axis=1)
-            assert np.abs(section_counts - weight * length).max() < 4
-
-
 @given(
     lengths=st.lists(st.tuples(st.integers(2, 30), st.integers(2, 30)), min_size=2, max_size=60),
     weights=st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.5, 3.0]), min_size=2, max_size=2),
@@ -109,17 +95,6 @@ def test_epoch_batches_repeat_pairs_by_weight(
         assert 0 <= padding_waste(encoded, batches) < 1
     if weights[0] == int(weights[0]):
         assert len(batch_counts) == 1
-
-
-def test_weights_of_one_do_not_change_batches() -> None:
-    rng = np.random.default_rng(0)
-    encoded = make_pairs(*rng.integers(2, 20, (2, 700)).tolist())
-    weighted = dataclasses.replace(encoded, mixture_weights=[(200, 1.0), (700, 1.0)])
-    for epoch in (0, 3, 1_000):
-        expected, actual = (
-            epoch_batches(pairs, TrainConfig(batch_tokens=90), 1, epoch) for pairs in (encoded, weighted)
-        )
-        assert [rows.tolist() for rows in actual] == [rows.tolist() for rows in expected]
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0, 2.5])
@@ -195,20 +170,6 @@ def test_corpora_are_concatenated_with_tags(tmp_path: Path) -> None:
         second,
         other_tag,
     ]
-
-
-def test_tagged_text_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make_data_config(
-        write_files(tmp_path / "x", make_random_pairs(3)),
-        CorpusConfig(str(write_files(tmp_path / "y", make_random_pairs(4, 1))), 1, "bt"),
-    )
-    first = load_mixture_pairs(data)
-    files = sorted((tmp_path / "cache").rglob("*.arrow"))
-    monkeypatch.setattr(mixing, "prepend_tag", None)
-    assert load_mixture_pairs(data) == first and sorted((tmp_path / "cache").rglob("*.arrow")) == files
-    data.corpora[0].tag = "other"
-    with pytest.raises(TypeError):
-        load_mixture_pairs(data)
 
 
 def test_empty_sources_are_dropped_with_and_without_tags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -314,17 +275,6 @@ def test_tag_is_a_single_piece(tmp_path: Path, type: str, joint: bool, normaliza
         assert len(tokenizer.target.encode(["<bt>"])[0]) > 1
 
 
-@given(
-    text=st.lists(st.sampled_from(["<bt>", "<bt", "bt>", "<Web2>", "ab", " ", "  ", "<s>", "x<bt>", "<bt>y", "é"])),
-    type=st.sampled_from(TYPES[:3]),
-    sampling=st.sampled_from([0.0, 0.3]),
-)
-def test_encoding_and_decoding_restores_text_with_tags(text: list[str], type: str, sampling: float) -> None:
-    side, line = make_tagged_tokenizer(type, True).source, "".join(text)
-    [ids] = side.encode([line], sampling if type != "char" else 0.0)
-    assert side.decode(ids) == line
-
-
 def test_tagged_text_has_same_pieces_in_cache_and_stream(tmp_path: Path) -> None:
     """Compare both with encoding of whole lines, as in translation."""
     pairs = make_random_pairs(40)
@@ -424,26 +374,3 @@ def test_evaluation_data_ignores_corpora_and_streaming(corpora: Path) -> None:
         assert (data.streaming, data.corpora, data.path) == (False, [], run.path)
         assert DataOverride(format="toy").apply_to(run).format == "toy"
         assert DataOverride(split="valid").apply_to(run).split == "valid"
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_missing_corpus_folder_raises_with_its_key(tmp_path: Path, streaming: bool) -> None:
-    for split in ("train", "valid"):
-        for side in ("de", "en"):
-            (tmp_path / f"{split}.{side}").write_text("a b c\nd e f\n")
-    corpora = [CorpusConfig(path=str(tmp_path)), CorpusConfig(path="nowhere")]
-    data = DataConfig(
-        format="text", path=str(tmp_path), cache=str(tmp_path / "cache"), corpora=corpora, streaming=streaming
-    )
-    train_config = TrainConfig(max_steps=1, validate_every=1)
-
-    def read(data: DataConfig) -> None:
-        if streaming:
-            sample_stream(TrainRun(data=data, train=train_config))
-        else:
-            load_mixture(data)
-
-    with pytest.raises(UserError, match=r"^data\.corpora\[1\]\.path=nowhere is not a folder"):
-        read(data)
-    with pytest.raises(UserError, match="^data.path=nowhere is not a folder"):
-        read(dataclasses.replace(data, path="nowhere", corpora=corpora[:1]))

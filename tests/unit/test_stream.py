@@ -5,9 +5,7 @@ import itertools
 import json
 import re
 import shutil
-import signal
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from builders import (
     read_events,
     run_in_new_process,
     run_ranks,
-    run_ranks_error,
     run_ranks_ok,
     take_windows,
     train_until_signal,
@@ -162,28 +159,6 @@ def test_compressed_shards_give_same_windows(tmp_path: Path, tokenizer: Tokenize
     assert [list_pairs(window) for window in take_windows(make_run(folder, buffer=25), tokenizer, 5)] == expected
 
 
-def test_each_pair_is_read_once_per_pass(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Include a window that is larger than the corpus."""
-    pairs = make_random_pairs(30)
-    folder = write_files(tmp_path / "data", pairs[:11], pairs[11:])
-    for buffer, num_windows in ((10, 3), (90, 1), (7, 30)):
-        windows = take_windows(make_run(folder, buffer=buffer), tokenizer, num_windows)
-        counts = Counter(pair for window in windows for pair in list_pairs(window))
-        assert counts == dict.fromkeys(pairs, buffer * num_windows // 30)
-    (folder / "train.0.de").write_text("")
-    (folder / "train.0.en").write_text("")
-    [window] = take_windows(make_run(folder, buffer=19), tokenizer, 1)
-    assert sorted(list_pairs(window)) == sorted(pairs[11:])
-
-
-def test_corpus_of_one_pair(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    run = make_run(write_files(tmp_path / "data", [("ab", "cd")]), buffer=3)
-    windows = take_windows(run, tokenizer, 2)
-    assert [list_pairs(window) for window in windows] == [[("ab", "cd")] * 3] * 2
-    assert windows[1].offsets == [[2, 1]]
-    assert sorted(row for rows in epoch_batches(windows[0].pairs, run.train, 1, 0) for row in rows) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("type", ["bpe", "unigram", "word"])
 def test_window_is_encoded_like_a_corpus(tmp_path: Path, type: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nmt")
@@ -287,22 +262,6 @@ def test_lines_after_limit_are_not_read_and_earlier_drops_are_logged(
     assert list_pairs(window) == [("a", "A"), ("b", "B"), ("a", "A")]
     assert f"left out 1 line of {tmp_path}/train.de: not UTF-8 (first: 2)" in caplog.text
     assert "train.en" not in caplog.text
-
-
-def test_windows_before_an_invalid_line_are_returned(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "BATCH_PAIRS", 5)
-    folder = write_files(tmp_path / "data", make_random_pairs(60))
-    with open(folder / "train.en", "ab") as file:
-        file.write(b"\xff\n")
-    with open(folder / "train.de", "ab") as file:
-        file.write(b"last\n")
-    windows = stream_windows(make_run(folder, buffer=20), tokenizer, [])
-    assert len(list_pairs(next(windows)) + list_pairs(next(windows))) == 40
-    with pytest.raises(UserError, match=r"train\.en:61: not UTF-8"):
-        for _ in range(2):
-            next(windows)
 
 
 @pytest.mark.parametrize(
@@ -456,13 +415,6 @@ def test_resumed_run_matches_uninterrupted_run(uninterrupted: Path, text: Path, 
     assert_runs_equal(run, uninterrupted)
 
 
-def test_second_signal_stops_run_immediately(text: Path, tmp_path: Path) -> None:
-    code, output = run_ranks(1, tmp_path, train_until_signal, 3, 2, "name=x", f"data.path={text}", *STREAM_SETTINGS)
-    assert code == -signal.SIGTERM
-    assert "SIGTERM: finishing this step, then saving; send it again to stop immediately" in output
-    assert not [*(tmp_path / "runs" / "x").rglob("step_*")]
-
-
 def test_run_stops_at_invalid_line_and_resumes_without_it(text: Path, tmp_path: Path) -> None:
     """Damage a line after the tokenizer is trained, in the shard that is read last."""
     folder, last_shard = tmp_path / "data", np.random.default_rng((1, 0)).permutation(2)[-1]
@@ -505,9 +457,3 @@ def test_streamed_text_is_not_cached(uninterrupted: Path) -> None:
     cache = uninterrupted.parents[1] / "cache"
     [cached_validation] = cache.rglob("pairs.arrow")
     assert len(map_table(cached_validation)) == 3 and not list(cache.rglob("source.ids"))
-
-
-def test_streaming_without_max_steps_raises(text: Path, tmp_path: Path) -> None:
-    message = run_ranks_error(1, tmp_path, "train", "data=text", f"data.path={text}", "data.streaming=true")
-    assert message.endswith("has no epochs; set train.max_steps=N and train.validate_every=N as well")
-    assert not (tmp_path / "runs").exists()
