@@ -18,7 +18,6 @@ from filelock import FileLock
 from hypothesis import settings
 
 from nmt.model.kernels import KERNELS
-from nmt.system.files import warn_once
 
 # With models this small, synchronizing threads takes longer than the work, especially beside other processes.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -85,8 +84,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def restore_logging_and_signals() -> Iterator[None]:
-    """Restore what commands change when they run inside a test, and forget which warnings were given before."""
-    warn_once.cache_clear()
+    """Restore what commands change when they run inside a test."""
     log = logging.getLogger("nmt")
     handlers, level, propagate = log.handlers[:], log.level, log.propagate
     signal_handler = signal.getsignal(signal.SIGTERM)

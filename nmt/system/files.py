@@ -7,14 +7,12 @@ that name removes it.
 
 import glob
 import hashlib
-import logging
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +20,6 @@ from safetensors import SafetensorError
 
 from nmt.errors import UserError, with_filename
 
-log = logging.getLogger("nmt")
 MAX_SMALL_FILE_BYTES = 2**20  # maximum size of a JSON or YAML file of a run
 MAX_STEM_LENGTH = 50  # characters of the final name in the temporary name; file systems allow 255 bytes in all
 
@@ -151,8 +148,3 @@ def read_small(path: Path) -> str:
     if len(content) > MAX_SMALL_FILE_BYTES:
         raise ValueError(f"it has more than {MAX_SMALL_FILE_BYTES:,} bytes")
     return content.decode()
-
-
-@cache
-def warn_once(message: str) -> None:
-    log.warning(message)

@@ -41,8 +41,8 @@ MAX_CHUNK_CHARACTERS = 2**22  # a chunk ends when it has more
 def use_utf8() -> None:
     """Write UTF-8 to the standard streams, whatever the locale says. Standard input is read as bytes."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):  # neither closed nor replaced, as in notebooks
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def split_on_spaces(line: str) -> list[str]:

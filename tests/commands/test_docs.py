@@ -109,7 +109,6 @@ def test_commands_are_taken_as_they_are_shown(shown: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the program sets it for itself alone; so it is put back
     monkeypatch.setattr(sys, "argv", [name, *words])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))  # that of pytest cannot be set to UTF-8
     main(name.removeprefix("nmt."))(lambda command: None)()
 
 
