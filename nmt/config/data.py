@@ -264,17 +264,3 @@ def is_opposite_direction(data: DataConfig, other: DataConfig) -> bool | None:
     components = [last_component(name) for name in direction]
     reverse_components = [last_component(name) for name in reverse_direction]
     return components == reverse_components and components != components[::-1]
-
-
-def find_swapped_side(data: DataConfig, other: DataConfig) -> str | None:
-    """Return the side of `data`, "source" or "target", that has the language of the opposite side of `other`.
-
-    Languages are compared by name. None if there is no such side.
-    """
-    if is_opposite_direction(data, other):
-        return "source"
-    for side, opposite_side in zip(SIDES, reversed(SIDES), strict=True):
-        name = last_component(getattr(data, side))
-        if name == last_component(getattr(other, opposite_side)) and not name.isdecimal():
-            return side
-    return None

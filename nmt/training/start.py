@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nmt.config import TrainRun, flatten_keys, select_immutable_settings
-from nmt.config.data import find_swapped_side
+from nmt.config.data import is_opposite_direction
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.model.seq2seq import Seq2Seq
@@ -70,7 +70,7 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         run = dataclasses.replace(run, bleu_tokenizer=settings.bleu_tokenizer)
     if run.init_from:
         if not is_resuming:
-            check_parent_languages(run, settings)
+            check_parent_direction(run, settings)
         run = inherit_settings(run, settings)
     if is_resuming:
         check_resumed_settings(run, settings)
@@ -79,18 +79,14 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
     return StartingPoint(run, is_resuming, origin[1], tokenizer, None)
 
 
-def check_parent_languages(run: TrainRun, parent: TrainRun) -> None:
-    """Raise a `UserError` if a side has the language of the parent's opposite side, in a vocabulary of its own."""
-    side = find_swapped_side(run.data, parent.data)
-    if side is None or parent.tokenizer.joint:
-        return
-    language, parent_language = getattr(run.data, side), getattr(parent.data, side)
-    raise UserError(
-        f"data.{side}={language}: init_from={run.init_from} translates {parent.data.source} to {parent.data.target} "
-        f"with separate vocabularies, so {language} would get the {side} vocabulary, which is that of "
-        f"{parent_language}; start from a run with {language} as its {side} or with tokenizer.joint=true, or remove "
-        "init_from"
-    )
+def check_parent_direction(run: TrainRun, parent: TrainRun) -> None:
+    """Raise a `UserError` if the run translates back what its parent translates, with vocabularies of one side each."""
+    if is_opposite_direction(run.data, parent.data) and not parent.tokenizer.joint:
+        raise UserError(
+            f"data.source={run.data.source}: init_from={run.init_from} translates {parent.data.source} to "
+            f"{parent.data.target} with separate vocabularies, so each side would get that of the other language; "
+            "start from a run of the same direction or with tokenizer.joint=true, or remove init_from"
+        )
 
 
 def inherit_settings(run: TrainRun, parent: TrainRun) -> TrainRun:

@@ -461,7 +461,7 @@ def test_init_from_opposite_direction_needs_joint_vocabulary(home: Path, small_c
     assert message.startswith(
         "error: data.source=en: init_from=runs/two translates de to en with separate vocabularies"
     )
-    assert "that of de; start from a run with en as its source or with tokenizer.joint=true" in message
+    assert "start from a run of the same direction or with tokenizer.joint=true" in message
     assert not (home / "runs" / "two_back").exists()
     run_ok("train", *common, "name=two_child", "init_from=runs/two", "train.max_steps=2", folder=home)
     resumed = ("name=two_child", "init_from=runs/two", "train.max_steps=3", "resume=true", "model.kernels=reference")

@@ -30,7 +30,7 @@ from nmt.config import (
     TrainRun,
     TranslateRun,
 )
-from nmt.config.data import find_swapped_side, is_opposite_direction
+from nmt.config.data import is_opposite_direction
 from nmt.errors import UserError, suggest
 from nmt.system.cli import main
 from nmt.system.command_line import KEYS_BY_SYNONYM, list_keys
@@ -406,25 +406,3 @@ def test_is_opposite_direction() -> None:
 )
 def test_suggest(word: str, choices: list[str], expected: str) -> None:
     assert suggest(word, choices) == expected
-
-
-@pytest.mark.parametrize(
-    ("parent", "child", "expected"),
-    [
-        ("de en", "de en", None),
-        ("de en", "en de", "source"),
-        ("de en", "translation.en translation.de", "source"),
-        ("de en", "en fr", "source"),
-        ("de en", "fr de", "target"),
-        ("de en", "fr en", None),
-        ("de en", "1 2", None),
-        ("1 2", "2 1", "source"),
-        ("1 2", "2 3", None),  # a column number does not name a language
-    ],
-)
-def test_find_swapped_side(parent: str, child: str, expected: str | None) -> None:
-    child_data, parent_data = (
-        DataConfig(format="tsv", path="corpus", source=source, target=target)
-        for source, target in (child.split(), parent.split())
-    )
-    assert find_swapped_side(child_data, parent_data) == expected
