@@ -14,8 +14,8 @@ import itertools
 import random
 import re
 import sys
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import exp, isfinite, log
@@ -26,7 +26,7 @@ from typing import Any
 import sentencepiece
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
-from nmt.data.words import may_be_unspaced, split_words
+from nmt.data.words import split_words
 from nmt.errors import UserError
 from nmt.system.files import write_atomically
 from nmt.system.text import split_on_spaces
@@ -34,7 +34,7 @@ from nmt.system.text import split_on_spaces
 SPECIALS = ("<pad>", "▁<unk>", "<s>", "</s>")  # <unk> stands for a whole word, so it includes the space before it
 SPACE_SYMBOL = "▁"
 NORMALIZED_WORD = re.compile("▁[^▁]*")
-JOIN_MARKER = "\U0010fffd"  # between words without a space between them; private use, so no text contains it
+JOIN_MARKER = "\U0010fffd"  # before a part of a word that follows another; private use, so no text contains it
 FIRST_LITERAL_PIECE = 0xF0000  # the literal pieces are characters from here on; private use, so no text contains them
 LITERAL_PIECE = re.compile("[\U000f0000-\U000f00ff]")
 INVALID_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, decoded with `surrogateescape`
@@ -86,6 +86,11 @@ class LanguageTokenizer:
         """Ids of ordinary pieces, without specials, user-defined symbols and bytes."""
         first = len(SPECIALS) + len(self.symbols) + (BYTE_PIECES if self.has_byte_fallback else 0)
         return {self.processor.id_to_piece(i): i for i in range(first, self.vocab_size)}
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Ids of ordinary pieces and user-defined symbols."""
+        return self.symbols | self.vocabulary
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -157,36 +162,27 @@ class LanguageTokenizer:
         rng = random.Random(seed)
         return [[i for word in text for i in self._sample_word(word, sampling, rng)] for text in texts]
 
-    def encode_words(
-        self, lines: Sequence[Sequence[str]], joined: bool = False
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the ids of lines given as words, and for each id the index of its word.
+    def encode_words(self, lines: Sequence[Sequence[Sequence[str]]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ids of lines whose words are given as parts, and for each id the index of its part in the line.
 
-        No piece spans two words, so these are the ids of the words joined by single spaces. The exception is a word
-        that contains spaces (by U+2581 or normalization): it counts as one word here. With `joined`, words joined
-        by `JOIN_MARKER` have no space between them; no piece spans these either.
+        No piece spans two parts, and there is no space between the parts of a word. If each word is one part, these are
+        the ids of the words joined by single spaces. The exception is a word that contains spaces (by U+2581 or
+        normalization): it counts as one here.
         """
-        encoded = iter(self.encode([word for line in lines for word in line]))
-        split = self.split_at_join_markers if joined else lambda ids: [ids]
-        words = [[part for _ in line for part in split(next(encoded))] for line in lines]
-        ids = [[i for word in line for i in word] for line in words]
-        return ids, [[index for index, word in enumerate(line) for _ in word] for line in words]
+        all_parts = [(number > 0, part) for line in lines for word in line for number, part in enumerate(word)]
+        with_markers = self.encode([JOIN_MARKER * is_joined + part for is_joined, part in all_parts])
+        encoded = (
+            ids[self.join_marker_size * is_joined :]
+            for ids, (is_joined, _) in zip(with_markers, all_parts, strict=True)
+        )
+        by_line = [[next(encoded) for word in line for _ in word] for line in lines]
+        ids = [[i for part in parts for i in part] for parts in by_line]
+        return ids, [[index for index, part in enumerate(parts) for _ in part] for parts in by_line]
 
     @cached_property
-    def join_marker_ids(self) -> list[int]:
-        """Ids of `JOIN_MARKER`: those of its bytes, since no piece contains it. Empty for type `word`."""
-        return self.processor.encode(JOIN_MARKER)[-len(JOIN_MARKER.encode()) :] if self.has_byte_fallback else []
-
-    def split_at_join_markers(self, ids: list[int]) -> list[list[int]]:
-        """Split ids at each `JOIN_MARKER`, which is removed."""
-        parts: list[list[int]] = [[]]
-        size = len(self.join_marker_ids)
-        for i in ids:
-            parts[-1].append(i)
-            if size and parts[-1][-size:] == self.join_marker_ids:
-                del parts[-1][-size:]
-                parts.append([])
-        return parts
+    def join_marker_size(self) -> int:
+        """Number of ids of `JOIN_MARKER` at the beginning of a line, since no piece contains it."""
+        return len(self.processor.encode(JOIN_MARKER))
 
     def normalized_words(self, line: str) -> list[str]:
         """Return the words of a line as they are encoded: one for each id of a tokenizer of type `word`."""
@@ -204,16 +200,11 @@ class LanguageTokenizer:
         owners = group_by_spaces(self.pieces(ids))[1]
         return [-1 if owner < 0 else originals[owner] for owner in owners]
 
-    def split_at_symbols(self, word: str) -> list[str]:
-        """Split a word into user-defined symbols and what is between them."""
-        if not self.symbols:
-            return [word]
-        longest_first = sorted(map(re.escape, self.symbols), key=len, reverse=True)
-        return [part for part in re.split(f"({'|'.join(longest_first)})", word) if part]
-
     def _sample_word(self, word: str, sampling: float, rng: random.Random) -> list[int]:
+        longest_first = sorted(map(re.escape, self.symbols), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(longest_first)})", word) if self.symbols else [word]
         pieces: list[str] = []
-        for part in self.split_at_symbols(word):
+        for part in filter(None, parts):
             if part in self.symbols:
                 pieces.append(part)
             elif self.is_bpe:
@@ -223,12 +214,7 @@ class LanguageTokenizer:
         first_byte = len(SPECIALS) + len(self.symbols)
         ids: list[int] = []
         for piece in pieces:
-            if piece in self.symbols:
-                ids.append(self.symbols[piece])
-            elif piece in self.vocabulary:
-                ids.append(self.vocabulary[piece])
-            else:
-                ids += [first_byte + byte for byte in piece.encode()]
+            ids += [self.ids[piece]] if piece in self.ids else [first_byte + byte for byte in piece.encode()]
         return ids
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -282,18 +268,7 @@ def group_by_spaces(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
     Words are those of `split_on_spaces` of the decoded text. A piece that is only a space belongs to the word directly
     after it; specials and superfluous spaces belong to none: -1.
     """
-    surfaces = [piece_to_bytes(piece) for piece in pieces]
-    text = b"".join(surfaces)
-    matches = list(re.finditer(rb"[^ ]+", text))
-    starts = [match.start() for match in matches]
-    owners = []
-    end = 0
-    for surface in surfaces:
-        first_letter = end + len(surface) - len(surface.lstrip(b" "))
-        end += len(surface)
-        has_no_word = not surface or text[first_letter : first_letter + 1] in (b"", b" ")
-        owners.append(-1 if has_no_word else bisect_right(starts, first_letter) - 1)
-    return [match.group().decode("utf-8", "replace") for match in matches], owners
+    return group_pieces(pieces, lambda words: [[word] for word in words])
 
 
 def group_by_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -301,45 +276,36 @@ def group_by_words(pieces: Sequence[str]) -> tuple[list[str], list[int]]:
 
     A piece belongs to the word in which it begins, and a word is the text of its pieces: pieces are never divided.
     """
-    spaced_words, owners = group_by_spaces(pieces)
-    if not any(map(may_be_unspaced, spaced_words)):
-        return spaced_words, owners
-    positions_by_word: list[list[int]] = [[] for _ in spaced_words]
-    for position, owner in enumerate(owners):
-        if owner >= 0:
-            positions_by_word[owner].append(position)
-    surfaces_by_word = [
-        [piece_to_bytes(pieces[position]).lstrip(b" ") for position in positions] for positions in positions_by_word
+    return group_pieces(pieces, split_words)
+
+
+def group_pieces(
+    pieces: Sequence[str], split: Callable[[Sequence[str]], list[list[str]]]
+) -> tuple[list[str], list[int]]:
+    """Return the words of pieces, and for each piece the index of its word; `split` divides words between spaces."""
+    surfaces = [piece_to_bytes(piece) for piece in pieces]
+    text = b"".join(surfaces)
+    ends = itertools.accumulate(map(len, surfaces))
+    firsts = [end - len(surface.lstrip(b" ")) for end, surface in zip(ends, surfaces, strict=True)]  # of their letters
+    begun = set(firsts)
+    firsts_and_end = [*firsts, len(text)]
+    spans = [match.span() for match in re.finditer(rb"[^ ]+", text)]
+    words = [text[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
+    parts_by_word = split([INVALID_BYTE.sub("\ufffd", word) for word in words])
+    bounds: list[tuple[int, int]] = []  # of all words, in bytes
+    for (start, end), word, parts in zip(spans, words, parts_by_word, strict=True):
+        cuts = [start]
+        for length in itertools.accumulate(map(len, parts[:-1])):
+            part_start = start + len(word[:length].encode("utf-8", "surrogateescape"))
+            first = firsts_and_end[bisect_left(firsts, part_start)]  # of the first piece that begins there or later
+            if start in begun and cuts[-1] < first < end:
+                cuts.append(first)
+        bounds += itertools.pairwise([*cuts, end])
+    owners = [
+        -1 if not surface or text[first : first + 1] in (b"", b" ") else bisect_right(bounds, (first, len(text))) - 1
+        for surface, first in zip(surfaces, firsts, strict=True)
     ]
-    texts = [b"".join(surfaces).decode("utf-8", "surrogateescape") for surfaces in surfaces_by_word]
-    parts_by_word = split_words([INVALID_BYTE.sub("\ufffd", text) for text in texts])
-    words = []
-    new_owners = [-1] * len(pieces)
-    for word, positions, surfaces, text, parts in zip(
-        spaced_words, positions_by_word, surfaces_by_word, texts, parts_by_word, strict=True
-    ):
-        groups = group_by_part(surfaces, text, parts)
-        for group in groups:
-            group_text = b"".join(surfaces[i] for i in group).decode("utf-8", "replace")
-            words.append(word if len(groups) == 1 else group_text)
-            for i in group:
-                new_owners[positions[i]] = len(words) - 1
-    return words, new_owners
-
-
-def group_by_part(surfaces: Sequence[bytes], text: str, parts: Sequence[str]) -> list[list[int]]:
-    """Return the indices of the pieces that begin in each part of a text, without empty groups.
-
-    All pieces form a single group if one of them contains a space.
-    """
-    if " " in text or len(parts) == 1:
-        return [list(range(len(surfaces)))]
-    bounds = itertools.pairwise(itertools.accumulate(map(len, parts), initial=0))
-    part_sizes = [len(text[start:end].encode("utf-8", "surrogateescape")) for start, end in bounds]
-    part_ends = list(itertools.accumulate(part_sizes))[:-1]
-    starts = itertools.accumulate(map(len, surfaces), initial=0)
-    part_of_piece = [bisect_right(part_ends, start) for start, _ in zip(starts, surfaces, strict=False)]
-    return [list(group) for _, group in itertools.groupby(range(len(surfaces)), part_of_piece.__getitem__)]
+    return [text[start:end].decode("utf-8", "replace") for start, end in bounds], owners
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
@@ -413,49 +379,32 @@ def train_tokenizer(
     model is not trained on them either, and a few of them can outweigh all others.
 
     Raises:
-        UserError: the text does not allow a vocabulary size (reported for both sides at once), or there is no text.
+        UserError: the text does not allow a vocabulary size, or there is no text.
     """
     max_characters = DEFAULT_MAX_PIECE_LENGTH * max_length if max_length else sys.maxsize
     source, target = ((line for line in lines if len(line) <= max_characters) for lines in (source_lines, target_lines))
     if config.joint:
         joint = train_language_tokenizer(itertools.chain(source, target), config, "source", tags)
         return Tokenizer(joint, joint)
-    sides: list[LanguageTokenizer] = []
-    errors: list[str] = []
-    for name, lines, side_tags in (("source", source, tags), ("target", target, ())):
-        try:
-            sides.append(train_language_tokenizer(lines, config, name, side_tags))
-        except UserError as error:
-            errors.append(str(error))
-    if errors:
-        raise UserError("; and ".join(errors))
-    return Tokenizer(*sides)
+    return Tokenizer(
+        train_language_tokenizer(source, config, "source", tags), train_language_tokenizer(target, config, "target")
+    )
 
 
 def train_language_tokenizer(
     lines: Iterable[str], config: TokenizerConfig, side: str, tags: Sequence[str] = ()
 ) -> LanguageTokenizer:
     """Train the model of side `source` or `target`, or a joint model."""
-    byte_fallback = config.type != "word"
-    size = config.size(side)
-    symbols = list_symbols(config, tags)
-    min_size = len(SPECIALS) + len(symbols) + BYTE_PIECES + 1
-    if byte_fallback and size < min_size:
-        raise UserError(
-            f"tokenizer.{config.size_key(side)}={size} is too small: {len(SPECIALS) + len(symbols)} special pieces, "
-            f"{BYTE_PIECES} bytes and the characters of the text must fit; use {vocab_size_key(config, side)}="
-            f"{min_size} or more"
-        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=prepare_training_lines(lines),
+            sentence_iterator=split_long_lines(lines),
             model_writer=model,
             model_type=config.type,
-            user_defined_symbols=symbols,
-            vocab_size=size,
+            user_defined_symbols=list_symbols(config, tags),
+            vocab_size=config.size(side),
             hard_vocab_limit=config.type in ("bpe", "unigram"),
-            byte_fallback=byte_fallback,
+            byte_fallback=config.type != "word",
             character_coverage=1.0,
             normalization_rule_name=config.normalization,
             remove_extra_whitespaces=config.normalization != "identity",
@@ -479,24 +428,17 @@ def list_symbols(config: TokenizerConfig, tags: Sequence[str]) -> list[str]:
     return [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
 
 
-def prepare_training_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Split long lines and replace U+2585, since SentencePiece's trainer skips long lines and those with U+2585."""
+def split_long_lines(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        line = line.replace("\u2585", " ")
         for start in range(0, len(line), MAX_TRAINING_LINE):
             yield line[start : start + MAX_TRAINING_LINE]
-
-
-def vocab_size_key(config: TokenizerConfig, side: str) -> str:
-    """Return the config key that sets the vocabulary size of a side."""
-    return "tokenizer.vocab_size" if config.joint else f"tokenizer.{side}_vocab_size"
 
 
 def explain_training_error(error: str, config: TokenizerConfig, side: str) -> str:
     """Translate an error of SentencePiece's trainer into a message with the key, its value and one that works."""
     name = "both sides" if config.joint else f"the {side} side"
     setting = f"tokenizer.{config.size_key(side)}={config.size(side)}"
-    key = vocab_size_key(config, side)
+    key = "tokenizer.vocab_size" if config.joint else f"tokenizer.{side}_vocab_size"
     if largest := re.search(r"too high .* <= (\d+)", error):
         return (
             f"{setting} is more than the text of {name} allows for tokenizer.type={config.type}; use "
@@ -504,8 +446,8 @@ def explain_training_error(error: str, config: TokenizerConfig, side: str) -> st
         )
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         return (
-            f"{setting} is too small for the text of {name}: {len(SPECIALS)} special pieces, {BYTE_PIECES} bytes and "
-            f"each character of the text must fit; use {key}={smallest[1]} or more"
+            f"{setting} is too small for the text of {name}: {BYTE_PIECES} bytes, special pieces and each character of "
+            f"the text must fit; use {key}={smallest[1]} or more"
         )
     if "!sentences_.empty()" in error or "all_chars_count" in error:
         return (
@@ -545,21 +487,15 @@ def load_language_tokenizer(path: Path) -> LanguageTokenizer:
 
 def check_language_tokenizer(side: LanguageTokenizer, path: str) -> None:
     """Raise a `UserError` if the model from a file is not usable: it may be damaged, or made to do harm."""
+    problem = "it is not a SentencePiece model, or its ids differ"
     try:
         if (longest := longest_replacement(side.model)) > MAX_REPLACEMENT_BYTES:
-            raise UserError(
-                f"{path}: its normalization would replace a character by {longest:,} bytes; at most "
-                f"{MAX_REPLACEMENT_BYTES} are allowed"
-            )
-        if side.model and has_expected_ids(side):
-            scores = map(side.processor.get_score, range(side.vocab_size))
-            if broken := [i for i, score in enumerate(scores) if not isfinite(score)]:
-                piece = side.processor.id_to_piece(broken[0])
-                raise UserError(f"{path} is not a tokenizer of this program: the score of {piece!r} is not finite")
+            problem = f"it would replace a character by {longest:,} bytes"
+        elif has_expected_ids(side):
             return
     except (RuntimeError, IndexError, ValueError):
         pass
-    raise UserError(f"{path} is not a tokenizer of this program: it is not a SentencePiece model, or its ids differ")
+    raise UserError(f"{path} is not a tokenizer of this program: {problem}")
 
 
 def parse_model(data: bytes) -> Any:
@@ -592,7 +528,7 @@ def longest_replacement(data: bytes) -> int:
 
 
 def has_expected_ids(side: LanguageTokenizer) -> bool:
-    """Return whether special and byte pieces have the expected ids.
+    """Return whether special and byte pieces have the expected ids, and all pieces have scores.
 
     Text that spells their names must be encoded as plain text, too.
 
@@ -605,5 +541,5 @@ def has_expected_ids(side: LanguageTokenizer) -> bool:
     text = " ".join(piece.removeprefix(SPACE_SYMBOL) for piece in first_pieces)
     [ids] = side.encode([text])
     survives = side.decode(ids) == text if side.has_byte_fallback else len(ids) == len(first_pieces)
-    pieces = side.pieces(range(side.vocab_size))
-    return pieces[: len(first_pieces)] == first_pieces and survives
+    has_scores = all(isfinite(side.processor.get_score(i)) for i in range(side.vocab_size))
+    return survives and has_scores and side.pieces(range(side.vocab_size))[: len(first_pieces)] == first_pieces

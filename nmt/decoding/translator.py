@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from nmt.config import EOS, PAD, UNK, SearchConfig
 from nmt.data.batch import make_batch, round_down_to_shape
-from nmt.data.tokenizer import JOIN_MARKER, LanguageTokenizer, Tokenizer
+from nmt.data.tokenizer import LanguageTokenizer, Tokenizer
 from nmt.data.words import join_sentences, split_words
 from nmt.decoding.alignment import EOS_PIECE, Record
 from nmt.decoding.hypotheses import ActiveBatch, Hypothesis
@@ -343,12 +343,15 @@ class Translator:
         Raises:
             UserError: memory is too small for a single pair.
         """
-        marked_sources, marked_targets = sources, targets
-        if segment:
-            sources, marked_sources = split_unspaced_words(sources, self.tokenizer.source)
-            targets, marked_targets = split_unspaced_words(targets, self.tokenizer.target)
-        source_ids, source_index = self.tokenizer.source.encode_words(marked_sources, joined=segment)
-        target_ids, target_index = self.tokenizer.target.encode_words(marked_targets, joined=segment)
+        source_parts, target_parts = (
+            split_unspaced_words(lines, side) if segment else [[[word] for word in line] for line in lines]
+            for lines, side in ((sources, self.tokenizer.source), (targets, self.tokenizer.target))
+        )
+        sources, targets = (
+            [[part for word in line for part in word] for line in lines] for lines in (source_parts, target_parts)
+        )
+        source_ids, source_index = self.tokenizer.source.encode_words(source_parts)
+        target_ids, target_index = self.tokenizer.target.encode_words(target_parts)
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
         rows = [row for row, length in enumerate(lengths) if length <= max_length]
         warn_if_out_of_reach(self.model, [len(source_ids[row]) + 1 for row in rows], "lines")
@@ -532,22 +535,12 @@ class Translator:
         return " ".join(words).translate(LINE_BREAKS_TO_SPACES)  # a source word may contain a lone \r
 
 
-def split_unspaced_words(
-    lines: Sequence[list[str]], side: LanguageTokenizer
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Segment the space-separated words of lines further, in scripts without spaces.
+def split_unspaced_words(lines: Sequence[list[str]], side: LanguageTokenizer) -> list[list[list[str]]]:
+    """Return the parts of the space-separated words of lines, several for scripts without spaces.
 
-    Returns the words of each line, and its space-separated words with `JOIN_MARKER` at the new boundaries. A word
-    tokenizer cannot encode parts of words, so for it nothing is segmented.
+    A word tokenizer cannot encode parts of words, so for it nothing is split.
     """
-    if not side.has_byte_fallback:
-        return list(lines), list(lines)
-    words, marked_words = [], []
-    for line in lines:
-        parts = [[word] for word in line] if any(JOIN_MARKER in word for word in line) else split_words(line)
-        words.append([word for part in parts for word in part])
-        marked_words.append([JOIN_MARKER.join(word.replace(JOIN_MARKER, "\ufffd") for word in part) for part in parts])
-    return words, marked_words
+    return [split_words(line) if side.has_byte_fallback else [[word] for word in line] for line in lines]
 
 
 def warn_if_out_of_reach(model: SearchModel, lengths: Sequence[int] | np.ndarray, what: str) -> None:

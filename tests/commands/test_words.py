@@ -13,7 +13,7 @@ from sacrebleu.metrics import BLEU
 
 from nmt.config import BLEU_TOKENIZERS, TokenizerConfig
 from nmt.data import words as words_module
-from nmt.data.tokenizer import JOIN_MARKER, group_by_spaces, group_by_words, train_tokenizer
+from nmt.data.tokenizer import group_by_spaces, group_by_words, train_tokenizer
 from nmt.data.words import (
     FORMAT_CHARACTERS,
     detect_script,
@@ -178,7 +178,7 @@ def test_encode_words_keeps_word_boundaries(kind: str, normalization: str) -> No
     config = TokenizerConfig(type=kind, vocab_size=310, normalization=normalization)
     side = train_tokenizer(lines, lines, config).source
     words = ["狗", "今天", "看见", "鯨", "3", "本"]
-    [ids], [indices] = side.encode_words([["猫", JOIN_MARKER.join(words), "ok"]], joined=True)
+    [ids], [indices] = side.encode_words([[["猫"], words, ["ok"]]])
     texts = [side.decode([i for i, index in zip(ids, indices, strict=True) if index == n]) for n in range(8)]
     assert texts == ["猫", *words, "ok"] and indices == sorted(indices)
     assert side.decode(ids) == " ".join(["猫", "".join(words), "ok"])
@@ -370,7 +370,7 @@ def test_run_keeps_its_bleu_tokenizer(tmp_path: Path) -> None:
     run_ok("train", "name=b", *settings, "bleu_tokenizer=char", folder=tmp_path)
     compare = "compare=[runs/a,runs/b]"
     message = run_error("evaluate", compare, folder=tmp_path)
-    assert "runs/a: zh, runs/b: char" in message and "set one for all with bleu_tokenizer=NAME" in message
+    assert "runs/a: zh, runs/b: char" in message and "set bleu_tokenizer=NAME for all" in message
     printed = run_ok("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
     assert "tok:zh" in printed
     comparison = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())

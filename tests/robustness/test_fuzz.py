@@ -289,7 +289,7 @@ def test_word_indices_are_ordered_and_in_range(
         assert len(indices) == len(ids) and set(indices) <= {*range(-1, word_count)}
         known = [index for index in indices if index >= 0]
         assert known == sorted(known) and all(0 <= i < side.vocab_size for i in ids)
-    [ids], [indices] = side.encode_words([words])
+    [ids], [indices] = side.encode_words([[[word] for word in words]])
     assert len(indices) == len(ids) and indices == sorted(indices) and set(indices) <= {*range(len(words))}
     if type == "word":
         assert len(side.normalized_words(line)) == len(side.encode([line])[0])

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -143,7 +142,7 @@ def test_words_of_arbitrary_pieces_match_decoded_text(type: str, data: st.DataOb
 def test_encoding_by_word_matches_encoding_of_line(type: str, lines: list[list[str]]) -> None:
     side = make_tokenizer(type).source
     expected = side.encode([" ".join(line) for line in lines])
-    actual, word_indices = side.encode_words(lines)
+    actual, word_indices = side.encode_words([[[word] for word in line] for line in lines])
     assert actual == expected
     assert word_indices == [group_by_spaces(side.pieces(ids))[1] for ids in expected]
 
@@ -152,7 +151,9 @@ def test_encoding_by_word_matches_encoding_of_line(type: str, lines: list[list[s
 def test_words_with_special_characters_stay_one_word(type: str, normalization: str) -> None:
     line = ["▁", "a▁b", "▁▁c▁", "\u00b4", "\x07", "\u1680", "Hund"]
     # NFKC turns U+00B4 into a space and an accent, and removes U+0007 and U+1680.
-    [ids], [word_indices] = make_tokenizer(type, normalization=normalization).source.encode_words([line])
+    [ids], [word_indices] = make_tokenizer(type, normalization=normalization).source.encode_words(
+        [[[word] for word in line]]
+    )
     assert len(word_indices) == len(ids) and word_indices == sorted(word_indices)
     assert {1, 2, 6} <= set(word_indices) <= set(range(7))
 
@@ -160,10 +161,8 @@ def test_words_with_special_characters_stay_one_word(type: str, normalization: s
 @pytest.mark.parametrize("type", ("bpe", "unigram"))
 def test_sampling_is_determined_by_seed(type: str) -> None:
     side, lines = make_tokenizer(type).source, make_sentences(50)
-    best = side.encode(lines)
-    sampled = side.encode(lines, 0.3, 1)
-    assert sampled == side.encode(lines, 0.3, 1)
-    assert sampled != side.encode(lines, 0.3, 2) and sampled != best
+    best, sampled = side.encode(lines), side.encode(lines, 0.3, 1)
+    assert sampled == side.encode(lines, 0.3, 1) != side.encode(lines, 0.3, 2)
     assert sum(map(len, sampled)) > sum(map(len, best))
 
 
@@ -203,10 +202,9 @@ def test_unigram_sampling_frequencies_match_probabilities(word: str, exponent: f
         assert abs(counts[pieces] / num_samples - p) < 5 * math.sqrt(p * (1 - p) / num_samples) + 1e-9
 
 
-@pytest.mark.parametrize("type", TOKENIZER_TYPES)
 @pytest.mark.parametrize("joint", [True, False])
-def test_saved_tokenizer_can_be_loaded(tmp_path: Path, type: str, joint: bool) -> None:
-    config = TokenizerConfig(type=type, vocab_size=300, joint=joint)
+def test_saved_tokenizer_can_be_loaded(tmp_path: Path, joint: bool) -> None:
+    config = TokenizerConfig(vocab_size=300, joint=joint)
     tokenizer = train_tokenizer(iter(make_sentences(100)), iter(WORDS * 20), config)
     tokenizer.save(tmp_path)
     names = ["tokenizer.model"] if joint else ["tokenizer.source.model", "tokenizer.target.model"]
@@ -214,17 +212,15 @@ def test_saved_tokenizer_can_be_loaded(tmp_path: Path, type: str, joint: bool) -
     loaded = load_tokenizer(tmp_path)
     assert loaded == tokenizer and loaded.fingerprint == tokenizer.fingerprint
     assert (loaded.source is loaded.target) == joint
-    line = WORDS[4]
-    assert loaded.target.encode([line]) == tokenizer.target.encode([line])
 
 
 TRAIN_SCRIPT = """
-import os, sys, hashlib
+import os, sys
 from pathlib import Path
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from nmt.config import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
+if sys.argv[2:] and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 lines = Path(sys.argv[1]).read_text(encoding="utf-8").split("\\n")
 for type in ("bpe", "unigram"):
     tokenizer = train_tokenizer(lines, lines, TokenizerConfig(type=type, vocab_size=300))
@@ -232,79 +228,39 @@ for type in ("bpe", "unigram"):
 """
 
 
-def test_training_is_reproducible_in_another_process(tmp_path: Path) -> None:
-    """Restrict the other process to one core."""
+def test_training_is_reproducible_on_one_core(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("\n".join(make_sentences(300)), encoding="utf-8")
-    expected = []
-    for type in ("bpe", "unigram"):
-        config = TokenizerConfig(type=type, vocab_size=300)
-        tokenizer = train_tokenizer(make_sentences(300), make_sentences(300), config)
-        expected.append(f"{tokenizer.fingerprint} {tokenizer.source.encode(make_sentences(300), 0.2, 5)[:20]}")
-    command = [sys.executable, "-c", TRAIN_SCRIPT, str(tmp_path / "lines")]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert process.stdout.splitlines() == expected
-    assert process.stderr == ""
+    outputs = {
+        subprocess.check_output([sys.executable, "-c", TRAIN_SCRIPT, str(tmp_path / "lines"), *one_core], text=True)
+        for one_core in ((), ("one core",))
+    }
+    assert len(outputs) == 1
 
 
-def test_training_keeps_long_lines_and_reserved_characters() -> None:
-    """SentencePiece by itself would drop lines that are long or contain characters it reserves."""
-    lines = [" ".join(["Fernsehturm"] * 2000), "\u2585 Bahnhof \u2585 Bahnhof", "Rathaus\0 Rathaus Rathaus"] * 3
+def test_training_keeps_long_lines() -> None:
+    """SentencePiece by itself would drop lines that are long."""
+    lines = [" ".join(["Fernsehturm"] * 2000), "Rathaus\0 Rathaus Rathaus"] * 3
     config = TokenizerConfig(type="word", vocab_size=100)
     side = train_tokenizer(lines, [], config).source
-    assert {"▁Fernsehturm", "▁Bahnhof", "▁Rathaus"} <= set(side.vocabulary)
-    train_tokenizer(["x" * 100_000], ["y"], config)
+    assert {"▁Fernsehturm", "▁Rathaus"} <= set(side.vocabulary)
     train_tokenizer(["x" * 100_000], ["y"], TokenizerConfig(type="bpe", vocab_size=264))
 
 
-@pytest.mark.parametrize("joint, name", [(True, "both sides"), (False, "the source side")])
+@pytest.mark.parametrize("joint, name, key", [(True, "both sides", ""), (False, "the source side", "source_")])
 @pytest.mark.parametrize("type", ["bpe", "unigram"])
-def test_vocabulary_size_suggested_by_error_works(type: str, joint: bool, name: str) -> None:
-    for size, pattern in ((50_000, r"more than .*=(\d+) or less"), (264, r"too small .*=(\d+) or more")):
-        with pytest.raises(UserError, match=f"^tokenizer.vocab_size={size} is .*{name}") as error:
+def test_vocabulary_size_suggested_by_error_works(type: str, joint: bool, name: str, key: str) -> None:
+    for size, pattern in ((50_000, "more than .* or less"), (9, "too small .* or more"), (264, "too small .* or more")):
+        with pytest.raises(UserError, match=f"^tokenizer.vocab_size={size} is {pattern}") as error:
             train_tokenizer(WORDS * 9, WORDS * 9, TokenizerConfig(type, size, joint))
-        match = re.search(pattern, str(error.value))
+        match = re.search(rf"{name}.* use tokenizer.{key}vocab_size=(\d+)", str(error.value))
         assert match is not None
-        suggested_size = int(match[1])
-        config = TokenizerConfig(type, suggested_size, joint)
-        assert train_tokenizer(WORDS * 9, WORDS * 9, config).source.vocab_size == suggested_size
-
-
-@pytest.mark.parametrize("type", ["bpe", "unigram"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"source_vocab_size": 50_000}, {"source_vocab_size": 50_000, "vocab_size": 10}]
-)
-def test_error_suggests_separate_sizes_for_source_and_target(type: str, settings: dict[str, int]) -> None:
-    """Use few words on one side and many characters on the other, so that no size suits both."""
-    characters = "".join(map(chr, range(0x4E00, 0x4E00 + 2_000)))
-    sources, targets = WORDS * 9, [characters[start : start + 20] for start in range(0, 2_000, 10)] * 2
-    config = TokenizerConfig(**{"type": type, "vocab_size": 1_000, "joint": False, **settings})
-    keys = [f"tokenizer.{config.size_key(side)}={config.size(side)}" for side in ("source", "target")]
-    with pytest.raises(UserError) as error:
-        train_tokenizer(sources, targets, config)
-    message = str(error.value)
-    suggestions = re.findall(r"use (tokenizer.(\w+)=(\d+)) or (less|more)", message)
-    assert [key for _, key, *_ in suggestions] == ["source_vocab_size", "target_vocab_size"]
-    assert message.startswith(f"{keys[0]} is more than the text of the source side allows for tokenizer.type={type}")
-    assert f"; and {keys[1]} is too small" in message
-    sizes = {key: int(size) for _, key, size, _ in suggestions}
-    if config.size("target") > 260:
-        assert sizes["target_vocab_size"] > 2_000
-    else:  # a size below the number of bytes is rejected before the text is read
-        sizes["target_vocab_size"] = 2_300
-    tokenizer = train_tokenizer(sources, targets, replace(config, **sizes))
-    assert tokenizer.source.vocab_size == sizes["source_vocab_size"]
-    assert tokenizer.target.vocab_size == sizes["target_vocab_size"]
+        config = TokenizerConfig(type=type, joint=joint, **{"vocab_size": 300, f"{key}vocab_size": int(match[1])})
+        assert train_tokenizer(WORDS * 9, WORDS * 9, config).source.vocab_size == int(match[1])
 
 
 def test_char_and_word_vocabularies_are_limited_by_text() -> None:
     for type, size in (("char", 4 + 256 + 1 + len(set("".join(WORDS)))), ("word", 4 + len(set(WORDS)))):
         assert train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 8000)).source.vocab_size == size
-
-
-@pytest.mark.parametrize("type", SUBWORDS)
-def test_vocabulary_too_small_for_bytes_raises(type: str) -> None:
-    with pytest.raises(UserError, match="^tokenizer.vocab_size=260 is too small: .* 256 bytes"):
-        train_tokenizer(WORDS, WORDS, TokenizerConfig(type, 260))
 
 
 @pytest.mark.parametrize("type", TOKENIZER_TYPES)
@@ -323,7 +279,7 @@ def test_missing_tokenizer_file_raises(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 100, make_tokenizer("bpe").source.model[:-50]])
+@pytest.mark.parametrize("content", [b"", b"hello", make_tokenizer("bpe").source.model[:-50]])
 def test_invalid_tokenizer_file_raises(tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(UserError, match="tokenizer.model is not a tokenizer of this program"):
@@ -345,12 +301,7 @@ def make_tokenizer_with_symbols(type: str, joint: bool) -> Tokenizer:
 
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("type", SUBWORDS)
-@given(
-    parts=st.lists(
-        st.sampled_from([*SYMBOLS, *LITERAL_PIECES, "der", "Hund", " ", "  ", "é", "@", "br>", "\U000f0003"])
-    ),
-    sampling=st.sampled_from([0.0, 0.3]),
-)
+@given(parts=st.lists(st.sampled_from(PARTS)), sampling=st.sampled_from([0.0, 0.3]))
 def test_user_defined_symbols_are_single_pieces(type: str, joint: bool, parts: list[str], sampling: float) -> None:
     tokenizer = make_tokenizer_with_symbols(type, joint)
     text = "".join(parts)
@@ -364,9 +315,8 @@ def test_user_defined_symbols_are_single_pieces(type: str, joint: bool, parts: l
         assert pieces.count("<br>") == text.count("<br>")
 
 
-@pytest.mark.parametrize("type", ["bpe", "char"])
-def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Path, type: str) -> None:
-    tokenizer = make_tokenizer_with_symbols(type, True)
+def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer_with_symbols("bpe", True)
     tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path) == tokenizer
     lines = ["der (\U000f0001) Hund<br>", "\U000f0000\U000f0002", "@@ @@der"]
@@ -378,7 +328,6 @@ def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Pat
     "settings, message",
     [
         ({"symbols": ["a b"]}, "tokenizer.symbols has 'a b'; a symbol is text without spaces"),
-        ({"symbols": [""]}, "tokenizer.symbols has ''"),
         ({"symbols": ["▁a"]}, "without U\\+2581"),
         ({"symbols": ["a", "a"]}, "tokenizer.symbols has 'a' more than once"),
         ({"literals": -1}, "tokenizer.literals=-1 must be at least 0 and at most 256"),
@@ -389,8 +338,3 @@ def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Pat
 def test_unusable_symbols_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         TokenizerConfig(**settings)
-
-
-def test_vocabulary_has_room_for_symbols() -> None:
-    with pytest.raises(UserError, match="7 special pieces, 256 bytes .* use tokenizer.vocab_size=264 or more"):
-        train_tokenizer(["a"], ["b"], TokenizerConfig(vocab_size=260, literals=3))
