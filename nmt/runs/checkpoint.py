@@ -129,7 +129,10 @@ def find_best_checkpoint(run_folder: Path) -> Path | None:
         return None
     verify_checkpoint(last, STATE_FILE)
     folders = list_step_folders(run_folder)
-    best_steps = [entry[-1] for entry in json.loads(read_small(last / STATE_FILE))["best"]]
+    try:
+        best_steps = [int(entry[-1]) for entry in json.loads(read_small(last / STATE_FILE))["best"]]
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        raise UserError(f"{last / STATE_FILE} is damaged or from another version") from None
     return next((folders[step] for step in best_steps if step in folders), None)
 
 

@@ -437,11 +437,11 @@ class MaliciousPickle:
         return (Path.touch, (Path("executed"),))
 
 
-def replace_model(write: Callable[[Path], Any]) -> Change:
-    """Replace the weights, and change the manifests to match."""
+def replace_in_checkpoints(write: Callable[[Path], Any], name: str = "model.safetensors") -> Change:
+    """Replace the weights, or the file `name`, and change the manifests to match."""
 
     def change(step: Path, manifest: dict[str, Any]) -> None:
-        path = step / "model.safetensors"
+        path = step / name
         write(path)
         manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
@@ -454,7 +454,7 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Change:
         change(tensors)
         save_file(tensors, path)
 
-    return replace_model(write)
+    return replace_in_checkpoints(write)
 
 
 def write_lying_header(path: Path, shape: list[int]) -> None:
@@ -472,11 +472,11 @@ def add_to_manifest(name: str) -> Change:
 BOMB = "bomb: &a0 [x, x]\n" + "".join(f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 CRAFTED: dict[str, tuple[Change, str]] = {
     "pickle": (
-        replace_model(lambda path: path.write_bytes(pickle.dumps(MaliciousPickle()))),
+        replace_in_checkpoints(lambda path: path.write_bytes(pickle.dumps(MaliciousPickle()))),
         "cannot be read as safetensors",
     ),
     "header with wrong sizes": (
-        replace_model(lambda path: write_lying_header(path, [10**6, 10**6])),
+        replace_in_checkpoints(lambda path: write_lying_header(path, [10**6, 10**6])),
         "cannot be read as safetensors",
     ),
     "wrong shape": (change_tensors(lambda t: t.update({"output.bias": torch.zeros(1)})), "settings: output.bias"),
@@ -501,6 +501,10 @@ CRAFTED: dict[str, tuple[Change, str]] = {
         r"config.yaml \(bleu_tokenizer, data.format.* differs from what",
     ),
     "random tokenizer": (replace_file("tokenizer.model", np.random.default_rng(1).bytes(5000)), "is not a tokenizer"),
+    "state without steps": (
+        replace_in_checkpoints(lambda path: path.write_text('{"best": 3}'), STATE_FILE),
+        "state.json is damaged or from another version",
+    ),
     "path traversal": (add_to_manifest("../../../../../dev/null"), "missing or damaged"),
 }
 
