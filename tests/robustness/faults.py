@@ -110,6 +110,7 @@ def write_corpus(folder: Path, **sizes: int) -> str:
 @cache
 def train_uninterrupted(settings: tuple[str, ...], folder: Path) -> tuple[dict[str, Any], float, float]:
     """Train once without interruption; return the results, and the seconds for all and for the start alone."""
+    shutil.rmtree(folder / "runs" / "whole", ignore_errors=True)  # of other settings, for another number of trials
     start = time.monotonic()
     assert run_to_exit("train", "name=whole", *settings, folder=folder) == 0, (folder / "output").read_text()
     whole_seconds = time.monotonic() - start
