@@ -14,7 +14,7 @@ import sys
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, TypeVar, cast
@@ -82,32 +82,19 @@ def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[st
     Raises:
         UserError: two keys read standard input, write the same file or standard output, or read and write a file.
     """
-    used: dict[Hashable, str] = {}  # `key=value` by file
+    used: dict[str, str] = {}  # `key=value` by file
     for key in (*read, *written):
         value = getattr(command, key)
         if value is None:
             continue
         path = (STDIN_PATH if key in read else STDOUT_PATH) if value == "-" else value
         setattr(command, key, path)
-        file = identify_file(path)
+        if path not in (STDIN_PATH, STDOUT_PATH) and not is_regular_file(path):
+            continue  # several outputs may share a pipe or a device
+        file = os.path.realpath(path) if is_regular_file(path) else path
         if file in used and (key not in read or path == STDIN_PATH):
             raise UserError(f"{key}={value} is the same file as {used[file]}; give another one")
-        if file is not None:
-            used[file] = f"{key}={value}"
-
-
-def identify_file(path: str) -> Hashable:
-    """Return what is equal for all paths of a regular file, existing or not, or of a standard stream; None for others.
-
-    Several outputs may share a pipe or a device.
-    """
-    try:
-        status = os.stat(path)
-    except OSError:
-        return os.path.realpath(path)
-    if stat.S_ISREG(status.st_mode):
-        return status.st_dev, status.st_ino
-    return path if path in (STDIN_PATH, STDOUT_PATH) else None
+        used[file] = f"{key}={value}"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -178,14 +165,6 @@ def describe_decode_error(error: UnicodeDecodeError) -> str:
     return f"{NOT_UTF8} (byte 0x{error.object[error.start]:02X} at position {error.start + 1})"
 
 
-def check_line_length(length: int, name: object, number: int) -> None:
-    if length > MAX_LINE_BYTES:
-        raise UserError(
-            f"{name}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; write one sentence per line, each "
-            "ending in a line feed"
-        )
-
-
 class LineReader(Iterator[bytes]):
     """Iterator over the lines of a binary file, without line ends.
 
@@ -231,7 +210,11 @@ class LineReader(Iterator[bytes]):
         if self.at_end:
             has_last = self.rest and (self.complete_lines or self.rest != UTF8_BOM)
             lines, self.rest = [self.rest] if has_last else [], b""
-        check_line_length(len(lines[0] if lines else self.rest), self.name, self.complete_lines + 1)
+        if len(lines[0] if lines else self.rest) > MAX_LINE_BYTES:
+            raise UserError(
+                f"{self.name}:{self.complete_lines + 1}: the line has more than {MAX_LINE_BYTES:,} bytes; write one "
+                "sentence per line, each ending in a line feed"
+            )
         if lines and not self.complete_lines:
             lines[0] = lines[0].removeprefix(UTF8_BOM)
         self.lines.extend(lines)

@@ -43,11 +43,6 @@ def test_help_needs_no_torch_and_ends_silently_without_reader(command: str) -> N
     assert {name for name, _ in imports} & {"torch", "numpy", "pyarrow", "datasets", "hydra"} == {"hydra"}
 
 
-def test_version_of_a_command_is_that_of_the_distribution() -> None:
-    command = [sys.executable, "-m", "nmt.train", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True).stdout == f"attention-nmt {__version__}\n"
-
-
 def test_attention_nmt_rejects_unknown_commands() -> None:
     done = run_attention_nmt("trian", "name=x")
     message = "error: there is no command 'trian' (attention-nmt --help lists them); did you mean 'train'?\n"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -155,19 +154,6 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_shown(tmp_path: 
     folder, good = answer["runs"]
     assert "metrics.jsonl" in folder["error"]
     assert good["curves"]["train"]["step"] == [1, 2]
-
-
-def test_nothing_is_read_again_until_something_changes(tmp_path: Path) -> None:
-    write_events(tmp_path / "a", *make_events(1))
-    write_events(tmp_path / "b", *make_events(1))
-    first = describe_runs(tmp_path, None)
-    assert first and describe_runs(tmp_path, first["version"]) is None
-    write_events(tmp_path / "b", *make_events(2))
-    second = describe_runs(tmp_path, first["version"])
-    assert second and second["version"] != first["version"]
-    shutil.rmtree(tmp_path / "a")
-    third = describe_runs(tmp_path, second["version"])
-    assert third and [run["name"] for run in third["runs"]] == ["b"]
 
 
 def test_errors_name_what_to_give(home: Path) -> None:

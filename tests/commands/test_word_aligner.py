@@ -182,14 +182,6 @@ def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
     assert "1 line of more than 1,000,000 pairs of words without links (first: 2)" in done.stderr.decode()
 
 
-def test_script_without_spaces(tmp_path: Path) -> None:
-    for name, side in (("zh", 0), ("en", 1)):
-        (tmp_path / f"a.{name}").write_text("".join(f"{pair[side]}\n" for pair in CHINESE * 20), encoding="utf-8")
-    run_ok("align", "source=a.zh", "target=a.en", "output=a.jsonl", folder=tmp_path)
-    for record in map(json.loads, read_lines(tmp_path / "a.jsonl")):
-        assert len(record["source_words"]) > 2 and "".join(record["source_words"]) in {pair[0] for pair in CHINESE}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
