@@ -10,7 +10,7 @@ Shapes: S words of the text of a block, T words of its translation.
 import html
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -31,8 +31,7 @@ UNTRANSLATED = re.compile("code|iframe|kbd|math|noframes|pre|samp|script|style|s
 WITHOUT_WORDS = {"math", "script", "style", "sup", "svg"}  # what is written in them is not part of the sentence
 SEPARATORS = dict.fromkeys(("embed", "img", "input", "math", "svg"), " ") | {"br": "\n"}  # stand between words
 LINE_END = re.compile(r"(?:[.!?:;…。！？；]\W*|\n\s*|\A\s*)\Z")  # text after which `br` ends a block
-MAX_CHARACTERS = 4_000  # of a block; longer text is cut, since its attention weights would fill memory
-CHUNK = re.compile(rf".{{1,{MAX_CHARACTERS}}}(?!\S)|.{{1,{MAX_CHARACTERS}}}", re.DOTALL)
+MAX_CHARACTERS = 4_000  # of a block with inline elements; more words could not be compared with all of the translation
 MAX_DEPTH = 50  # of inline elements; more of them are no text formatting
 MAX_KEPT_CHARACTERS = 200  # of code or the like that is part of a sentence
 
@@ -60,16 +59,10 @@ class Slicer(HTMLParser):
         self.close()
         for piece, after in pairwise([*self.slices, Slice("other", len(document))]):
             piece.raw = document[piece.start : after.start]
-            if piece.kind == "other" and (piece.name in WITHOUT_WORDS or len(piece.text) > MAX_KEPT_CHARACTERS):
-                piece.text = SEPARATORS.get(piece.name, "")
-
-    def cut(self) -> Iterator[Slice]:
-        """Yield the slices, none of which has much text."""
-        for piece in self.slices:
             if piece.kind == "text":
-                yield from (Slice("text", text=html.unescape(part), raw=part) for part in CHUNK.findall(piece.raw))
-            else:
-                yield piece
+                piece.text = html.unescape(piece.raw)
+            elif piece.kind == "other" and (piece.name in WITHOUT_WORDS or len(piece.text) > MAX_KEPT_CHARACTERS):
+                piece.text = SEPARATORS.get(piece.name, "")
 
     def add(self, kind: str, name: str = "", text: str = "") -> None:
         if self.depth:
@@ -145,12 +138,12 @@ def parse_document(document: str) -> list[str | Block]:
     pending: list[Slice] = []  # of the block that has begun
     open_tags: list[int] = []  # of these, start tags that have no end tag yet
     characters = 0
-    for piece in [*Slicer(document).cut(), Slice("other", name="end of the document")]:
+    for piece in [*Slicer(document).slices, Slice("other", name="end of the document")]:
         has_no_partner = piece.kind == "end" and not (open_tags and pending[open_tags[-1]].name == piece.name)
         is_line_end = piece.name == "br" and LINE_END.search("".join(item.text for item in pending[-3:]))
         is_too_deep = piece.kind == "start" and len(open_tags) == MAX_DEPTH
         is_boundary = not INLINE.fullmatch(piece.name) or has_no_partner or is_line_end or is_too_deep
-        if is_boundary or piece.kind == "text" and characters + len(piece.text) > MAX_CHARACTERS:
+        if is_boundary or (piece.kind == "text" and characters + len(piece.text) > MAX_CHARACTERS):
             for before, index in pairwise([-1, *open_tags, len(pending)]):
                 parts += build_parts(pending[before + 1 : index])
                 parts += [tag.raw for tag in pending[index : index + 1]]
@@ -163,7 +156,7 @@ def parse_document(document: str) -> list[str | Block]:
         elif piece.kind == "start":
             open_tags.append(len(pending))
         pending.append(piece)
-        characters += max(1, len(piece.text))
+        characters += len(piece.text) + 1
     return parts
 
 

@@ -1,5 +1,6 @@
 """Translation of HTML and XML documents: blocks of text are translated as lines, and their tags put back."""
 
+import html
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
@@ -53,6 +54,8 @@ def restore(block: Block, translation: Translation) -> str:
     Otherwise the words that many others look at, such as names and verbs, would draw their neighbors. Words belong to
     words and marks to marks. A number, name or mark that both sides have belongs to itself.
     """
+    if not block.nodes:
+        return html.escape(translation.text, quote=False)
     source_spans, target_spans = find_words(block.text, block.places), find_words(translation.text)
     source, target = (
         [block.text[slice(*span)] for span in source_spans],

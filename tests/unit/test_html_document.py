@@ -113,15 +113,6 @@ def test_blocks_are_the_text_between_block_tags(document: str) -> None:
     assert list_texts(parse_document(document)) == BLOCKS[document]
 
 
-@pytest.mark.parametrize("sentence", ["Ein &lt;Hund&gt; bellt. ", "Hund ", "狗叫。"])
-def test_long_text_is_cut_between_words(sentence: str) -> None:
-    parts = parse_document(f"<p><b>{sentence * 3000}</b></p>")
-    texts = list_texts(parts)
-    assert 1 < len(texts) < 40 and max(map(len, texts)) <= 4000
-    assert "".join(texts).replace(" ", "") == unescape(sentence * 3000).replace(" ", "")
-    assert all(set(text.split(" ")) <= set(unescape(sentence).split(" ")) for text in texts if " " in sentence)
-
-
 # --------------------------------------------------------------------------------------------------------- properties
 class Tags(HTMLParser):
     """Reads a document: its tags with attributes, each with those around it."""

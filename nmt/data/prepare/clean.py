@@ -6,10 +6,6 @@ Shapes: N pairs.
 import html
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
-from functools import partial
-from operator import ne
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,23 +77,9 @@ def numbers_differ(source: str, target: str) -> bool:
     return bool(left and right) and sorted(left) != sorted(right) and "".join(left) != "".join(right)
 
 
-class CleanedPairs(NamedTuple):
-    """Pairs after the rules that need no other pairs."""
-
-    sources: list[str]
-    targets: list[str]
-    reasons: list[str | None]  # rule by which a pair is dropped
-    changed: int  # number of sentences that normalization has changed
-
-
-def clean_pairs(sources: Iterable[str], targets: Iterable[str], clean: CleaningConfig) -> CleanedPairs:
-    """Normalize pairs, and apply the rules that need no other pairs."""
-    normalize = normalize_text if clean.normalize else partial(LINE_BREAKS.sub, " ")
-    old_sources, old_targets = list(sources), list(targets)
-    new_sources, new_targets = list(map(normalize, old_sources)), list(map(normalize, old_targets))
-    changed = sum(map(ne, old_sources, new_sources)) + sum(map(ne, old_targets, new_targets))
-    reasons = [find_reason(source, target, clean) for source, target in zip(new_sources, new_targets, strict=True)]
-    return CleanedPairs(new_sources, new_targets, reasons, changed)
+def join_lines(text: str) -> str:
+    """Return a sentence as one line."""
+    return LINE_BREAKS.sub(" ", text)
 
 
 def find_reason(source: str, target: str, clean: CleaningConfig) -> str | None:

@@ -1,8 +1,7 @@
 """Find and read the input of corpus preparation: aligned files, tables, Parquet, TMX, and zip files of these."""
 
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,18 +149,18 @@ def read_input(file: InputFile, command: PrepareRun) -> Iterator[pa.RecordBatch 
             yield from read_text_pairs(*file.paths)
         elif file.kind == "tmx":
             yield from batch_line_pairs(read_tmx_pairs(file.paths[0], command.source, command.target))
+        elif file.kind == "tsv":
+            yield from read_tsv_pairs(file.paths[0], names[0], names[1], numbers_hint="columns=[1,2]")
+        elif file.kind == "jsonl":
+            yield from read_jsonl_pairs(file.paths[0], *names)
         else:
-            yield from TABLE_READERS[file.kind](file.paths[0], *names)
+            yield from batch_line_pairs(read_parquet_pairs(file.paths[0], *names))
     except OSError as error:
         raise make_read_error(error.filename or file, error) from error
 
 
-def read_parquet_pairs(path: Path, source: str, target: str) -> Iterator[pa.RecordBatch | BadLine]:
+def read_parquet_pairs(path: Path, source: str, target: str) -> Iterator[LinePair | BadLine]:
     """Yield the pairs of a Parquet file; columns may be nested as in `translation.de`. Numbers are those of rows."""
-    return batch_line_pairs(read_parquet_rows(path, source, target))
-
-
-def read_parquet_rows(path: Path, source: str, target: str) -> Iterator[LinePair | BadLine]:
     with open_binary(path) as file:
         try:
             table = pq.ParquetFile(file)
@@ -178,10 +177,3 @@ def read_parquet_rows(path: Path, source: str, target: str) -> Iterator[LinePair
                     yield BadLine(path, number, "no text", "no text")
         except (pa.ArrowInvalid, ValueError) as error:
             raise UserError(f"{path} cannot be read: {first_line(error)}") from error
-
-
-TABLE_READERS: dict[str, Callable[..., Iterator[pa.RecordBatch | BadLine]]] = {
-    "tsv": partial(read_tsv_pairs, numbers_hint="columns=[1,2]"),
-    "jsonl": read_jsonl_pairs,
-    "parquet": read_parquet_pairs,
-}

@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 
 from nmt.config import PrepareRun
 from nmt.data.overlap import EXACT, NEAR, UNSEEN, OverlapIndex, normalize_words
-from nmt.data.prepare.clean import ScriptRule, clean_pairs, find_unusual_ratios, normalize_text
+from nmt.data.prepare.clean import ScriptRule, find_reason, find_unusual_ratios, join_lines, normalize_text
 from nmt.data.prepare.inputs import FoundInputs, InputFile, find_inputs, read_input
 from nmt.data.readers import TEXT_SCHEMA, BadLine
 from nmt.errors import UserError
@@ -153,6 +153,7 @@ def store_cleaned(
     Returns:
         hashes_N, lengths_2xN: hashes of the pairs, and lengths of source and target in characters.
     """
+    normalize = normalize_text if command.clean.normalize else join_lines
     hashes: list[Rows] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int32]] = [np.empty((2, 0), np.int32)]
     with (
@@ -164,15 +165,15 @@ def store_cleaned(
             for batch in read_batches(done.inputs.files[index], command, done):
                 bar.update(len(batch))
                 done.read[name] += len(batch)
-                sources, targets, lines = (column.to_pylist() for column in batch.columns)
-                cleaned = clean_pairs(sources, targets, command.clean)
-                done.changed += cleaned.changed
                 kept = []
-                for *pair, reason in zip(cleaned.sources, cleaned.targets, lines, cleaned.reasons, strict=True):
+                for *pair, line in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    source, target = map(normalize, pair)
+                    done.changed += (source != pair[0]) + (target != pair[1])
+                    reason = find_reason(source, target, command.clean)
                     if reason is None:
-                        kept.append((pair[0], pair[1], index, pair[2]))
+                        kept.append((source, target, index, line))
                     else:
-                        done.drop(reason, Pair(pair[0], pair[1], name, pair[2]))
+                        done.drop(reason, Pair(source, target, name, line))
                 columns = list(zip(*kept, strict=True)) or [()] * len(STORED_SCHEMA)
                 for characters, texts in zip(done.characters, columns, strict=False):
                     characters.update("".join(texts))

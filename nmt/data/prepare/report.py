@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import PrepareRun
-from nmt.data.prepare.inputs import FoundInputs
 from nmt.data.prepare.pipeline import MAX_EXAMPLES, Pair, Preparation
-from nmt.system.messages import format_first_lines
 from nmt.system.page_template import fill_template
 
 RULES = {  # what the rules drop, in the order in which they are applied
@@ -48,14 +46,11 @@ def build_summary(command: PrepareRun, done: Preparation) -> dict[str, Any]:
     }
 
 
-def shorten(text: str) -> str:
-    """Return the beginning of a text, with an ellipsis if it goes on."""
-    return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…"
-
-
 def list_examples(done: Preparation, rule: str) -> list[Pair]:
+    """Return dropped pairs, with an ellipsis for the rest of a long text."""
     pairs = done.examples.get(rule, {}).values()
-    return [pair._replace(source=shorten(pair.source), target=shorten(pair.target)) for pair in pairs]
+    texts = ([text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…" for text in pair[:2]] for pair in pairs)
+    return [pair._replace(source=source, target=target) for pair, (source, target) in zip(pairs, texts, strict=True)]
 
 
 def build_report_page(command: PrepareRun, done: Preparation) -> str:
@@ -69,8 +64,6 @@ def build_report_page(command: PrepareRun, done: Preparation) -> str:
         format_counts("", "pairs", counts),
         "<h2>Input</h2>",
         format_counts("file", "pairs", {str(file): done.read[str(file)] for file in done.inputs.files}),
-        *format_bad_lines(done),
-        *format_unused(done.inputs),
         "<h2>Examples of dropped pairs</h2>",
         *(format_examples(rule, text, done) for rule, text in RULES.items() if done.dropped[rule]),
     ]
@@ -83,20 +76,6 @@ def format_counts(name: str, unit: str, counts: dict[str, int]) -> str:
     rows = [f'<tr><td>{escape(left)}</td><td class="number">{count:,}</td></tr>' for left, count in counts.items()]
     header = f'<tr><th>{escape(name)}</th><th class="number">{escape(unit)}</th></tr>'
     return f'<div class="scroll"><table>{header}{"".join(rows)}</table></div>'
-
-
-def format_bad_lines(done: Preparation) -> list[str]:
-    counts = {
-        f"{file}: {problem} ({format_first_lines(numbers)})": len(numbers)
-        for (file, problem), numbers in done.bad_lines.items()
-    }
-    return ["<h2>Lines without a pair</h2>", format_counts("problem", "lines", counts)] if counts else []
-
-
-def format_unused(found: FoundInputs) -> list[str]:
-    if not found.unused:
-        return []
-    return ["<h2>Files that were not read</h2>", *(f"<p>{escape(str(path))}</p>" for path in found.unused)]
 
 
 def format_examples(rule: str, text: str, done: Preparation) -> str:
