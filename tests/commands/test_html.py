@@ -79,14 +79,6 @@ def test_text_of_a_block_is_that_of_its_translation_as_a_line(home: Path) -> Non
     assert [" ".join(html.unescape(line).split()) for line in translated] == expected
 
 
-@pytest.mark.parametrize("settings", [("tokenizer.type=word",), ("tokenizer.normalization=nmt_nfkc",)])
-def test_other_tokenizers(home: Path, corpus: Path, settings: tuple[str, ...]) -> None:
-    common = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=20", "overwrite=true")
-    run_ok("train", "name=other", *common, *settings, folder=home)
-    out = nmt.load(home / "runs" / "other", precision="fp32").translate_html(PAGE)
-    assert list_tags(out) == list_tags(PAGE)
-
-
 def test_long_blocks_and_samples_keep_their_tags(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     page = "<p>" + "Die <b>Frau</b> liest ein Buch . " * 400 + "</p><p>" + "😀<i>😀</i>" * 1500 + "</p>"
     model = nmt.load(home / "runs" / "mine", precision="fp32", sample=True, max_length=20)

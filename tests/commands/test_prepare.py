@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from builders import SHARED, command_environment, run_error, run_nmt, run_ok
+from builders import command_environment, run_error, run_nmt, run_ok
 
-from nmt.config import DataConfig
-from nmt.data.corpus import load_pairs
 from nmt.data.overlap import MIN_WORDS, normalize_words
 
 WORDS = ["der", "hund", "sieht", "eine", "katze", "und", "den", "vogel", "im", "garten", "am", "abend", "mit", "dem"]
@@ -110,13 +108,6 @@ def test_report_counts_every_pair(prepared: Path) -> None:
     assert example["file"] == "raw/raw.de and raw/raw.en" and lines[example["line"] - 1] == example["source"]
     page = (prepared / "out" / "report.html").read_text("utf-8")
     assert "one word different from a sentence of the validation or test split" in page and "<script" not in page
-
-
-def test_training_reads_the_result(prepared: Path) -> None:
-    data = DataConfig(format="text", path=str(prepared / "out"), cache=str(prepared / "cache"))
-    assert [len(load_pairs(data, split)) for split in SPLITS] == [
-        len(pairs) for pairs in (read_splits(prepared / "out")[split] for split in SPLITS)
-    ]
 
 
 def test_splits_depend_on_content_only(prepared: Path) -> None:
@@ -237,22 +228,3 @@ def test_killed_preparation_leaves_nothing_after_the_next(tmp_path: Path, number
     arguments = ("input=raw", "output=out", "valid_size=20", "test_size=20")
     run_ok("prepare", *arguments, folder=tmp_path)
     assert (tmp_path / "out" / "report.html").exists() and not list(tmp_path.glob(".out*"))
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="needs real corpora beside the checkout")
-def test_planted_leaks_in_real_text(tmp_path: Path) -> None:
-    """All test sentences that are planted in the training text, exactly or with one word changed, are found."""
-    sides = [
-        (SHARED / "tatoeba_deu" / f"train.{language}").read_text("utf-8").splitlines() for language in ("de", "en")
-    ]
-    pairs = list(zip(*sides, strict=True))
-    train, test = pairs[:4000], pairs[-300:]
-    arguments = ("input=raw", "test=test", "valid_size=0")
-    write_pairs(tmp_path, test, name="test")
-    write_pairs(tmp_path / "raw", train)
-    run_ok("prepare", "output=clean", *arguments, folder=tmp_path)
-    kept = len(read_splits(tmp_path / "clean")["train"])
-    planted = [*test, *((f"{source} Jawohl", f"Indeed {target}") for source, target in test)]
-    write_pairs(tmp_path / "raw", [*train, *planted])
-    run_ok("prepare", "output=planted", *arguments, folder=tmp_path)
-    assert len(read_splits(tmp_path / "planted")["train"]) == kept

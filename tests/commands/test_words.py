@@ -9,9 +9,8 @@ import pytest
 from builders import run_error, run_ok, single_references
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu.metrics import BLEU
 
-from nmt.config import BLEU_TOKENIZERS, TokenizerConfig
+from nmt.config import TokenizerConfig
 from nmt.data import words as words_module
 from nmt.data.tokenizer import group_by_spaces, group_by_words, train_tokenizer
 from nmt.data.words import (
@@ -27,7 +26,6 @@ from nmt.data.words import (
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     bleu,
-    bleu_by_length,
     choose_bleu_tokenizer,
     compute_scores,
     find_tokenizer_problem,
@@ -153,11 +151,6 @@ def test_split_words_round_trip(parts: list[str]) -> None:
     assert ["".join(part) for part in words] == parts and all(all(part) for part in words)
 
 
-@given(st.text(st.characters(max_codepoint=0xDFF)))
-def test_segment_words_splits_other_scripts_at_whitespace(line: str) -> None:
-    assert segment_words(line) == line.split()
-
-
 # ----------------------------------------------------------------------------------------------------- words of pieces
 def test_group_by_words_assigns_pieces_to_word_of_their_start(no_segmenter: None) -> None:
     assert group_by_words(["▁", "狗", "看见", "3.5", "本", "。", "▁ok", "</s>"]) == (
@@ -202,20 +195,14 @@ def test_find_glued_words() -> None:
         (["狗看见书。", "猫买船。"], "han", "zh"),
         (["狗看見書。"], "han", "zh"),
         (["我用TensorFlow和PyTorch", "OK"], "han", "zh"),
-        (["我 爱 北京 。"], "han", "zh"),
         (["私は学生です。", "コンピューター"], "kana", JAPANESE),
         (["我爱这家の店", "她很喜欢那个地方，因为风景很美。"], "han", "zh"),
         (["나는 학교에 간다.", "대한민국(大韓民國)"], None, "13a"),
         (["ฉันรักภาษาไทย"], "other", "char"),
-        (["ខ្ញុំស្រឡាញ់ភាសាខ្មែរ។"], "other", "char"),
-        (["ကျွန်တော်မြန်မာစာ"], "other", "char"),
-        (["ຂ້ອຍຮັກພາສາລາວ"], "other", "char"),
         (["བོད་སྐད་ཡིན།"], "other", "char"),
         (["الكلب يرى الكتاب.", "שלום עולם"], None, "13a"),
-        (["कुत्ता किताब देखता है।"], None, "13a"),
         (["Собака видит книгу.", "Η γάτα.", "Der Hund."], None, "13a"),
         (["The word 你好 means hello.", "A line of English."], None, "13a"),
-        (["3.5 %", "2024", ""], None, "13a"),
         ([], None, "13a"),
     ],
 )
@@ -226,10 +213,6 @@ def test_choose_tokenizer_by_script(references: list[str], script: str | None, t
     )
     if references:
         assert f"tok:{tokenizer}" in compute_scores(references, single_references(references))["signatures"]["bleu"]
-
-
-def test_bleu_tokenizers_are_those_of_sacrebleu() -> None:
-    assert set(BLEU_TOKENIZERS) == {"auto", *BLEU.TOKENIZERS}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -253,20 +236,6 @@ def test_scores_of_identical_similar_and_wrong_translations(language: str) -> No
     assert comparison["b"]["bleu"].p_value < 0.05
     assert comparison["b"]["ter"].score == pytest.approx(similar_scores["ter"])
     assert identical_scores["signatures"]["bleu"].split("tok:")[1] == signatures["bleu"].split("tok:")[1]
-
-
-@pytest.mark.parametrize("language", UNSPACED)
-def test_bleu_by_length_counts_segmented_words(language: str) -> None:
-    sources = [make_sentence(language, (n, 0, 3, 0)) for n in range(4)]
-    [(name, count, score)] = bleu_by_length(sources, sources, single_references(sources))
-    assert count == 4 and score == pytest.approx(100) and name != "up to 5"
-
-
-def test_bleu_uses_given_tokenizer() -> None:
-    chinese, english = ["狗看见书。"], ["the cat sat on the mat."]
-    # One token has no 4-grams.
-    assert bleu(chinese, [chinese], "none") == bleu(chinese, [chinese], "13a") == 0
-    assert "tok:char" in compute_scores(english, [english], "char")["signatures"]["bleu"]
 
 
 def test_choose_tokenizer_rejects_uninstalled_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

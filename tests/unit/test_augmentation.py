@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import AugmentConfig, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data.augmentation import Augmenter, Edit, PairLinks, apply_edits, augment_pair, find_names, overlap
+from nmt.data.augmentation import Augmenter, PairLinks, augment_pair, find_names
 from nmt.data.encoding import EncodedPairs, encode_corpus
 from nmt.data.literals import find_literals
 from nmt.data.resampling import resample_pairs
@@ -121,17 +121,6 @@ def test_names_are_replaced_alike() -> None:
 )
 def test_case_and_final_marks(rates: dict[str, float], pair: tuple[str, str], expected: list[str]) -> None:
     assert augment(*pair, [], **rates) == expected
-
-
-def test_turkish_keeps_its_two_letters_i() -> None:
-    assert augment("ISI İyi", "warmth", [], language="tr", lower_case=ALWAYS)[0] == "ısı iyi"
-    assert augment("ısı iyi", "warmth", [], language="tr", title=ALWAYS)[0] == "Isı İyi"
-
-
-def test_edits_that_overlap_earlier_ones_are_not_made() -> None:
-    edits = [Edit((0, 2, 3, 4), "X", "X"), Edit((1, 3, 0, 1), "Y", "Y"), Edit((4, 5, 0, 1), "ZZ", "ZZ")]
-    assert apply_edits("abcde", "vwxy", edits) == ["XcdZZ", "ZZwxX"]
-    assert overlap((0, 2, 0, 2), (1, 3, 5, 6)) and not overlap((0, 2, 0, 2), (2, 3, 2, 6))
 
 
 def test_single_links() -> None:
@@ -255,8 +244,3 @@ def test_pair_that_would_be_too_long_stays_as_it_is(encoded: EncodedPairs) -> No
 def test_settings_that_contradict_augmentation_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainRun(**settings)
-
-
-def test_rates_are_shares() -> None:
-    with pytest.raises(UserError, match="augment.title=1.5 must be at least 0 and below 1"):
-        AugmentConfig(title=1.5)

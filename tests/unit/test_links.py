@@ -9,7 +9,6 @@ from nmt.data.corpus import get_gold_links
 from nmt.data.word_links import (
     SYMMETRIZATIONS,
     GoldLinks,
-    format_pharaoh,
     grow_diag_final_and,
     parse_gold_links,
     transpose_links,
@@ -22,11 +21,6 @@ link_sets = st.sets(st.tuples(st.integers(0, WORDS - 1), st.integers(0, WORDS - 
 
 def parse_links(text):
     return {tuple(map(int, link.split("-"))) for link in text.split()}
-
-
-def test_pharaoh_format_is_sorted_by_source():
-    assert format_pharaoh([(2, 0), (0, 1), (0, 10), (0, 2)]) == "0-1 0-2 0-10 2-0"
-    assert format_pharaoh([]) == ""
 
 
 # --- gold links
@@ -44,18 +38,12 @@ def test_parsed_gold_links_match_original(sure, possible, base, sign, random):
     [
         ("0-0 1", 0, "'1' is not a link; write 0-1 for a sure link, 0p1 or 0?1 for a possible link"),
         ("0-0,1-1", 0, "'0-0,1-1' is not a link"),
-        ("0:0", 0, "'0:0' is not a link"),
-        ("0--1", 0, "'0--1' is not a link"),
         ("-1-0", 0, "'-1-0' is not a link"),
         ("0-0-0", 0, "'0-0-0' is not a link"),
-        ("0 - 0", 0, "'0' is not a link"),
-        ("0P0", 0, "'0P0' is not a link"),
         ("\u0661-0", 0, "'\u0661-0' is not a link"),  # a digit outside of ASCII
-        ("9999999999-0", 0, "'9999999999-0' is not a link"),
         ("3-0", 0, "'3-0' is out of range: counted from 0, the source sentence has words 0 to 2"),
         ("0p2", 0, "'0p2' is out of range: counted from 0, the target sentence has words 0 to 1"),
         ("0-1", 1, "'0-1' is out of range: counted from 1, the source sentence has words 1 to 3"),
-        ("4-1", 1, "'4-1' is out of range"),
         ("1?3", 1, "'1?3' is out of range: counted from 1, the target sentence has words 1 to 2"),
     ],
 )
@@ -63,22 +51,6 @@ def test_invalid_reference_alignments_raise(line, base, message):
     with pytest.raises(ValueError) as error:
         parse_gold_links(line, base, 3, 2)
     assert str(error.value).startswith(message)
-
-
-def test_links_of_empty_sentences_raise():
-    assert parse_gold_links("", 0, 0, 0) == GoldLinks.from_pairs((), ())
-    with pytest.raises(ValueError, match="the target sentence has no words"):
-        parse_gold_links("0-0", 0, 1, 0)
-
-
-@given(st.text(alphabet="019-p? \tx\u0660", max_size=12), st.sampled_from([0, 1]))
-def test_random_lines_parse_or_raise_value_error(line, base):
-    try:
-        gold = parse_gold_links(line, base, 2, 3)
-    except ValueError:
-        return
-    assert all(s in range(2) and t in range(3) for s, t in gold.possible) and gold.sure <= gold.possible
-    assert len(gold.possible) <= len(line.split())
 
 
 def test_gold_links_of_dataset():
@@ -180,12 +152,3 @@ def test_alignment_error_rate_pools_counts_over_corpus():
     counts.add([(0, 0), (0, 0)], parse_gold_links("0-0 1-1 2-2", 0, 3, 3))  # duplicates count once
     counts.add([(0, 0), (1, 0)], parse_gold_links("0-0 0p1", 0, 2, 2))
     assert counts.scores() == pytest.approx({"precision": 2 / 3, "recall": 2 / 4, "aer": 1 - (2 + 2) / (3 + 4)})
-
-
-@given(link_sets, link_sets, link_sets)
-def test_alignment_scores_are_between_zero_and_one(links, sure, possible):
-    counts = LinkCounts()
-    counts.add(links, GoldLinks.from_pairs(sure, possible))
-    assert all(value is None or 0 <= value <= 1 for value in counts.scores().values())
-    if links and links == sure:
-        assert counts.scores()["aer"] == 0

@@ -13,10 +13,7 @@ from nmt.config import EOS, ModelConfig, SearchConfig, TokenizerConfig
 from nmt.data.tokenizer import LITERAL_PIECE, group_by_words, train_tokenizer
 from nmt.decoding.preparation import (
     Preparer,
-    Replacement,
-    compile_terms,
     restore_literals,
-    select_replacements,
 )
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
@@ -85,16 +82,6 @@ def test_terms_come_back_as_their_translations(tmp_path: Path) -> None:
     assert restore_literals(prepared.text, prepared.translations) == (
         "Ein little doggy, ein doggy, Hundehütte, 小dogが C plus plus 4711."
     )
-
-
-def test_longest_term_is_found_first() -> None:
-    pattern = compile_terms(["a", "a b", "b c", "a b c d"])
-    assert [match[0] for match in pattern.finditer("a b c a b cd x a")] == ["a b", "a b", "a"]
-
-
-def test_first_of_overlapping_replacements_counts() -> None:
-    found = [Replacement(5, 9, "x"), Replacement(0, 6, "y"), Replacement(2, 2, "z"), Replacement(0, 5, "v")]
-    assert select_replacements(found) == [Replacement(0, 5, "v"), Replacement(5, 9, "x")]
 
 
 def test_required_pieces_of_sentences() -> None:
