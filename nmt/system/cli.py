@@ -26,6 +26,7 @@ from nmt.system.command_line import (
     CONFIG_DIR,
     check_arguments,
     describe_error,
+    keep_text,
     list_config_groups,
     list_constant_keys,
     list_keys,
@@ -81,8 +82,9 @@ def run_hydra(command: str, job: Callable[[DictConfig], float | None]) -> None:
     """Let Hydra run a job, or those of a sweep, with the settings of the command line."""
     arguments = sys.argv[1:]
     check_arguments(arguments, COMMANDS[command])
-    settings = [argument for argument in arguments if re.match("[^-].*=|~", argument)]
-    options = [argument for argument in arguments if argument not in settings]
+    is_setting = re.compile("[^-].*=|~").match
+    settings = [keep_text(argument, COMMANDS[command]) for argument in arguments if is_setting(argument)]
+    options = [argument for argument in arguments if not is_setting(argument)]
     ConfigStore.instance().store(name=f"{command}_schema", node=COMMANDS[command])
     if {"-h", "--help"} & set(options):
         echo(build_help_page(command, settings))
@@ -166,11 +168,11 @@ def build_help_page(command: str, settings: list[str]) -> str:
     with hydra.initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = hydra.compose(command, settings)
     page = OmegaConf.load(CONFIG_DIR / f"{command}.yaml").hydra.help.template
-    texts, path, lines = list_keys(COMMANDS[command]), [""], []
+    keys, path, lines = list_keys(COMMANDS[command]), [""], []
     for line in OmegaConf.to_yaml(config).splitlines():
         key = re.fullmatch(r"((?:  )*)(\w+):.*", line)
         path = [*path[: len(key[1]) // 2], key[2]] if key else path
-        text = texts.get(".".join(path)) if key else None
+        text = keys[name].metadata.get("help") if key and (name := ".".join(path)) in keys else None
         lines.append(f"{line:<31} # {text}" if text else line)
     groups = "\n".join(f"{name}: {', '.join(choices)}" for name, choices in list_config_groups().items())
     return str(page.replace("$APP_CONFIG_GROUPS", groups).replace("$CONFIG", "\n".join(lines)))

@@ -21,6 +21,13 @@ if not CONFIG_DIR.is_dir():
 HYDRA_OPTION = re.compile(
     "-(h|m|c|p|i|cd|sc)|--(help|hydra-help|version|multirun|cfg|package|info|config-dir|shell-completion)"
 )
+TEXT_TYPES = (str, str | None, list[str], Any)
+# What Hydra reads as a number other than 0, 1, 2, ..., or as a truth value (group 2), or else text in quotes.
+NUMBER_OR_QUOTED = re.compile(
+    r"""((?:^|[,\[])\s*)(?!(?:0|[1-9]\d*)\s*(?:[],]|$))([-+]?\.?\d[\w.+-]*|true|false|[-+]?inf|nan)(?=\s*(?:[],]|$))"""
+    r"""|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""",
+    re.IGNORECASE,
+)
 SWEEP_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")  # installed by the extra `sweep`
 # Keys, and their names in other toolkits. Of several keys, the first that the command has is meant.
 KEY_SYNONYMS = {
@@ -66,15 +73,15 @@ KEY_SYNONYMS = {
 KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() for name in names.split()}
 
 
-def list_keys(schema: type, prefix: str = "") -> dict[str, str]:
-    """Return the help text of each key of a schema, or "", by dotted name."""
-    texts: dict[str, str] = {}
+def list_keys(schema: type, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of a schema by the dotted names of the keys."""
+    keys: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(schema):
         if dataclasses.is_dataclass(item.type):
-            texts |= list_keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+            keys |= list_keys(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
         else:
-            texts[prefix + item.name] = item.metadata.get("help", "")
-    return texts
+            keys[prefix + item.name] = item
+    return keys
 
 
 def list_config_groups() -> dict[str, list[str]]:
@@ -109,6 +116,18 @@ def check_arguments(arguments: list[str], schema: type) -> None:
             raise UserError(f"there is no key '{key}'{suggest_key(key, known)}; --help lists all keys")
         if not value or key in groups and value == "null":  # often an unset shell variable
             raise UserError(f"{argument}: the value is missing; set {key}=VALUE or remove {key}")
+
+
+def keep_text(setting: str, schema: type) -> str:
+    """Quote the numbers and truth values that a setting gives to a key of text, such as `name=2024_11_24`.
+
+    Hydra would otherwise read them as such, and the text would become 20241124.
+    """
+    key, equals, value = setting.partition("=")
+    field = list_keys(schema).get(key.lstrip("+~"))
+    if field is None or field.type not in TEXT_TYPES:
+        return setting
+    return key + equals + NUMBER_OR_QUOTED.sub(lambda match: f'{match[1]}"{match[2]}"' if match[2] else match[0], value)
 
 
 def suggest_key(key: str, known: list[str]) -> str:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import CONTEXT
@@ -23,6 +24,7 @@ from nmt.config import (
     LinksConfig,
     ModelConfig,
     OptimConfig,
+    PrepareRun,
     SearchConfig,
     SelfAttentionConfig,
     TokenizerConfig,
@@ -148,6 +150,16 @@ def test_synonyms_refer_to_existing_keys() -> None:
 )
 def test_valid_arguments_are_accepted(train: Callable[..., Result], argument: str) -> None:
     assert train(argument) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["2024_11_24", "1.10", "007", "1e5", "-inf", "true", "2024-11-24", "7"])
+def test_text_that_looks_like_a_number_is_kept_as_written(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", ["prepare", f"input=['a,{name}', {name}]", f"output={name}"])
+    received: list[PrepareRun] = []
+    main("prepare")(received.append)()
+    assert (received[0].input, received[0].output) == ([f"a,{name}", name], name)
 
 
 def test_options_may_come_between_settings(train: Callable[..., Result]) -> None:
