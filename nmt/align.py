@@ -65,6 +65,7 @@ from nmt.system.text import (
 )
 from nmt.system.torchrun import check_single_process
 
+MAX_LENGTH = 1000  # pieces on either side, with </s>; longer pairs get no links
 MIN_LEXICON_LINKS = 0.5  # expected links of a pair of words in the lexicon
 
 
@@ -121,7 +122,7 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
     prepare_model(model, choose_precision(command.precision, device), device)
-    return Translator(model, tokenizer, SearchConfig(batch_tokens=command.batch_tokens), device, key=key), run
+    return Translator(model, tokenizer, SearchConfig(), device, key=key), run
 
 
 def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
@@ -170,7 +171,7 @@ def align_pairs(
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             source_chunk = sources[start : start + MAX_CHUNK_LINES]
             target_chunk = targets[start : start + MAX_CHUNK_LINES]
-            settings = command.max_length, start + 1, progress, gold is None
+            settings = MAX_LENGTH, start + 1, progress, gold is None
             records = forward.align(source_chunk, target_chunk, *settings)
             reverse_records: Sequence[Record | None] = [None] * len(records)
             if backward:
@@ -256,7 +257,7 @@ def check_aligner_settings(command: AlignRun) -> None:
     if not command.source:
         raise UserError(f"checkpoint={command.checkpoint} is an aligner; give the files source= and target=")
     defaults = {item.name: item.default for item in fields(AlignRun)}
-    for key in ("reverse_checkpoint", "symmetrize", "max_length", "batch_tokens", "device", "precision"):
+    for key in ("reverse_checkpoint", "symmetrize", "device", "precision"):
         if (value := getattr(command, key)) != defaults[key]:
             raise UserError(f"{key}={value} is for models with attention, not for an aligner; remove {key}")
     if command.links.unit == "pieces":

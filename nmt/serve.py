@@ -20,6 +20,7 @@ from nmt.system.memory import configure_malloc
 from nmt.system.torchrun import check_single_process
 
 KEY_VARIABLE = "NMT_API_KEY"
+MAX_WAITING = 1_000  # requests that wait; others are refused
 
 
 def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
@@ -62,7 +63,7 @@ def serve(command: ServeRun) -> None:
         translators = [
             open_translator(paths, device, command.precision, command.average, command.search) for paths in models
         ]
-        batcher = Batcher(translators, command.max_waiting)
+        batcher = Batcher(translators, MAX_WAITING)
         api_key = command.api_key or os.environ.get(KEY_VARIABLE) or None
         service = Service(command, [Direction(*direction) for direction in directions], batcher, api_key)
         host, port = listener.getsockname()[:2]

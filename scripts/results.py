@@ -78,7 +78,7 @@ def read_run(folder: Path) -> Run:
 
 def get_test_settings(test: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that influence test metrics, apart from the model."""
-    data = {key: value for key, value in test["data"].items() if key not in ("cache", "num_proc")}
+    data = {key: value for key, value in test["data"].items() if key != "cache"}
     return {"data": data, "search": test["search"], "precision": test["precision"]}
 
 

@@ -55,13 +55,11 @@ NON_NUMERIC_KEYS = {
     "data.path",
     "data.cache",
     "data.split",
-    "data.num_proc",
     "data.invalid",
     "train.log_every",
     "train.save_every",
     "train.save_minutes",
     "train.keep",
-    "train.max_skipped",
 }
 
 
@@ -292,7 +290,6 @@ class ServeRun:
     port: int = setting(5000, "port to listen on; 0: any free one, which the log names")
     api_key: str | None = setting(None, "key that requests must have; null: $NMT_API_KEY, and none if that is not set")
     max_characters: int = setting(10_000, "maximum characters of a request")
-    max_waiting: int = setting(1_000, "maximum number of requests that wait; others are refused")
     timeout: float = setting(60.0, "seconds within which a request must be answered, else it is given up")
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
@@ -304,7 +301,7 @@ class ServeRun:
         check_checkpoint(self.checkpoint, self.device, self.precision)
         models = self.checkpoint if isinstance(self.checkpoint, list) else [self.checkpoint]
         self.checkpoint = [[*map(str, model)] if isinstance(model, list) else [str(model)] for model in models]
-        check_at_least(1, "", self, "max_characters", "max_waiting", "average")
+        check_at_least(1, "", self, "max_characters", "average")
         check_above_zero("", self, "timeout")
         check_port(self.port)
         if self.search.n_best != 1:
@@ -334,8 +331,6 @@ class AlignRun:
     weights: bool = setting(False, "also write the weight of each link, as in 0-1:0.93")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
-    max_length: int = setting(1000, "maximum pieces on either side, with </s>; longer pairs get no links")
-    batch_tokens: int | None = setting(None, "pieces of the longer side per batch; null: 8,000, on GPU 64,000")
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
     precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     links: LinksConfig = field(default_factory=LinksConfig)
@@ -348,7 +343,6 @@ class AlignRun:
                 "checkpoint=runs/NAME"
             )
         check_hardware(self.device, self.precision)
-        check_at_least(2, "", self, "max_length", "batch_tokens")
         if bool(self.source) != bool(self.target):
             raise UserError(
                 "source= and target= must be two files with the same number of lines; give both, or neither for data.*"

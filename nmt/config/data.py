@@ -61,12 +61,11 @@ class DataConfig:
     streaming: bool = setting(False, "read the training text while training, without caching it")
     buffer: int = setting(100_000, "streaming: number of pairs that are shuffled and sorted by length together")
     corpora: list[CorpusConfig] = setting(list, "additional training text: [{path:DIR,weight:1.0,tag:bt}]")
-    num_proc: int | None = setting(None, "number of cores for tokenization; null: all available")
 
     def __post_init__(self) -> None:
         check_choice("data.format", self.format, CORPUS_FORMATS)
         check_choice("data.invalid", self.invalid, ("refuse", "drop"))
-        check_at_least(1, "data.", self, "limit", "max_length", "num_proc", "buffer")
+        check_at_least(1, "data.", self, "limit", "max_length", "buffer")
         check_at_least(0, "data.", self, "seed")
         if self.split != Path(self.split).name:
             raise UserError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nmt.config.fields import setting
-from nmt.errors import UserError, check_at_least, check_choice
+from nmt.errors import UserError, check_at_least
 
 SPLIT_SIZE = 1000  # pairs of a validation or test split by default
 
@@ -56,7 +56,6 @@ class PrepareRun:
     near: bool = setting(
         True, "also keep sentences out of the training text that differ from a held-out one in one word"
     )
-    invalid: str = setting("drop", "lines that are not UTF-8, JSON or a pair: drop (and count) | refuse")
     clean: CleaningConfig = field(default_factory=CleaningConfig)
 
     def __post_init__(self) -> None:
@@ -80,4 +79,3 @@ class PrepareRun:
         for split, size in (("valid", self.valid_size), ("test", self.test_size)):
             if getattr(self, split) is not None and size != SPLIT_SIZE:
                 raise UserError(f"{split}_size={size} has no effect with {split}=...; remove one of them")
-        check_choice("invalid", self.invalid, ("drop", "refuse"))

@@ -58,12 +58,11 @@ class TrainConfig:
     guided_alignment: float = setting(0.0, "weight, at the end, of the loss against gold links (data.alignments)")
     patience: int | None = setting(None, "validations without improvement before training stops; null: never")
     keep: int = setting(1, "number of best checkpoints to keep, besides the last two")
-    max_skipped: int = setting(20, "consecutive updates with a non-finite loss or gradient before training stops")
 
     def __post_init__(self) -> None:
         check_choice("train.monitor", self.monitor, MONITOR_METRICS)
         check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
-        check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience", "max_skipped")
+        check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience")
         check_above_zero("train.", self, "save_minutes")
         check_at_least(0, "train.", self, "coverage_loss", "r_drop", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:

@@ -138,7 +138,7 @@ def encode_corpus(
 
     def write_encoding(folder: Path) -> None:
         for name, side in sides.items():
-            encode_side(folder, name, pairs, side, limit, count_cores(run.data.num_proc))
+            encode_side(folder, name, pairs, side, limit, count_cores())
         release_memory()
         write_order(folder, limit)
 
@@ -171,10 +171,8 @@ def encode_corpus(
     )
 
 
-def count_cores(num_proc: int | None) -> int:
-    """Return the number of cores to use: `num_proc`, or by default all that this process may use."""
-    if num_proc is not None:
-        return num_proc
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

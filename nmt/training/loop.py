@@ -27,6 +27,8 @@ from nmt.training.state import TrainState, save_state
 from nmt.training.step import train_step
 from nmt.training.validation import validate
 
+MAX_SKIPPED = 20  # consecutive updates with a non-finite loss or gradient after which training stops
+
 
 def fit(state: TrainState) -> float:
     """Train until `train.max_steps`, `train.max_epochs` or `train.patience` is reached, and return the best score.
@@ -36,7 +38,7 @@ def fit(state: TrainState) -> float:
 
     Raises:
         SystemExit: 128 + the number of the signal.
-        UserError: `train.max_skipped` updates in a row failed, the checkpoint cannot be written, or memory is too small
+        UserError: `MAX_SKIPPED` updates in a row failed, the checkpoint cannot be written, or memory is too small
             for a single pair.
     """
     config, data, progress = state.run.train, state.data, state.progress
@@ -207,7 +209,7 @@ def count_failures(state: TrainState, meter: ProgressMeter) -> None:
     for result, has_failed in meter.read_failures():
         progress.skipped += has_failed
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if has_failed else 0
-        if progress.skipped_in_a_row >= state.run.train.max_skipped:
+        if progress.skipped_in_a_row >= MAX_SKIPPED:
             raise make_divergence_error(state, result)
 
 
@@ -217,9 +219,10 @@ def make_divergence_error(state: TrainState, result: UpdateResult) -> UserError:
     if not rank():
         write_atomically(path, pairs_to_json(state.data.pairs, result.indices))
     return UserError(
-        f"training diverged: the loss or gradient was not finite in {state.progress.skipped_in_a_row} updates in a row "
-        f"(train.max_skipped), last at step {result.step}. Try a lower optim.lr, a longer optim.warmup, or an "
-        f"optim.clip below 1. The pairs of that step are in {path}; the last checkpoint is unchanged"
+        "training diverged: the loss or gradient was not finite in "
+        f"{state.progress.skipped_in_a_row} updates in a row, last at step {result.step}. Try a lower optim.lr, a "
+        "longer optim.warmup, or an optim.clip below 1. The pairs of that step are in "
+        f"{path}; the last checkpoint is unchanged"
     )
 
 

@@ -129,15 +129,11 @@ def test_align_pairs_and_score_against_gold_links(folder: Path, pairs: list[Pair
     assert piped.stdout == (folder / "links.pharaoh").read_bytes() and read_scores(piped.stderr.decode()) == scores
 
 
-def test_align_compressed_files_and_long_pairs(folder: Path, align: Align) -> None:
-    """Pairs above max_length get no links, not even for the oracle AER."""
+def test_align_compressed_files(folder: Path, align: Align) -> None:
     for name in ("test.de", "gold0"):
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
     compressed = ("source=test.de.gz", "target=test.en", "gold=gold0.gz")
     assert align(MODEL, *compressed) == align(MODEL, *FILES, "gold=gold0")
-    links, errors = align(MODEL, *compressed, "max_length=30")
-    oracle_aer = float(errors.split()[-1])
-    assert 0 < links.split("\n")[:-1].count("") < 30 and oracle_aer > 0
 
 
 def test_align_stops_quietly_when_reader_closes_pipe(folder: Path) -> None:

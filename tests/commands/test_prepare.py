@@ -169,17 +169,11 @@ def test_little_training_text_is_reported(prepared: Path) -> None:
         (("input=raw",), "error: output is not set"),
         (("input=raw", "output=o", "clean.max_ratio=1"), "error: clean.max_ratio=1.0 must be above 1"),
         (("input=raw", "output=o", "target=fr"), "error: input=raw has no files that end in .de and .fr"),
-        (
-            ("input=bad", "output=o", "invalid=refuse"),
-            "bad/raw.de:2: not UTF-8 (byte 0xFF at position 1); fix the line",
-        ),
         ((f"input={'a' * 300}", "output=o"), f"error: input={'a' * 300} cannot be read: File name too long"),
         (("input=raw", "output=o", "columns=[a]"), "error: columns=[a] must be two different columns"),
     ],
 )
 def test_errors(prepared: Path, arguments: tuple[str, ...], message: str) -> None:
-    write_pairs(prepared / "bad", [("a", "b"), ("c", "d")])
-    (prepared / "bad" / "raw.de").write_bytes(b"a\n\xff\n")
     assert message in run_error("prepare", *arguments, folder=prepared)
     assert not (prepared / "o").exists() and not list(prepared.glob(".o*"))
 

@@ -478,7 +478,7 @@ def test_align_command_with_random_bytes(home: Path, tmp_path: Path) -> None:
     sides = [make_random_lines(seed, 200) for seed in (3, 4)]
     for name, lines in zip(SIDES, sides, strict=True):
         (tmp_path / name).write_bytes(b"\n".join([*lines, b""]))
-    arguments = ("source=de", "target=en", "output=out", "max_length=100")
+    arguments = ("source=de", "target=en", "output=out")
     run_command(align, tmp_path, f"checkpoint={home}/runs/mine", *arguments)
     links = (tmp_path / "out").read_text().split("\n")
     assert len(links) == 201 and sum(map(bool, links)) > 50

@@ -337,8 +337,8 @@ BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "missing folder": (("data.path=nowhere",), "data.path=nowhere is not a folder"),
     "vocabulary too large": (("tokenizer.vocab_size=100000",), "tokenizer.vocab_size=100000"),
     "divergence": (
-        ("optim.lr=1e38", "optim.clip=null", "train.max_skipped=3"),
-        "training diverged: the loss or gradient was not finite in 3 updates in a row",
+        ("optim.lr=1e38", "optim.clip=null", "train.max_steps=30"),
+        "training diverged: the loss or gradient was not finite in 20 updates in a row",
     ),
 }
 

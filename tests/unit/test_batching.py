@@ -204,9 +204,10 @@ def test_number_of_processes_does_not_change_cache(
     sources, targets = (make_random_corpus(500, seed)["source"].to_pylist() for seed in (0, 1))
     sources[7], targets[33] = " ", "x " * 9_000
     caches = []
-    for num_proc in (None, 1, 2, 7):
-        cache = tmp_path / str(num_proc)
-        run = TrainRun(data=DataConfig(cache=str(cache), num_proc=num_proc))
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(encoding, "count_cores", lambda cores=cores: cores)
+        cache = tmp_path / str(cores)
+        run = TrainRun(data=DataConfig(cache=str(cache)))
         encode_corpus(make_corpus(sources, targets), tokenizer, run)
         [folder] = filter(Path.is_dir, (cache / "ids").iterdir())
         caches.append((folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}))

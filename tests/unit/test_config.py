@@ -365,7 +365,6 @@ def test_command_line_in_process_of_its_own(
         (lambda: AlignRun("x", symmetrize="union"), "symmetrize=union needs two models"),
         (lambda: AlignRun("x", "y", symmetrize="grow"), "symmetrize=grow is not one of intersection, union, grow_"),
         (lambda: AlignRun("x", "y", output="a.npz"), "output=a.npz is for the weights of one model"),
-        (lambda: AlignRun("x", max_length=1), "max_length=1 must be at least 2"),
     ],
 )
 def test_invalid_settings_raise(build: Callable[[], object], message: str) -> None:

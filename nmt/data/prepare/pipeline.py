@@ -190,20 +190,12 @@ def hash_pair(source: str, target: str) -> int:
 
 
 def read_batches(file: InputFile, command: PrepareRun, done: Preparation) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs of an input, and count its invalid lines.
-
-    Raises:
-        UserError: `invalid=refuse`, and there is such a line.
-    """
+    """Yield the pairs of an input, and count its invalid lines."""
     for batch in read_input(file, command):
-        if not isinstance(batch, BadLine):
-            yield batch
-        elif command.invalid == "drop":
+        if isinstance(batch, BadLine):
             done.bad_lines[str(batch.file), batch.kind].append(batch.number)
         else:
-            raise UserError(
-                f"{batch.file}:{batch.number}: {batch.reason}; fix the line, or drop such lines: invalid=drop"
-            )
+            yield batch
 
 
 def warn_of_unread_lines(done: Preparation) -> None:
