@@ -1,7 +1,7 @@
 """Settings of each command, and those that a resumed run must keep."""
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
 from nmt.config.data import AugmentConfig, DataConfig, DataOverride, EvaluationData, TokenizerConfig
@@ -93,16 +93,16 @@ def select_immutable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_hardware(device: str, precision: str) -> None:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", device):
-        raise UserError(f"device={device} is not one of auto, cpu, cuda, cuda:N, mps")
-    check_choice("precision", precision, PRECISIONS)
-
-
-def check_checkpoint(checkpoint: str | list[str] | None, device: str, precision: str) -> None:
-    check_hardware(device, precision)
+def check_checkpoint(checkpoint: str | list[str] | None) -> None:
     if not checkpoint or isinstance(checkpoint, list) and not all(checkpoint):
         raise UserError("checkpoint is not set; give a run: checkpoint=runs/NAME")
+
+
+def check_single(checkpoint: Any) -> str:
+    """Return the checkpoint of a command that reads one model."""
+    if isinstance(checkpoint, list):
+        raise UserError(f"checkpoint=[{','.join(map(str, checkpoint))}]: this command takes one model, not an ensemble")
+    return str(checkpoint)
 
 
 def check_port(port: int) -> None:
@@ -110,14 +110,41 @@ def check_port(port: int) -> None:
         raise UserError(f"port={port} must be at least 0 and below 65,536")
 
 
-@dataclass(slots=True)
-class TrainRun:
+@dataclass
+class ComputeSettings:
+    """Settings of commands that compute with a model."""
+
+    _: KW_ONLY
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
+    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (translation on CPU)")
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:(0|[1-9][0-9]?))?", self.device):
+            raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
+        check_choice("precision", self.precision, PRECISIONS)
+
+
+@dataclass
+class ModelSettings:
+    """Settings of commands that read a model."""
+
+    checkpoint: Any = setting(
+        None, "run folder (best checkpoint, else the last) or step folder; translate: [A,B] is an ensemble"
+    )
+    _: KW_ONLY
+    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
+
+    def __post_init__(self) -> None:
+        check_checkpoint(self.checkpoint)
+        check_at_least(1, "", self, "average")
+
+
+@dataclass
+class TrainRun(ComputeSettings):
     """Settings of `python -m nmt.train`."""
 
     name: str = setting("run", "name of the run; its folder is runs/<name>")
     seed: int = setting(1, "random seed for initial weights, dropout and data order")
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64")
     resume: str = setting("false", "if the run exists: false (refuse) | true (continue) | auto (continue or start)")
     overwrite: bool = setting(False, "delete an existing run and start over, even with resume=auto")
     init_from: str | None = setting(None, "start from the weights and tokenizer of another run")
@@ -134,7 +161,7 @@ class TrainRun:
     )
 
     def __post_init__(self) -> None:
-        check_hardware(self.device, self.precision)
+        ComputeSettings.__post_init__(self)
         if self.precision == "int8":
             raise UserError(
                 "precision=int8 is for inference only; train with precision=auto, fp32, tf32, bf16, fp16 or fp64"
@@ -196,17 +223,13 @@ class TrainRun:
             )
 
 
-@dataclass(slots=True)
-class EvaluateRun:
+@dataclass
+class EvaluateRun(ComputeSettings, ModelSettings):
     """Settings of `python -m nmt.evaluate`."""
 
-    checkpoint: str | None = setting(None, "run folder (best checkpoint, else the last) or step folder")
     compare: list[str] = setting(
         list, "[A,B,...]: compare these runs, or runs with several seeds (A/*); A is the baseline"
     )
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
-    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     pictures: int = setting(4, "number of attention heat maps, for the first sentences")
     erase: bool = setting(False, "also measure how much probability target words lose when a source word is removed")
     bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
@@ -214,23 +237,24 @@ class EvaluateRun:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint or self.compare, self.device, self.precision)
+        ComputeSettings.__post_init__(self)
+        check_checkpoint(self.checkpoint or self.compare)
+        self.checkpoint = check_single(self.checkpoint) if self.checkpoint else None
         distinct_paths = {path for path in self.compare if isinstance(path, str)}
         if self.compare and (self.checkpoint or len(distinct_paths) < max(2, len(self.compare))):
             raise UserError(
                 "compare= takes two or more different runs, and replaces checkpoint=; use 'compare=[runs/A,runs/B]'"
             )
         check_at_least(0, "", self, "pictures")
+        check_at_least(1, "", self, "average")
         if self.bleu_tokenizer is not None:
             check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)
-        check_at_least(1, "", self, "average")
 
 
-@dataclass(slots=True)
-class TranslateRun:
+@dataclass
+class TranslateRun(ComputeSettings, ModelSettings):
     """Settings of `python -m nmt.translate`."""
 
-    checkpoint: Any = setting(None, "run folder (best checkpoint, else the last) or step folder; [A,B]: ensemble")
     input: str = setting("-", "input file; -: standard input")
     output: str = setting("-", "output file; -: standard output")
     target: str | None = setting(None, "mode=score: file of translations to score; -: standard input")
@@ -242,16 +266,13 @@ class TranslateRun:
     alignments: str | None = setting(
         None, "file; .jsonl, .npz: all attention weights; any other name: links; -: standard output"
     )
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
-    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, self.device, self.precision)
+        ComputeSettings.__post_init__(self)
+        ModelSettings.__post_init__(self)
         self.checkpoint = [*map(str, self.checkpoint)] if isinstance(self.checkpoint, list) else [str(self.checkpoint)]
-        check_at_least(1, "", self, "average")
         check_choice("mode", self.mode, ("translate", "score"))
         check_choice("format", self.format, ("text", "jsonl", "links", "html"))
         if self.mode == "score" and not self.target:
@@ -281,8 +302,8 @@ class TranslateRun:
             raise UserError(f"target={self.target} is for mode=score only")
 
 
-@dataclass(slots=True)
-class ServeRun:
+@dataclass
+class ServeRun(ComputeSettings, ModelSettings):
     """Settings of `python -m nmt.serve`."""
 
     checkpoint: Any = setting(None, "run or step folder; [A,B]: a model for each direction; [[A,B]]: ensemble")
@@ -291,28 +312,21 @@ class ServeRun:
     api_key: str | None = setting(None, "key that requests must have; null: $NMT_API_KEY, and none if that is not set")
     max_characters: int = setting(10_000, "maximum characters of a request")
     timeout: float = setting(60.0, "seconds within which a request must be answered, else it is given up")
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
-    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, self.device, self.precision)
+        ComputeSettings.__post_init__(self)
+        ModelSettings.__post_init__(self)
         models = self.checkpoint if isinstance(self.checkpoint, list) else [self.checkpoint]
         self.checkpoint = [[*map(str, model)] if isinstance(model, list) else [str(model)] for model in models]
-        check_at_least(1, "", self, "max_characters", "average")
+        check_at_least(1, "", self, "max_characters")
         check_above_zero("", self, "timeout")
         check_port(self.port)
-        if self.search.n_best != 1:
-            raise UserError(
-                f"search.n_best={self.search.n_best} has no effect: each request says how many alternatives it wants; "
-                "remove search.n_best"
-            )
 
 
-@dataclass(slots=True)
-class AlignRun:
+@dataclass
+class AlignRun(ComputeSettings):
     """Settings of `python -m nmt.align`."""
 
     checkpoint: str | None = setting(
@@ -331,8 +345,6 @@ class AlignRun:
     weights: bool = setting(False, "also write the weight of each link, as in 0-1:0.93")
     gold: str | None = setting(None, "file of gold links: i-j sure, ipj or i?j possible; null: those of the corpus")
     gold_base: int = setting(0, "index of the first word of a sentence in the gold file: 0 | 1")
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps")
-    precision: str = setting("auto", "auto | fp32 | tf32 (GPU) | bf16 | fp16 | fp64 | int8 (CPU)")
     links: LinksConfig = field(default_factory=LinksConfig)
     data: DataOverride = field(default_factory=DataOverride)
 
@@ -342,7 +354,7 @@ class AlignRun:
                 "checkpoint is not set; give source=FILE and target=FILE, on which an aligner is trained, or a run: "
                 "checkpoint=runs/NAME"
             )
-        check_hardware(self.device, self.precision)
+        ComputeSettings.__post_init__(self)
         if bool(self.source) != bool(self.target):
             raise UserError(
                 "source= and target= must be two files with the same number of lines; give both, or neither for data.*"
@@ -355,8 +367,6 @@ class AlignRun:
             )
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
-        if self.gold_base and not self.gold:
-            raise UserError(f"gold_base={self.gold_base} applies to a file of gold links; set gold=FILE as well")
         if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
             raise UserError(
                 "links.unit=pieces: gold= and reverse_checkpoint= need links between words; use links.unit=words"
@@ -378,32 +388,24 @@ class AlignRun:
         return re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output) is not None
 
 
-@dataclass(slots=True)
-class ExportRun:
+@dataclass
+class ExportRun(ModelSettings):
     """Settings of `python -m nmt.export`."""
 
-    checkpoint: Any = setting(None, "run folder (best checkpoint, else the last) or step folder")
     output: str | None = setting(None, "FILE.html: a page that translates | hf://OWNER/NAME | a new folder")
-    average: int = setting(1, "average the weights of the last N checkpoints that the run kept (train.keep)")
     title: str | None = setting(None, "output=FILE.html: title of the page; null: the two languages")
     license: str | None = setting(None, "output=hf://OWNER/NAME: identifier of the license, such as cc-by-4.0")
     private: bool = setting(False, "output=hf://OWNER/NAME: whether a new repository is private")
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "auto", "auto")
-        if isinstance(self.checkpoint, list):
-            raise UserError(
-                f"checkpoint=[{','.join(map(str, self.checkpoint))}]: an ensemble of several models cannot be "
-                "exported; export each model"
-            )
-        self.checkpoint = str(self.checkpoint)
+        ModelSettings.__post_init__(self)
+        self.checkpoint = check_single(self.checkpoint)
         if not self.output:
             raise UserError(
                 "output is not set; give a page, output=FILE.html, a new folder, output=FOLDER, or a repository of the "
                 "Hugging Face hub, output=hf://OWNER/NAME"
             )
-        check_at_least(1, "", self, "average")
         is_page = self.output.lower().endswith(".html")
         if not is_page and (unused := self.search.format_changed(*(item.name for item in fields(SearchConfig)))):
             raise UserError(
@@ -411,9 +413,6 @@ class ExportRun:
             )
         if not is_page and self.title is not None:
             raise UserError(f"title={self.title} has no effect with output={self.output}, which is not an .html file")
-        if not self.output.startswith("hf://") and (self.license is not None or self.private):
-            key = "private=true" if self.license is None else f"license={self.license}"
-            raise UserError(f"{key} has no effect with output={self.output}; it is for output=hf://OWNER/NAME")
 
 
 @dataclass(slots=True)
@@ -424,7 +423,7 @@ class WatchRun:
     port: int = setting(5001, "port to listen on, on this machine only; 0: any free one, which the log names")
 
     def __post_init__(self) -> None:
-        check_checkpoint(self.checkpoint, "auto", "auto")
+        check_checkpoint(self.checkpoint)
         check_port(self.port)
 
 

@@ -13,6 +13,14 @@ from nmt.errors import UserError, check_at_least, check_choice, check_fraction
 CORPUS_FORMATS = ("toy", "text", "tsv", "jsonl", "parquet", "hub")
 SIDES = ("source", "target")
 TOKENIZER_TYPES = ("bpe", "unigram", "char", "word")
+# Keys that tokenizers of some types cannot have, the value that turns them off, and the types that can.
+KEYS_OF_SOME_TOKENIZERS = (
+    ("sampling", "0", ("bpe", "unigram")),
+    ("split_digits", "false", ("bpe", "unigram")),
+    ("path", "null", ("bpe", "unigram")),
+    ("symbols", "[]", ("bpe", "unigram", "char")),
+    ("literals", "0", ("bpe", "unigram", "char")),
+)
 MAX_LITERALS = 256  # literal pieces
 PAD, UNK, BOS, EOS = range(4)  # ids of padding, unknown pieces, <s> and </s> in every vocabulary
 
@@ -125,20 +133,12 @@ class TokenizerConfig:
                     f"tokenizer.{key}={self.size(side)} needs separate tokenizers; set tokenizer.joint=false as well"
                 )
         check_fraction("tokenizer.sampling", self.sampling)
-        if self.sampling and self.type not in ("bpe", "unigram"):
-            raise UserError(f"tokenizer.sampling={self.sampling} needs tokenizer.type=bpe or unigram, not {self.type}")
-        if self.split_digits and self.type not in ("bpe", "unigram"):
-            raise UserError(
-                f"tokenizer.split_digits=true needs tokenizer.type=bpe or unigram, not {self.type}; set "
-                "tokenizer.split_digits=false"
-            )
-        if self.path and self.type not in ("bpe", "unigram"):
-            raise UserError(f"tokenizer.path={self.path} needs tokenizer.type=bpe or unigram, not {self.type}")
-        for key in ("symbols", "literals"):
-            if (value := getattr(self, key)) and self.type == "word":
+        for key, off, types in KEYS_OF_SOME_TOKENIZERS:
+            if (value := getattr(self, key)) and self.type not in types:
+                also = ", and leave out augment.* with '~augment'" if key == "literals" else ""
                 raise UserError(
-                    f"tokenizer.{key}={value} needs tokenizer.type=bpe, unigram or char, not word; set "
-                    f"tokenizer.{key}={getattr(TokenizerConfig(), key)}, and leave out augment.* with '~augment'"
+                    f"tokenizer.{key}={str(value).lower() if value is True else value} needs tokenizer.type="
+                    f"{', '.join(types[:-1])} or {types[-1]}, not {self.type}; set tokenizer.{key}={off}{also}"
                 )
         if not 0 <= self.literals <= MAX_LITERALS:
             raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most {MAX_LITERALS}")

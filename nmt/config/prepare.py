@@ -6,21 +6,18 @@ from typing import Any
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_at_least
 
-SPLIT_SIZE = 1000  # pairs of a validation or test split by default
-
 
 @dataclass(slots=True)
 class CleaningConfig:
     """Changes to the text of a pair, and reasons to drop it.
 
-    Pairs with an empty side, or with U+FFFD, which stands for bytes that could not be decoded, are always dropped.
+    Always dropped are pairs with an empty side, with U+FFFD, which stands for bytes that could not be decoded, or with
+    a target that is the same as the source, and all but the first of equal pairs.
     """
 
     normalize: bool = setting(
         True, "remove HTML tags and control characters, replace entities, compose characters, single spaces"
     )
-    copies: bool = setting(True, "drop pairs whose target is the same as the source")
-    duplicates: bool = setting(True, "drop all but the first of equal pairs")
     max_words: int | None = setting(
         150, "drop pairs with more words on a side (characters where no spaces divide words)"
     )
@@ -49,8 +46,8 @@ class PrepareRun:
     source: str = setting("de", "source language: file extension, language in TMX, and name of the column")
     target: str = setting("en", "same as source, for the target side")
     columns: list[str] = setting(list, "[SOURCE,TARGET]: names or numbers of columns, if not the two languages")
-    valid_size: int = setting(SPLIT_SIZE, "pairs of the validation split")
-    test_size: int = setting(SPLIT_SIZE, "pairs of the test split")
+    valid_size: int = setting(1000, "pairs of the validation split")
+    test_size: int = setting(1000, "pairs of the test split")
     valid: Any = setting(None, "existing validation set, used as it is instead of valid_size pairs of the input")
     test: Any = setting(None, "existing test set, used as it is instead of test_size pairs of the input")
     near: bool = setting(
@@ -76,6 +73,3 @@ class PrepareRun:
         if len(self.columns) not in (0, 2) or self.columns and self.columns[0] == self.columns[1]:
             raise UserError(f"columns=[{','.join(self.columns)}] must be two different columns: columns=[1,2]")
         check_at_least(0, "", self, "valid_size", "test_size")
-        for split, size in (("valid", self.valid_size), ("test", self.test_size)):
-            if getattr(self, split) is not None and size != SPLIT_SIZE:
-                raise UserError(f"{split}_size={size} has no effect with {split}=...; remove one of them")

@@ -1,6 +1,6 @@
 """Settings of training: the optimizer, its schedule and the loop."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_above_zero, check_at_least, check_choice, check_fraction
@@ -17,9 +17,10 @@ class OptimConfig:
 
     name: str = setting("adam", "adam | adamw | sgd")
     lr: float = setting(0.001, "peak learning rate")
-    schedule: str = setting("constant", "constant | inverse_sqrt | cosine | plateau")
+    schedule: str = setting(
+        "constant", "constant | inverse_sqrt | cosine | plateau (half the rate after a validation without improvement)"
+    )
     warmup: int = setting(0, "steps of linear warm-up")
-    decay: float = setting(0.5, "schedule=plateau: factor at each validation without improvement")
     label_smoothing: float = setting(0.1, "probability mass spread over the vocabulary")
     clip: float | None = setting(1.0, "maximum gradient norm; null: no clipping")
     weight_decay: float = setting(0.0, "L2 penalty for adam and sgd, decoupled for adamw")
@@ -27,14 +28,9 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_choice("optim.name", self.name, OPTIMIZER_NAMES)
         check_choice("optim.schedule", self.schedule, LR_SCHEDULES)
-        check_above_zero("optim.", self, "lr", "clip", "decay")
+        check_above_zero("optim.", self, "lr", "clip")
         check_at_least(0, "optim.", self, "warmup", "weight_decay")
         check_fraction("optim.label_smoothing", self.label_smoothing)
-        if self.decay >= 1:
-            raise UserError(f"optim.decay={self.decay} must be below 1")
-        default = {item.name: item.default for item in fields(self)}
-        if self.decay != default["decay"] and self.schedule != "plateau":
-            raise UserError(f"optim.decay={self.decay} needs optim.schedule=plateau; set both or neither")
         if self.schedule == "inverse_sqrt" and self.warmup == 0:
             raise UserError("optim.schedule=inverse_sqrt needs optim.warmup=1 or more")
 

@@ -81,7 +81,7 @@ def compute_learning_rate(config: OptimConfig, step: int, total_steps: int, deca
 
     All schedules are multiplied by a linear warm-up, step / warmup. Then
     constant: lr; inverse_sqrt: lr sqrt(warmup / step) (Vaswani et al. 2017, eq. 3, up to a constant);
-    cosine: half a cosine wave from lr to 0 at `total_steps`; plateau: lr decay^decays.
+    cosine: half a cosine wave from lr to 0 at `total_steps`; plateau: lr / 2^decays.
     """
     warmup_factor = min(1.0, step / max(1, config.warmup))
     return config.lr * warmup_factor * SCHEDULES[config.schedule](config, step, total_steps, decays)
@@ -101,7 +101,7 @@ def cosine_schedule(config: OptimConfig, step: int, total_steps: int, decays: in
 
 
 def plateau_schedule(config: OptimConfig, step: int, total_steps: int, decays: int) -> float:
-    return config.decay**decays
+    return 0.5**decays
 
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}

@@ -161,10 +161,6 @@ def test_little_training_text_is_reported(prepared: Path) -> None:
             ("input=raw", "output=o", "test=raw", "valid=raw"),
             "no pairs are left for training (dropped: duplicates 300, leaks 600)",
         ),
-        (
-            ("input=raw", "output=o", "test=raw", "test_size=5"),
-            "error: test_size=5 has no effect with test=...; remove",
-        ),
         (("output=o",), "error: input is not set"),
         (("input=raw",), "error: output is not set"),
         (("input=raw", "output=o", "clean.max_ratio=1"), "error: clean.max_ratio=1.0 must be above 1"),

@@ -298,7 +298,6 @@ def test_start_errors(home: Path) -> None:
             ("port=0", "checkpoint=[runs/mine,runs/mine]"): "both translate de to en",
             ("port=0",): "checkpoint is not set",
             ("port=70000", "checkpoint=runs/mine"): "port=70000 must be at least 0 and below 65,536",
-            ("search.n_best=2", "checkpoint=runs/mine"): "search.n_best=2 has no effect",
         }
         for arguments, message in errors.items():
             assert message in run_error("serve", *arguments, folder=home)

@@ -179,34 +179,12 @@ def read(format: str, *arguments: Any) -> list[LinePair | BadLine]:
 
 
 @pytest.mark.parametrize("kind", CORPORA)
-def test_readers_on_damaged_files_match_reference(kind: str, folder: Path) -> None:
-    format, files, sides = CORPORA[kind]
-    outcomes = Counter[str]()
-    for seed in range(300):
-        contents = [damage(content, seed + i) for i, content in enumerate(files.values())]
-        paths = [folder / name for name in files]
-        for path, content in zip(paths, contents, strict=True):
-            path.write_bytes(content)
-        expected = reference_read(kind, contents, sides)
-        try:
-            items = read(format, *paths, *(() if format == "text" else sides))
-        except UserError:
-            assert expected is None
-            outcomes["rejected"] += 1
-            continue
-        actual = {item.number: (item.source, item.target) if isinstance(item, LinePair) else None for item in items}
-        assert expected is not None and list(actual.items()) == list(expected.items())
-        outcomes["bad lines" if None in expected.values() else "intact"] += 1
-    assert outcomes["bad lines"] > 10 and outcomes["intact"] > 10
-
-
-@pytest.mark.parametrize("kind", CORPORA)
 def test_load_pairs_rejects_or_drops_damaged_lines(kind: str, folder: Path) -> None:
     format, files, sides = CORPORA[kind]
     corpus = folder / kind
     corpus.mkdir()
     settings = {"format": format, "path": str(corpus), "source": sides[0], "target": sides[1], "cache": str(folder)}
-    for seed in range(20):
+    for seed in range(60):
         contents = [damage(content, seed + i) for i, content in enumerate(files.values())]
         for name, content in zip(files, contents, strict=True):
             (corpus / name).write_bytes(content)
@@ -514,29 +492,6 @@ def test_damaged_gold_links_are_in_range_or_rejected(folder: Path) -> None:
     assert min(outcomes.values()) > 20
 
 
-def test_gold_links_of_damaged_text_are_in_range_or_rejected(folder: Path) -> None:
-    """Gold links count words between any white space; a corpus, words between spaces."""
-    text = "ein\u00a0Hund\u3000 da\n\n a  b\tc\nx\u2028y z\n".encode()
-    corpus, outcomes = folder / "gold_corpus", Counter[bool]()
-    corpus.mkdir()
-    data = DataConfig(format="text", path=str(corpus), cache=str(folder), alignments="links")
-    for seed in range(30):
-        (corpus / "train.de").write_bytes(damage(text, 2 * seed))
-        (corpus / "train.en").write_bytes(text)
-        links = damage(b"0-0 1p1 2-2\n\n0?2 1-1\n2-0\n", seed) if seed % 3 else b"\n" * 4
-        (corpus / "train.links").write_bytes(links)
-        try:
-            pairs = load_pairs(data, "train")
-        except UserError:
-            outcomes[False] += 1
-            continue
-        for row in pairs.to_pylist():
-            source, target = (len([word for word in row[side].split(" ") if word]) for side in ("source", "target"))
-            assert all(0 <= s < source and 0 <= t < target for s, t in row["sure"] + row["possible"])
-        outcomes[True] += 1
-    assert min(outcomes.values()) > 5
-
-
 # ------------------------------------------------------------------------------------------------------- files of runs
 def test_damaged_dictionary_is_read_or_rejected(folder: Path) -> None:
     path, outcomes = folder / "dictionary", Counter[bool]()
@@ -605,15 +560,9 @@ HOSTILE_CONFIGS = {
     "deep nesting": "".join(" " * i + "a:\n" for i in range(1000)),
     "nested lists": "- " * 10**5,
     "long key": "? " + "x" * 10**6,
-    "many documents": "---\n" * 10**4,
     "Python object": "name: !!python/object/apply:os.getcwd []",
-    "binary": "!!binary " + "A" * 10**6,
-    "sequence": "[1]",
-    "colons": ":" * 10**6,
-    "sexagesimal integer": "seed: 1" + ":1" * 500_000,
     "long list": "x: [" + "1," * 500_000 + "]",
     "many keys": "".join(f"k{i}: 1\n" for i in range(80_000)),
-    "long hexadecimal integer": "seed: 0x" + "f" * 10**6,
     "escaped interpolation": 'name: "\\x24{oc.env:HOME}"',
 }
 

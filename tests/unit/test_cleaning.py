@@ -43,7 +43,7 @@ def test_normalization(text: str, cleaned: str) -> None:
         ("a", " \u00a0", "empty", {}),
         ("\u200b", "x", "empty", {}),
         ("a\ufffd", "b", "damaged", {}),
-        ("OK", "OK", "copies", {"copies": False}),
+        ("OK", "OK", "copies", {}),
         ("a " * 151, "b", "max_words", {"max_words": None}),
         ("字" * 151, "b", "max_words", {"max_words": None}),
         ("Raum 12", "room 13", "numbers", {"numbers": False}),

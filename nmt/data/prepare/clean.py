@@ -88,7 +88,7 @@ def find_reason(source: str, target: str, clean: CleaningConfig) -> str | None:
         return "empty"
     if REPLACEMENT_CHARACTER in source + target:
         return "damaged"
-    if clean.copies and source == target:
+    if source == target:
         return "copies"
     limit = clean.max_words
     if limit is not None and any(len(text) > limit and count_words(text) > limit for text in (source, target)):

@@ -223,8 +223,7 @@ def apply_corpus_rules(
             for pair in done.take(stored, rows[start : start + CHUNK_ROWS]):
                 done.drop(rule, pair)
 
-    if command.clean.duplicates:
-        drop("duplicates", np.setdiff1d(np.arange(len(hashes_N)), np.unique(hashes_N, return_index=True)[1]))
+    drop("duplicates", np.setdiff1d(np.arange(len(hashes_N)), np.unique(hashes_N, return_index=True)[1]))
     if command.clean.max_ratio is not None:
         rows = np.flatnonzero(is_kept_N)
         source_lengths, target_lengths = lengths_2xN[:, rows]
