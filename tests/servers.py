@@ -153,12 +153,15 @@ class FakeTranslator:
 
 @contextmanager
 def fake_service(
-    directions: Sequence[tuple[str, str]] = (("de", "en"),), api_key: str | None = None, **settings: Any
+    directions: Sequence[tuple[str, str]] = (("de", "en"),),
+    api_key: str | None = None,
+    max_waiting: int = 5,
+    **settings: Any,
 ) -> Iterator[tuple[Service, FakeTranslator]]:
     """A service whose models are all the same fake one."""
     translator = FakeTranslator()
     models: list[Any] = [translator for _ in directions]
-    batcher = Batcher(models, settings.get("max_waiting", 5))
+    batcher = Batcher(models, max_waiting)
     command = ServeRun("runs/x", **settings)
     try:
         yield Service(command, [Direction(*direction) for direction in directions], batcher, api_key), translator
