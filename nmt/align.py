@@ -36,7 +36,7 @@ from nmt.data.word_links import (
     transpose_links,
 )
 from nmt.data.words import find_parts, find_spans, segment_words, segmenter_name, split_tokens
-from nmt.decoding.alignment import Record, open_alignment_writer
+from nmt.decoding.alignment import Record, choose_alignment_format
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
@@ -100,7 +100,7 @@ def read_pairs(command: AlignRun, run: TrainRun) -> tuple[Sentences, Sentences, 
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
         sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-        if command.links.unit == "words" and command.gold is None:
+        if command.gold is None:
             gold = get_gold_links(pairs)
     split = str.split if gold is None else split_on_spaces
     source_words = [split(line) for line in sources]
@@ -164,10 +164,8 @@ def align_pairs(
     """Write the links of all pairs, a chunk at a time. Returns precision, recall, AER and oracle AER."""
     counts, oracle_counts = LinkCounts(), LinkCounts()
     progress = command.output != STDOUT_PATH
-    with (
-        open_output(rank0_path(command.output)) as file,
-        open_alignment_writer(command.output, file, command.weights) as write_record,
-    ):
+    format_record = choose_alignment_format(command.output, command.weights)
+    with open_output(rank0_path(command.output)) as file:
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             source_chunk = sources[start : start + MAX_CHUNK_LINES]
             target_chunk = targets[start : start + MAX_CHUNK_LINES]
@@ -178,7 +176,7 @@ def align_pairs(
                 reverse_records = backward.align(target_chunk, source_chunk, *settings)
             for row, (record, reverse_record) in enumerate(zip(records, reverse_records, strict=True), start):
                 links = combine_links(record, reverse_record, command)
-                write_record(record, links)
+                file.write(f"{format_record(record, links)}\n".encode())
                 if gold is not None:
                     counts.add(links, gold[row])
                     oracle = make_oracle_record(record, gold[row])
@@ -217,7 +215,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
         if command.lexicon is not None:
             lexicon_file = stack.enter_context(open_output(command.lexicon))
         file = stack.enter_context(open_output(command.output))
-        write_record = stack.enter_context(open_alignment_writer(command.output, file, command.weights))
+        format_record = choose_alignment_format(command.output, command.weights)
         if not aligner:
             aligner = train_aligner(sources, targets)
             aligner.tokenize, aligner.segmenter = command.tokenize, segmenter
@@ -231,7 +229,7 @@ def align_with_aligner(command: AlignRun) -> dict[str, float | None]:
                     too_long.append(row + 1)
                 links = find_links(weights_TS, threshold)
                 record = make_word_record(lines[0][row], lines[1][row], sources[row], targets[row], weights_TS)
-                write_record(record, links)
+                file.write(f"{format_record(record, links)}\n".encode())
                 if gold is not None:
                     parts = find_parts(lines[0][row], sources[row]), find_parts(lines[1][row], targets[row])
                     counts.add({(parts[0][s], parts[1][t]) for s, t in links}, gold[row])
@@ -260,8 +258,6 @@ def check_aligner_settings(command: AlignRun) -> None:
     for key in ("reverse_checkpoint", "symmetrize", "device", "precision"):
         if (value := getattr(command, key)) != defaults[key]:
             raise UserError(f"{key}={value} is for models with attention, not for an aligner; remove {key}")
-    if command.links.unit == "pieces":
-        raise UserError("links.unit=pieces is for models with attention; an aligner links words")
     if command.checkpoint and command.save:
         raise UserError(f"save={command.save} is for a newly trained aligner; remove checkpoint={command.checkpoint}")
     if command.save:

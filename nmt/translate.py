@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nmt.api import open_translator
 from nmt.config import TranslateRun
-from nmt.decoding.alignment import open_alignment_writer, restore_unknown_words
+from nmt.decoding.alignment import choose_alignment_format, restore_unknown_words
 from nmt.decoding.html_translation import translate_html
 from nmt.decoding.translation import Translation, check_scores, describe_translations, warn_if_truncated
 from nmt.decoding.translator import Translator
@@ -113,39 +113,33 @@ def log_progress_on_stop(source: TextInput, path: str) -> Iterator[None]:
 def translate_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the translations of all lines in order, a chunk at a time.
 
-    If an exception ends the work, the leading lines that have been translated are still written to a pipe or standard
-    output. A regular file appears only once it is complete.
+    A regular file appears only once it is complete.
     """
     keep_weights = command.alignments is not None or command.format != "text"
     progress = command.output != STDOUT_PATH
     format_line = OUTPUT_FORMATS[command.format]
     with ExitStack() as stack:
         text_file = stack.enter_context(open_output(rank0_path(command.output)))
-        write_record = None
         if command.alignments is not None:
             links_file = stack.enter_context(open_output(rank0_path(command.alignments)))
-            write_record = stack.enter_context(open_alignment_writer(command.alignments, links_file))
+            format_record = choose_alignment_format(command.alignments)
         stack.enter_context(log_progress_on_stop(source, command.output))
         for pairs in read_chunks(zip_with_file(source, command, "prefix"), source.has_more):
             lines, prefixes = zip(*pairs, strict=True)
             first_line = source.done + 1
-            results: list[list[Translation]] = []
-            try:
-                translator.translate(lines, keep_weights, first_line, progress, prefixes, results)
-            finally:
-                with held_signals():
-                    best = [options[0] for options in results]
-                    check_scores(best, first_line)
-                    warn_if_truncated(best, command.search, first_line)
-                    texts = [format_line(line, options, command) for line, options in zip(lines, results, strict=False)]
-                    write_utf8(text_file, "".join(texts))
-                    if write_record is not None:
-                        for options in results:
-                            padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
-                            for record in (option.record for option in options + padding):
-                                write_record(record, record.links(command.links))
-                        links_file.flush()
-                    source.done += len(results)
+            results = translator.translate(lines, keep_weights, first_line, progress, prefixes)
+            best = [options[0] for options in results]
+            check_scores(best, first_line)
+            warn_if_truncated(best, command.search, first_line)
+            with held_signals():
+                texts = [format_line(line, options, command) for line, options in zip(lines, results, strict=True)]
+                write_utf8(text_file, "".join(texts))
+                if command.alignments is not None:
+                    for options in results:
+                        padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
+                        for record in (option.record for option in options + padding):
+                            write_utf8(links_file, format_record(record, record.links(command.links)) + "\n")
+                source.done += len(results)
 
 
 def translate_document(command: TranslateRun, translator: Translator) -> None:
@@ -181,7 +175,7 @@ def translate(command: TranslateRun) -> None:
         translator = local_rank0_first(
             lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
         )
-        check_same_on_all_ranks(lambda: (translator.key, tuple(translator.dictionary.items())), MODEL_MISMATCH)
+        check_same_on_all_ranks(lambda: translator.key, MODEL_MISMATCH)
         if world_size() > 1:
             digests = local_rank0_first(lambda: [hash_file(Path(path)) for path in inputs.values() if path is not None])
             check_same_on_all_ranks(lambda: tuple(digests), TEXT_MISMATCH)

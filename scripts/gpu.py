@@ -64,7 +64,7 @@ from nmt.config import EOS, PRECISIONS, AttentionConfig, ModelConfig, SearchConf
 from nmt.data.batching import collate, epoch_batches
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.data.tokenizer import SPECIALS
-from nmt.decoding.search import Literals, score_targets, stream_search
+from nmt.decoding.search import Literals, score_targets, search_translations
 from nmt.model.kernels import cuda_graphs as replay
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import build_model
@@ -370,7 +370,7 @@ def check_search(setting: Setting, name: str, cell: str) -> Iterator[Values]:
         for kind, options in SEARCH_OPTIONS.items():
             config = SearchConfig(**{"max_length": 20} | options)
             for _ in range(2):
-                results = sorted(stream_search(quick, *source, config, max_active=12, **given))
+                results = sorted(search_translations(quick, *source, config, batch_size=12, **given))
                 best = [one for _, several in results for one in several]
                 found.setdefault(kind, []).append([(one.tokens, one.score) for one in best])
         forced = score_targets(quick, *source, batch.target_BT)
@@ -589,7 +589,7 @@ def measure_search(setting: Setting, size: str, precision: str) -> Iterator[Valu
         config = SearchConfig(beam=beam, max_length=SENTENCE_PIECES)
 
         def search(given: Any = (source_BS, length_B, config)) -> Any:
-            return list(stream_search(quick, *given))
+            return list(search_translations(quick, *given))
 
         took = measure_seconds(search, setting.device, rounds)
         yield {"beam": beam, "sentences": count, "ms": 1e3 * took, "sentences/s": count / took}

@@ -1,7 +1,6 @@
 """Models, corpora, batches and runs for tests, and functions that run commands."""
 
 import importlib
-import io
 import itertools
 import json
 import multiprocessing
@@ -59,9 +58,9 @@ from nmt.data.stream import (
 )
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.data.toy.corpus import generate
-from nmt.decoding.alignment import open_alignment_writer
-from nmt.decoding.hypotheses import Hypothesis
-from nmt.decoding.search import stream_search
+from nmt.decoding.alignment import choose_alignment_format
+from nmt.decoding.beams import Hypothesis
+from nmt.decoding.search import search_translations
 from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
@@ -336,11 +335,8 @@ def list_checkpoints(run: Path) -> set[str]:
 
 def write_alignments(path, records):
     """Return the bytes of an alignment file, in the format of its suffix."""
-    file = io.BytesIO()
-    with open_alignment_writer(path, file) as write:
-        for record in records:
-            write(record, record.links(LinksConfig()))
-    return file.getvalue()
+    format_record = choose_alignment_format(path)
+    return "".join(f"{format_record(record, record.links(LinksConfig()))}\n" for record in records).encode()
 
 
 class PageReader(HTMLParser):
@@ -614,11 +610,9 @@ def has_repeated_ngram(tokens: list[int], n: int) -> bool:
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no penalty": {"length_penalty": 0.0},
-    "mean": {"penalty": "mean"},
     "coverage": {"coverage_penalty": 0.5},
     "no repeats": {"no_repeat_ngram": 2},
     "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0, "max_length": 8},
-    "groups": {"groups": 2, "diversity": 1.0},
     "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
 }
 
@@ -685,8 +679,8 @@ HOSTILE = [
 
 
 def search(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
-    """Return the results of `stream_search` in the order of the sentences."""
-    results = dict(stream_search(*arguments, **options))
+    """Return the results of `search_translations` in the order of the sentences."""
+    results = dict(search_translations(*arguments, **options))
     return [results[sentence] for sentence in range(len(results))]
 
 

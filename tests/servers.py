@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,30 +121,15 @@ class FakeTranslator:
     model: Any = field(default_factory=lambda: SimpleNamespace(attends=True, reach=None))
     gate: threading.Event = field(default_factory=threading.Event)
     calls: list[list[str]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # that a line takes
 
-    def translate(
-        self,
-        lines: list[str],
-        keep_weights: bool,
-        watch: Mapping[int, Callable[[str], object]],
-        deliver: Callable[[int, list[Translation]], object],
-        get_more: Callable[[int, int], list[str]] | None,
-        on_step: Callable[[], object],
-    ) -> None:
+    def translate(self, lines: list[str], keep_weights: bool) -> list[list[Translation]]:
         self.calls.append(lines)
-        for index, show in watch.items():
-            show(f"{lines[index]} ...")
         assert self.gate.wait(20)
-        time.sleep(sum(self.seconds.get(line, 0) for line in lines))
         if "bad" in lines:
             raise UserError("out of memory for one line of 9 pieces")
         if "bug" in lines:
             raise ZeroDivisionError
-        for index, line in enumerate(lines):
-            deliver(index, [self.translate_line(line)])
-        if lines == ["late bug"]:
-            raise ZeroDivisionError
+        return [[self.translate_line(line)] for line in lines]
 
     def translate_line(self, line: str) -> Translation:
         source, target = ([f"\u2581{word}" for word in text.split()] for text in (line, line.upper()))

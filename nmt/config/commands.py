@@ -1,7 +1,7 @@
 """Settings of each command, and those that a resumed run must keep."""
 
 import re
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from nmt.config.data import AugmentConfig, DataConfig, DataOverride, EvaluationData, TokenizerConfig
@@ -264,7 +264,7 @@ class TranslateRun(ComputeSettings, ModelSettings):
         "text", "text | jsonl | links (text, and below it the source word of each target word) | html (a document)"
     )
     alignments: str | None = setting(
-        None, "file; .jsonl, .npz: all attention weights; any other name: links; -: standard output"
+        None, "file; .jsonl: all attention weights; any other name: links; -: standard output"
     )
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
@@ -281,9 +281,6 @@ class TranslateRun(ComputeSettings, ModelSettings):
             )
         if self.mode == "score" and (self.format != "text" or self.alignments):
             raise UserError("mode=score writes one number per line; format= and alignments= are for mode=translate")
-        search_keys = [item.name for item in fields(SearchConfig) if not item.name.startswith("batch")]
-        if self.mode == "score" and (unused := self.search.format_changed(*search_keys)):
-            raise UserError(f"{unused} has no effect with mode=score, which does not search; remove {unused}")
         if self.format == "html" and (self.alignments or self.prefix):
             key = "alignments" if self.alignments else "prefix"
             raise UserError(f"{key}={getattr(self, key)} is for lines of text, but format=html; remove {key}")
@@ -294,8 +291,6 @@ class TranslateRun(ComputeSettings, ModelSettings):
             )
         if self.links != LinksConfig() and self.format in ("text", "html") and not self.alignments:
             raise UserError("links.* applies to links only; set alignments=FILE, format=links or format=jsonl as well")
-        if self.format == "links" and self.links.unit == "pieces":
-            raise UserError("format=links shows links between words; remove links.unit=pieces")
         if self.mode == "score" and self.prefix:
             raise UserError(f"prefix={self.prefix} is for mode=translate only")
         if self.mode == "translate" and self.target:
@@ -336,7 +331,7 @@ class AlignRun(ComputeSettings):
     symmetrize: str | None = setting(None, "intersection | union | grow_diag_final_and (default)")
     source: str | None = setting(None, "file of source sentences; -: standard input; null: the corpus of data.*")
     target: str | None = setting(None, "file of their translations; null: the corpus of data.*")
-    output: str = setting("-", "file; .jsonl, .npz: all weights; any other name: links; -: standard output")
+    output: str = setting("-", "file; .jsonl: all weights; any other name: links; -: standard output")
     save: str | None = setting(None, "without checkpoint: folder for the trained aligner, to use as checkpoint")
     lexicon: str | None = setting(
         None, "aligner: output file of pairs of words with their expected number of links (tsv)"
@@ -367,14 +362,8 @@ class AlignRun(ComputeSettings):
             )
         if self.gold_base not in (0, 1):
             raise UserError(f"gold_base={self.gold_base} is not one of 0, 1")
-        if self.links.unit == "pieces" and (self.gold or self.reverse_checkpoint):
-            raise UserError(
-                "links.unit=pieces: gold= and reverse_checkpoint= need links between words; use links.unit=words"
-            )
-        if self.weights and (self.links.unit == "pieces" or self.reverse_checkpoint):
-            raise UserError("weights=true is for links between the words of one model; remove weights=true")
-        if self.weights and self.writes_all_weights:
-            raise UserError(f"weights=true has no effect: output={self.output} has all weights; remove weights=true")
+        if self.weights and self.reverse_checkpoint:
+            raise UserError("weights=true is for the links of one model; remove weights=true")
         if self.symmetrize is not None:
             check_choice("symmetrize", self.symmetrize, ("intersection", "union", "grow_diag_final_and"))
             if not self.reverse_checkpoint:
@@ -385,7 +374,7 @@ class AlignRun(ComputeSettings):
     @property
     def writes_all_weights(self) -> bool:
         """Whether `output` is a file of all weights, rather than of links."""
-        return re.search(r"\.(jsonl|npz)(\.gz|\.zst)?$", self.output) is not None
+        return re.search(r"\.jsonl(\.gz|\.zst)?$", self.output) is not None
 
 
 @dataclass
@@ -406,13 +395,6 @@ class ExportRun(ModelSettings):
                 "output is not set; give a page, output=FILE.html, a new folder, output=FOLDER, or a repository of the "
                 "Hugging Face hub, output=hf://OWNER/NAME"
             )
-        is_page = self.output.lower().endswith(".html")
-        if not is_page and (unused := self.search.format_changed(*(item.name for item in fields(SearchConfig)))):
-            raise UserError(
-                f"{unused} has no effect with output={self.output}, which is not an .html file; remove {unused}"
-            )
-        if not is_page and self.title is not None:
-            raise UserError(f"title={self.title} has no effect with output={self.output}, which is not an .html file")
 
 
 @dataclass(slots=True)

@@ -4,15 +4,11 @@ Rows are target pieces or words (T), columns source pieces or words (S). The wor
 list of word indices from 0, with -1 for pieces that belong to no word: `</s>` and superfluous spaces.
 """
 
-import io
 import json
 import math
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -87,15 +83,11 @@ class Record:
         return weights
 
     def links(self, config: LinksConfig | None = None) -> list[Link]:
-        """Return links between words, or between pieces other than `</s>`; none for a model without attention."""
+        """Return links between words; none for a model without attention."""
         if self.weights is None:
             return []
-        config = config or LinksConfig()
-        if config.unit == "words":
-            source_index, target_index = self.source_word_of_piece, self.target_word_of_piece
-        else:
-            source_index, target_index = number_pieces(self.source_pieces), number_pieces(self.target_pieces)
-        return extract_links(self.weights, source_index, target_index, config.threshold)
+        threshold = config.threshold if config else None
+        return extract_links(self.weights, self.source_word_of_piece, self.target_word_of_piece, threshold)
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, without a line break.
@@ -118,80 +110,26 @@ def restore_unknown_words(text: str, words: list[str]) -> list[str]:
     return text_words if "<unk>" in words and len(text_words) == len(words) else words
 
 
-def number_pieces(pieces: Sequence[str]) -> list[int]:
-    """Return a word index for each piece, where every piece but `</s>` is a word of its own."""
-    return [-1 if piece == EOS_PIECE else i for i, piece in enumerate(pieces)]
+# ----------------------------------------------------------------------------------------------------------- formats
+def format_weighted_links(record: Record, links: list[Link]) -> str:
+    """Return links between the words of a pair, each with its weight: `0-0:0.98 1-2:0.71`."""
+    weights_TS = record.word_weights()
+    return " ".join(f"{s}-{t}:{weights_TS[t, s]:.4g}" for s, t in sorted(links)) if weights_TS is not None else ""
 
 
-# ----------------------------------------------------------------------------------------------------------- writers
-WriteRecord = Callable[[Record, list[Link]], object]
-
-
-@contextmanager
-def pharaoh_writer(file: BinaryIO) -> Iterator[WriteRecord]:
-    """Write the links of each pair as a line in Pharaoh format."""
-    yield lambda record, links: file.write(f"{format_pharaoh(links)}\n".encode())
-
-
-@contextmanager
-def weighted_pharaoh_writer(file: BinaryIO) -> Iterator[WriteRecord]:
-    """Write the links between the words of each pair as a line, each with its weight: `0-0:0.98 1-2:0.71`."""
-
-    def write_record(record: Record, links: list[Link]) -> None:
-        weights_TS = record.word_weights()
-        items = [f"{s}-{t}:{weights_TS[t, s]:.4g}" for s, t in sorted(links)] if weights_TS is not None else []
-        file.write(f"{' '.join(items)}\n".encode())
-
-    yield write_record
-
-
-@contextmanager
-def jsonl_writer(file: BinaryIO) -> Iterator[WriteRecord]:
-    """Write each record as a line of JSON."""
-    yield lambda record, links: file.write(f"{record.to_json()}\n".encode())
-
-
-@contextmanager
-def npz_writer(file: BinaryIO) -> Iterator[WriteRecord]:
-    """Write records as NumPy arrays named `NUMBER/FIELD`, where NUMBER counts the pairs from 0.
-
-    `numpy.load` reads them without pickle, but drops NUL characters at the ends of words. A model without attention has
-    no `weights`.
-    """
-    with zipfile.ZipFile(file, "w") as archive:
-        number = 0
-
-        def write_record(record: Record, links: list[Link]) -> None:
-            nonlocal number
-            for name in Record.__slots__:
-                value = getattr(record, name)
-                if value is None:
-                    continue
-                dtype: type | None = None
-                if name.endswith(("words", "pieces")):
-                    dtype = str
-                elif name.endswith(("of_piece", "spans")):
-                    dtype = int
-                buffer = io.BytesIO()
-                np.lib.format.write_array(buffer, np.array(value, dtype=dtype), allow_pickle=False)
-                entry = zipfile.ZipInfo(f"{number}/{name}.npy")  # has no time stamp, so equal pairs give equal bytes
-                archive.writestr(entry, buffer.getvalue(), zipfile.ZIP_DEFLATED)
-            number += 1
-
-        yield write_record
-
-
-ALIGNMENT_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[WriteRecord]]] = {
-    ".jsonl": jsonl_writer,
-    ".npz": npz_writer,
+AlignmentFormat = Callable[[Record, list[Link]], str]
+ALIGNMENT_FORMATS: dict[str, AlignmentFormat] = {
+    "pharaoh": lambda record, links: format_pharaoh(links),
+    "weighted": format_weighted_links,
+    ".jsonl": lambda record, links: record.to_json(),
 }
 
 
-def open_alignment_writer(path: str, file: BinaryIO, with_weights: bool = False) -> AbstractContextManager[WriteRecord]:
-    """Return the writer in `ALIGNMENT_WRITERS` for the suffix of `path`, by default one of Pharaoh lines.
+def choose_alignment_format(path: str, with_weights: bool = False) -> AlignmentFormat:
+    """Return the function that gives a pair's line of the file: for `.jsonl` a record, else links, in Pharaoh format.
 
-    A suffix of compression, `.gz` or `.zst`, is ignored. Lines of links have their weights with `with_weights`.
+    A suffix of compression, `.gz` or `.zst`, is ignored. Links have their weights with `with_weights`.
     """
     name = Path(path)
     suffix = Path(name.stem).suffix if name.suffix in COMPRESSION_BY_SUFFIX else name.suffix
-    return ALIGNMENT_WRITERS.get(suffix, weighted_pharaoh_writer if with_weights else pharaoh_writer)(file)
+    return ALIGNMENT_FORMATS.get(suffix, ALIGNMENT_FORMATS["weighted" if with_weights else "pharaoh"])

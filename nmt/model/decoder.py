@@ -37,21 +37,6 @@ class RecurrentState(NamedTuple):
     position_N: Tensor | None = None  # position of the next target token, from 0, with window local_m
     coverage_NS: Tensor | None = None  # sum of the attention weights of earlier steps, with coverage
 
-    def select(self, rows_N: Tensor) -> "RecurrentState":
-        """Return the given rows in the given order. Rows may repeat."""
-        cells = tuple(tuple(s.index_select(0, rows_N) for s in layer) for layer in self.cells)
-        return RecurrentState(cells, *(None if part is None else part.index_select(0, rows_N) for part in self[1:]))
-
-    def scatter_rows(self, rows_N: Tensor, new_rows: "RecurrentState") -> "RecurrentState":
-        """Return a copy in which `new_rows` replace the given rows."""
-
-        def scatter(target: Any, source: Any) -> Any:
-            if isinstance(target, tuple):
-                return tuple(map(scatter, target, source))
-            return None if target is None else target.index_copy(0, rows_N, source)
-
-        return RecurrentState(*scatter(tuple(self), tuple(new_rows)))
-
     def make_room(self, positions: int) -> "RecurrentState":
         """Return the state itself: a recurrent state does not grow."""
         return self

@@ -1,5 +1,6 @@
 """Memories and decoder states that consist of several, of the layers of a decoder or the members of an ensemble."""
 
+from collections.abc import Callable
 from typing import Any, overload
 
 from torch import Tensor
@@ -22,6 +23,27 @@ def round_up_room(positions: int) -> int:
     return -(-positions // ROOM_MULTIPLE) * ROOM_MULTIPLE
 
 
+def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
+    """Apply `function` to each tensor of nested (named) tuples, or to those in the same place. None stays None."""
+    first = trees[0]
+    if first is None:
+        return None
+    if isinstance(first, Tensor):
+        return function(*trees)
+    items = [map_tensors(function, *parts) for parts in zip(*trees, strict=True)]
+    return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+
+
+def select_rows(tree: Any, rows: Tensor) -> Any:
+    """Return the given rows of each tensor of nested tuples, in the given order. Rows may repeat."""
+    return map_tensors(lambda tensor: tensor.index_select(0, rows), tree)
+
+
+def replace_rows(tree: Any, rows: Tensor, new: Any) -> Any:
+    """Overwrite the given rows of each tensor of nested tuples by those of `new`, and return them as new tuples."""
+    return map_tensors(lambda tensor, other: tensor.index_copy_(0, rows, other), tree, new)
+
+
 class Parts(tuple[Any, ...]):
     """A tuple of memories or decoder states, with the same methods as a single one."""
 
@@ -29,15 +51,6 @@ class Parts(tuple[Any, ...]):
     def positions(self) -> int:
         """The number of source positions of memories."""
         return int(self[0].positions)
-
-    def select(self, rows: Tensor) -> "Parts":
-        return Parts(part.select(rows) for part in self)
-
-    def scatter_rows(self, rows: Tensor, new_rows: "Parts") -> "Parts":
-        return Parts(part.scatter_rows(rows, new) for part, new in zip(self, new_rows, strict=True))
-
-    def keep_first(self, rows: int) -> "Parts":
-        return Parts(part.keep_first(rows) for part in self)
 
     def make_room(self, positions: int) -> "Parts":
         parts = Parts(part.make_room(positions) for part in self)

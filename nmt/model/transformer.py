@@ -145,44 +145,19 @@ class TransformerState(NamedTuple):
     layers: tuple[LayerState, ...]
     position_N: Tensor  # position of the next target token, from 0
 
-    def select(self, rows_N: Tensor) -> "TransformerState":
-        """Return the given rows in the given order. Rows may repeat."""
-        layers = (
-            LayerState(*(None if part is None else part.index_select(0, rows_N) for part in layer))  # type: ignore[arg-type]
-            for layer in self.layers
-        )
-        return TransformerState(tuple(layers), self.position_N.index_select(0, rows_N))
-
-    def scatter_rows(self, rows_N: Tensor, new_rows: "TransformerState") -> "TransformerState":
-        """Return a copy in which `new_rows`, which have no more room, replace the given rows."""
-        layers = [
-            LayerState(
-                *(
-                    None if part is None else part.index_copy(0, rows_N, new)  # type: ignore[arg-type]
-                    for part, new in zip(layer, new_layer.resize(layer.keys_NHCA.shape[2]), strict=True)
-                )
-            )
-            for layer, new_layer in zip(self.layers, new_rows.layers, strict=True)
-        ]
-        return TransformerState(tuple(layers), self.position_N.index_copy(0, rows_N, new_rows.position_N))
-
     def make_room(self, positions: int) -> "TransformerState":
-        """Return a state with room for this many target positions. The first call of the decoder needs none."""
+        """Return a state with room for this many target positions, rounded up.
+
+        The first call of the decoder needs none. What is cut must be unused.
+        """
         room = self.layers[0].keys_NHCA.shape[2]
-        if not room or positions <= room:
+        if room in (0, round_up_room(positions)):
             return self
         return self._replace(layers=tuple(layer.resize(round_up_room(positions)) for layer in self.layers))
 
     def resize_source(self, positions: int) -> "TransformerState":
-        """Return a copy with this many source positions, of which the last are padding.
-
-        Room that only longer translations needed is dropped.
-        """
-        written = int(self.position_N.max())
-        layers = (
-            layer.resize(written)._replace(coverage_NS=resize_last(layer.coverage_NS, positions))
-            for layer in self.layers
-        )
+        """Return a copy with this many source positions, of which the last are padding."""
+        layers = (layer._replace(coverage_NS=resize_last(layer.coverage_NS, positions)) for layer in self.layers)
         return self._replace(layers=tuple(layers))
 
 

@@ -34,18 +34,6 @@ class Memory(NamedTuple):
         """The number of source positions S."""
         return self.bias_BS.shape[1]
 
-    def select(self, rows_B: Tensor) -> "Memory":
-        """Return the given rows in the given order."""
-        return Memory(*(part.index_select(0, rows_B) for part in self))
-
-    def scatter_rows(self, rows_B: Tensor, new_rows: "Memory") -> "Memory":
-        """Overwrite the given rows in place with `new_rows`."""
-        return Memory(*(target.index_copy_(0, rows_B, source) for target, source in zip(self, new_rows, strict=True)))
-
-    def keep_first(self, rows: int) -> "Memory":
-        """Return the first rows, without a copy."""
-        return Memory(*(part[:rows] for part in self))
-
     def resize_source(self, positions: int) -> "Memory":
         """Return a copy with this many source positions, of which the last are padding. No sentence may be longer."""
         values_BHSM, keys_BHSA = (

@@ -29,7 +29,6 @@ WORKER_FILES = ("engine.js", "tokenizer.js", "preparation.js", "search.js", "tra
 # Settings of search that the page follows. The number of alternatives that it shows is the beam.
 SEARCH_KEYS = (
     "beam",
-    "penalty",
     "length_penalty",
     "coverage_penalty",
     "min_length",
@@ -77,9 +76,10 @@ def check_search(search: SearchConfig, tokenizer: Tokenizer) -> None:
             "search.protect=true needs a model with pieces that stand for literals; train one with "
             "tokenizer.literals=16 augment.literals=0.1, or remove search.protect"
         )
-    unknown = [key for key in asdict(search) if key not in SEARCH_KEYS]
-    if unused := search.format_changed(*unknown):
-        raise UserError(f"{unused} does not work in a page; remove {unused}")
+    defaults = asdict(SearchConfig())
+    for key, value in asdict(search).items():
+        if key not in SEARCH_KEYS and value != defaults[key]:
+            raise UserError(f"search.{key}={value} does not work in a page; remove search.{key}")
 
 
 def describe_model(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: SearchConfig) -> dict[str, Any]:

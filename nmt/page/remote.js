@@ -11,22 +11,6 @@ function reportLostServer() {
   throw new Error("The server cannot be reached.");
 }
 
-/** Yield the server-sent events of a response, as [name, data]. */
-async function* readEvents(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let unread = "";
-  for (;;) {
-    const { value, done } = await reader.read().catch(reportLostServer);
-    if (done) return;
-    const events = (unread + value).split("\n\n");
-    unread = events.pop();
-    for (const event of events) {
-      const [, name, data] = /^event: (\w+)\ndata: (.*)$/s.exec(event);
-      yield [name, JSON.parse(data)];
-    }
-  }
-}
-
 /** Return the details of a line, as the server sends them, as a result for the page. */
 function toResult({ translations, parts, beyond_reach: isBeyondReach }) {
   const [best] = translations;
@@ -74,10 +58,10 @@ class ServerTranslator {
     this.stop();
     const { signal } = this.request = new AbortController();
     const lines = text.toWellFormed().split("\n"), model = this.model.value, results = [];
-    const show = (line, value) => lines.forEach((other, index) => {
+    const show = (line, result) => lines.forEach((other, index) => {
       if (other !== line) return;
-      if (typeof value !== "string") results[index] = value;
-      onProgress(index, value);
+      results[index] = result;
+      onProgress(index, result);
     });
     const missing = [];
     for (const line of new Set(lines)) {
@@ -86,37 +70,29 @@ class ServerTranslator {
       else missing.push(line);
     }
     try {
-      for await (const [name, answer] of this.send(missing, this.models[model].languages, signal)) {
-        if (name === "partial") show(missing[answer.index], answer.translatedText);
-        if (name !== "line") continue;
-        const line = missing[answer.index], result = toResult(answer.details[0]);
+      const details = await this.send(missing, this.models[model].languages, signal);
+      missing.forEach((line, index) => {
+        const result = toResult(details[index][0]);
         this.cache.set(`${model} ${line}`, result);
         if (this.cache.size > CACHED_LINES) this.cache.delete(this.cache.keys().next().value);
         show(line, result);
-      }
+      });
     } catch (error) {
       if (!signal.aborted) throw error;
     }
     return signal.aborted ? null : results;
   }
 
-  /** Send lines to the server, and yield the events of its answer. */
-  async* send(lines, languages, signal) {
-    if (!lines.length) return;
-    const settings = { alternatives: this.alternatives, attention: true, stream: true, partial: true };
+  /** Send lines to the server, and return the details of each. */
+  async send(lines, languages, signal) {
+    if (!lines.length) return [];
+    const settings = { alternatives: this.alternatives, attention: true };
     const body = JSON.stringify({ q: lines, ...languages, ...settings, api_key: this.key?.value });
     const headers = { "Content-Type": "application/json" };
     const response = await fetch("translate", { method: "POST", headers, body, signal }).catch(reportLostServer);
-    if (!response.ok) {
-      const { error } = await response.json().catch(() => ({}));  // a proxy may answer by a page
-      throw this.describeError(response.status, error);
-    }
-    for await (const [name, answer] of readEvents(response)) {
-      if (name === "error") throw this.describeError(answer.status, answer.error);
-      if (name === "done") return;
-      yield [name, answer];
-    }
-    reportLostServer();
+    const answer = await response.json().catch(() => ({}));  // a proxy may answer by a page
+    if (!response.ok) throw this.describeError(response.status, answer.error);
+    return answer.details ?? reportLostServer();
   }
 
   describeError(status, error) {

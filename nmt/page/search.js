@@ -8,8 +8,7 @@ const LEAST_LOG_COVERAGE = -20;
 
 /** Return log P / lp + cp, where lp is ((5 + n) / 6)^alpha or n^alpha for n tokens. */
 function rank(score, length, logCoverage, config) {
-  const base = config.penalty === "gnmt" ? (5 + length) / 6 : Math.max(1, length);
-  return score / base ** config.length_penalty + config.coverage_penalty * logCoverage;
+  return score / ((5 + length) / 6) ** config.length_penalty + config.coverage_penalty * logCoverage;
 }
 
 function logCoverage({ coverage }) {

@@ -7,11 +7,10 @@ POST /translate answers `{"translatedText": ...}`; `Service.build_answer` has th
 import asyncio
 import hmac
 import itertools
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nmt.config import ServeRun
@@ -39,15 +38,11 @@ from nmt.serving.translation_request import (
     read_fields,
     restore_line_breaks,
 )
-from nmt.system.logging import log
 from nmt.system.page_template import dump_script_json, fill_template
 
-STREAM_LINES = 16  # lines of a streamed request that are translated at a time
-PARTIAL_SECONDS = 0.05  # between two events with what is translated so far
 WEIGHT_DIGITS = 4
-MAX_WORD_WEIGHTS = 2**18  # of an answer or an event; the JSON of more would hold up the other requests
+MAX_WORD_WEIGHTS = 2**18  # of an answer; the JSON of more would hold up the other requests
 KEY_FIELD = '<input id="key" type="password" placeholder="API key" aria-label="API key" autocomplete="off">'
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second is for nginx
 
 
 class Direction(NamedTuple):
@@ -55,46 +50,6 @@ class Direction(NamedTuple):
 
     source: str
     target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of a request, and where it is."""
-
-    index: int  # of the text, from 0
-    number: int  # of the line in the text, from 1
-    line: str
-
-    def names(self) -> dict[str, int]:
-        """Return the fields of an event that say which line it is about."""
-        return {"index": self.index, "line": self.number}
-
-
-class TextsSoFar:
-    """The best translations so far of lines. The translation thread puts them, and the event loop takes them."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.changed = asyncio.Event()
-        self.texts: dict[int, str] = {}
-        self.taken: dict[int, str] = {}
-
-    def put(self, index: int, text: str) -> None:
-        """Set the text of a line."""
-        self.texts[index] = text
-        if not self.changed.is_set():
-            self.loop.call_soon_threadsafe(self.changed.set)
-
-    def announce(self, _: object) -> None:
-        """Wake up who waits for news, without a text."""
-        self.changed.set()
-
-    def take(self) -> list[tuple[int, str]]:
-        """Return (index, text) for each text that has changed since the last call."""
-        self.changed.clear()
-        changed = {index: text for index, text in self.texts.copy().items() if self.taken.get(index) != text}
-        self.taken |= changed
-        return sorted(changed.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +65,10 @@ class Service:
     async def translate(self, request: Request) -> Response:
         """POST /translate"""
         start_time, status = time.perf_counter(), 500
-        response: Response | None = None
         try:
-            response = await self.answer(request, start_time)
+            response = await self.answer(request)
             status = response.status_code
+            return response
         except HTTPException as error:
             status = error.status_code
             raise
@@ -121,9 +76,8 @@ class Service:
             status = 499
             raise
         finally:
-            if not isinstance(response, StreamingResponse):  # of which `stream_events` counts the end
-                count_request(status, start_time)
-        return response
+            REQUESTS.labels(status).inc()
+            SECONDS.observe(time.perf_counter() - start_time)
 
     async def detect(self, request: Request) -> Response:
         """POST /detect"""
@@ -189,15 +143,12 @@ class Service:
         return HTMLResponse(fill_template(PAGE_FOLDER / "served.html", parts))
 
     # -------------------------------------------------------------------------------------------------------- answers
-    async def answer(self, request: Request, start_time: float) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Return the response to a request for a translation.
-
-        Args:
-            start_time: of the request, as `time.perf_counter` gives it.
 
         Raises:
             HTTPException: the request is not valid, or it cannot be answered now.
-            ClientDisconnect: the client has gone, and its lines are not translated any further.
+            ClientDisconnect: the client has gone.
         """
         fields = await read_fields(request, self.command.max_characters)
         self.check_key(fields)
@@ -207,90 +158,11 @@ class Service:
         if wanted.documents and not translator.model.attends:
             raise HTTPException(400, "format=html needs a model with attention; send plain text with format=text")
         group = Group(model, 1 + wanted.alternatives, wanted.details or bool(wanted.documents))
-        if wanted.stream:
-            events = self.stream_events(wanted, group, start_time)
-            return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         lines = [line for lines in wanted.lines() for line in lines]
         results = await self.translate_lines(group, lines, request)
-        if not (wanted.details or wanted.documents):
-            return JSONResponse(self.build_answer(wanted, results, translator))
-        return await asyncio.to_thread(
-            lambda: JSONResponse(self.build_answer(wanted, results, translator))
-        )  # takes long
-
-    async def stream_events(self, wanted: TranslationRequest, group: Group, start_time: float) -> AsyncIterator[str]:
-        """Yield an event `line` for each line, in order, and an event `done` with the answer; if it fails, `error`.
-
-        With `partial`, events `partial` have the best translation so far of lines that are being translated. Lines are
-        submitted a few at a time, so that a long text neither fills the queue nor is translated for nobody when the
-        client has gone.
-        """
-        places = [
-            Place(index, number, line)
-            for index, lines in enumerate(wanted.lines())
-            for number, line in enumerate(lines, 1)
-        ]
-        translator = self.batcher.translators[group.translator]
-        results: list[list[Translation]] = []
-        status = 499  # unless it ends
-        try:
-            for first in range(0, len(places), STREAM_LINES):
-                chunk = places[first : first + STREAM_LINES]
-                news = TextsSoFar()
-                futures = self.submit(group, [place.line for place in chunk], news.put if wanted.partial else None)
-                try:
-                    for place, future in zip(chunk, futures, strict=True):
-                        async for row, text in self.follow(future, news):
-                            if not futures[row].done():
-                                yield format_event("partial", {**chunk[row].names(), "translatedText": text})
-                        options = future.result()
-                        LINES.inc()
-                        event = await asyncio.to_thread(self.build_line_event, wanted, place, options, translator)
-                        if not wanted.documents:  # which need the attention weights in the end
-                            options = [Translation(option.text, ended=option.ended) for option in options]
-                        results.append(options)
-                        yield event
-                finally:
-                    cancel(futures)
-            answer = await asyncio.to_thread(self.build_answer, replace(wanted, details=False), results, translator)
-            status = 200
-            yield format_event("done", answer)
-        except Exception as error:
-            if not isinstance(error, (HTTPException, UserError)):
-                log.exception("a request failed")
-            failure = to_http_exception(error)
-            status = failure.status_code
-            yield format_event("error", {"error": failure.detail, "status": status})
-        finally:
-            count_request(status, start_time)
-
-    async def follow(
-        self, future: "asyncio.Future[list[Translation]]", news: TextsSoFar
-    ) -> AsyncIterator[tuple[int, str]]:
-        """Yield (index, text) for each text that is new, until a line has been translated.
-
-        Raises:
-            HTTPException: that takes longer than `timeout`.
-        """
-        deadline = time.monotonic() + self.command.timeout
-        future.add_done_callback(news.announce)
-        while not future.done():
-            seconds = deadline - time.monotonic()
-            if seconds <= 0:
-                raise self.make_timeout_error()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(news.changed.wait(), seconds)
-            for item in news.take():
-                yield item
-            await asyncio.wait({future}, timeout=PARTIAL_SECONDS)
-
-    def build_line_event(
-        self, wanted: TranslationRequest, place: Place, options: list[Translation], translator: Translator
-    ) -> str:
-        """Return the event with the translations of a line."""
-        wanted_line = replace(wanted, texts=[place.line], documents=[], is_list=False)
-        answer = self.build_answer(wanted_line, [options], translator)
-        return format_event("line", {**place.names(), **answer})
+        LINES.inc(len(lines))
+        build = partial(self.build_answer, wanted, results, translator)
+        return JSONResponse(await asyncio.to_thread(build) if wanted.details or wanted.documents else build())
 
     async def translate_lines(self, group: Group, lines: Sequence[str], request: Request) -> list[list[Translation]]:
         """Return the `n_best` translations of each line, best first.
@@ -299,40 +171,22 @@ class Service:
             HTTPException: the lines are not accepted, or not translated in time.
             ClientDisconnect: the client of the request, whose body must have been read, has gone.
         """
-        futures = self.submit(group, lines)
-        translating = asyncio.ensure_future(wait_for_all(futures))
-        leaving = asyncio.ensure_future(request.receive())  # nothing but the end of the connection can follow
         try:
-            done, _ = await asyncio.wait(
-                {translating, leaving}, timeout=self.command.timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            if translating in done:
-                results = translating.result()
-                LINES.inc(len(lines))
-                return results
-        finally:
-            cancel([translating, leaving, *futures])
-        if done:
-            raise ClientDisconnect
-        raise self.make_timeout_error()
-
-    def submit(
-        self, group: Group, lines: Sequence[str], show: Callable[[int, str], object] | None = None
-    ) -> "list[asyncio.Future[list[Translation]]]":
-        """Submit lines to the batcher, and return a future for each.
-
-        Raises:
-            HTTPException: they are not accepted.
-        """
-        try:
-            return [*map(asyncio.wrap_future, self.batcher.submit(group, lines, show))]
+            translating = asyncio.wrap_future(self.batcher.submit(group, lines))
         except QueueFullError:
             raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"}) from None
         except ClosedError:
             raise HTTPException(503, "the server is being stopped") from None
-
-    def make_timeout_error(self) -> HTTPException:
-        return HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
+        leaving = asyncio.ensure_future(request.receive())  # nothing but the end of the connection can follow
+        events: set[asyncio.Future[Any]] = {translating, leaving}
+        done, _ = await asyncio.wait(events, timeout=self.command.timeout, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if translating in done:
+            return translating.result()
+        translating.cancel()  # without effect once it has begun
+        if done:
+            raise ClientDisconnect
+        raise HTTPException(504, f"there was no translation within {self.command.timeout:g} seconds")
 
     def build_answer(
         self, wanted: TranslationRequest, results: list[list[Translation]], translator: Translator
@@ -440,40 +294,13 @@ def add_attention(details: dict[str, Any], options: list[Translation], reach: in
     return added
 
 
-def count_request(status: int, start_time: float) -> None:
-    """Count a request that has been answered, or left by its client."""
-    REQUESTS.labels(status).inc()
-    SECONDS.observe(time.perf_counter() - start_time)
-
-
-async def wait_for_all(futures: "list[asyncio.Future[list[Translation]]]") -> list[list[Translation]]:
-    return [await future for future in futures]
-
-
-def cancel(futures: "Iterable[asyncio.Future[Any]]") -> None:
-    """Cancel futures that nobody waits for any more."""
-    for future in futures:
-        if not future.cancel() and not future.cancelled():
-            future.exception()  # asyncio logs exceptions that nobody has asked for
-
-
-def format_event(name: str, data: dict[str, Any]) -> str:
-    """Return a server-sent event. JSON has no raw line breaks, so the data is one line."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
-
-
-def to_http_exception(error: Exception) -> HTTPException:
-    """Return an exception with the status and the reason that a client gets."""
-    if isinstance(error, HTTPException):
-        return error
-    return HTTPException(500, str(error) if isinstance(error, UserError) else "the server failed; its log says why")
-
-
 async def show_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody reads it
-    answer = to_http_exception(error)
-    return JSONResponse({"error": answer.detail}, answer.status_code, answer.headers)
+    if not isinstance(error, HTTPException):
+        reason = str(error) if isinstance(error, UserError) else "the server failed; its log says why"
+        error = HTTPException(500, reason)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def build_app(service: Service) -> Starlette:

@@ -34,8 +34,6 @@ class TranslationRequest:
     alternatives: int  # number of translations of each text besides the best one
     details: bool  # whether the answer has scores, pieces, words and word links
     attention: bool  # whether the details have attention weights between words, and what else it takes to show them
-    stream: bool  # whether the answer is sent line by line
-    partial: bool  # whether translations are also sent while they are searched for
     documents: list[list[str | Block]]  # each text, if these are HTML; else empty
 
     def lines(self) -> list[list[str]]:
@@ -123,9 +121,7 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
             raise HTTPException(400, f"{name}, the code of a language, is missing; /languages lists the codes")
     if fields.get("format") not in (None, "", "text", "html"):
         raise HTTPException(400, f"format={quote(fields['format'])} is not one of text, html")
-    attention, stream, partial = (parse_flag(fields, name) for name in ("attention", "stream", "partial"))
-    if partial and not stream:
-        raise HTTPException(400, "partial=true has no effect without stream=true")
+    attention = parse_flag(fields, "attention")
     return TranslationRequest(
         texts=texts,
         is_list=isinstance(q, list),
@@ -134,8 +130,6 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
         alternatives=parse_number(fields, "alternatives", max_alternatives),
         details=parse_flag(fields, "details") or attention,
         attention=attention,
-        stream=stream,
-        partial=partial,
         documents=[*map(parse_document, texts)] if fields.get("format") == "html" else [],
     )
 

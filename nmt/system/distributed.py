@@ -22,8 +22,7 @@ from nmt.system.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
 MODEL_MISMATCH = (
-    "the processes of this job have different models; make sure that the checkpoints (and search.dictionary) are the "
-    "same on all machines"
+    "the processes of this job have different models; make sure that the checkpoints are the same on all machines"
 )
 TEXT_MISMATCH = (
     "the processes of this job have different text; make sure that the files have the same content on all machines"

@@ -139,7 +139,7 @@ def test_align_compressed_files(folder: Path, align: Align) -> None:
 def test_align_stops_quietly_when_reader_closes_pipe(folder: Path) -> None:
     for side in ("de", "en"):
         (folder / f"many.{side}").write_text("Der Hund .\n" * 5_000, encoding="utf-8")
-    command = [sys.executable, "-m", "nmt.align", MODEL, "source=many.de", "target=many.en", "links.unit=pieces"]
+    command = [sys.executable, "-m", "nmt.align", MODEL, "source=many.de", "target=many.en"]
     # bufsize=0: a buffer of Python 3.14 takes 128 KiB from the pipe, which may be all that there is
     with subprocess.Popen(command, bufsize=0, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -193,28 +193,23 @@ def test_symmetrization_of_two_directions(align: Align) -> None:
     assert read_links(align(MODEL, BACK, *FILES, "symmetrize=intersection")[0]) == intersection != expected
 
 
-def test_align_writes_weights_as_jsonl_and_npz(align: Align, folder: Path) -> None:
+def test_align_writes_weights_as_jsonl(align: Align, folder: Path) -> None:
     align(MODEL, *FILES, "output=a.jsonl")
-    align(MODEL, *FILES, "output=a.npz")
     records = read_records(folder / "a.jsonl")
     assert len(records) == 30
-    with np.load(folder / "a.npz", allow_pickle=False) as arrays:
-        for number, record in enumerate(records):
-            weights = np.array(record["weights"])
-            assert weights.shape == (len(record["target_pieces"]), len(record["source_pieces"]))
-            assert np.abs(weights.sum(1) - 1).max() < 1e-5 and record["score"] < 0
-            assert record["source_pieces"][-1] == record["target_pieces"][-1] == "</s>"
-            assert all(arrays[f"{number}/{name}"].tolist() == value for name, value in record.items())
+    for record in records:
+        weights = np.array(record["weights"])
+        assert weights.shape == (len(record["target_pieces"]), len(record["source_pieces"]))
+        assert np.abs(weights.sum(1) - 1).max() < 1e-5 and record["score"] < 0
+        assert record["source_pieces"][-1] == record["target_pieces"][-1] == "</s>"
     assert records[3]["source_words"] == (folder / "test.de").read_text(encoding="utf-8").splitlines()[3].split()
 
 
-def test_link_threshold_and_unit(align: Align) -> None:
+def test_link_threshold(align: Align) -> None:
     many = read_links(align(MODEL, *FILES, "links.threshold=0.05")[0])
     best = read_links(align(MODEL, *FILES)[0])
     assert sum(map(len, many)) > sum(map(len, best))
     assert any(len({s for s, t in links if t == 0}) > 1 for links in many)
-    pieces = read_links(align(MODEL, *FILES, "links.unit=pieces")[0])
-    assert sum(map(len, pieces)) > sum(map(len, best))
 
 
 def test_links_of_odd_lines_are_in_range(align: Align, folder: Path) -> None:

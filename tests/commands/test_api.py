@@ -1,16 +1,11 @@
 """Tests of the Python API and of exported models."""
 
-import gc
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +15,12 @@ from builders import run_error, run_ok
 from safetensors.torch import load_file
 
 import nmt
-from nmt.config import AttentionConfig, ModelConfig, SearchConfig
+from nmt.config import AttentionConfig, ModelConfig
 from nmt.config.data import TokenizerConfig
 from nmt.data.tokenizer import train_tokenizer
-from nmt.data.words import join_sentences
 from nmt.decoding import translator
-from nmt.decoding.line_parts import LinePart, split_long_line
-from nmt.decoding.preparation import PreparedLine
-from nmt.decoding.translation import Translation, join_translations
+from nmt.decoding.translation import join_translations
+from nmt.decoding.translator import split_long_line
 from nmt.model.seq2seq import build_model
 from nmt.runs.checkpoint import load_config
 
@@ -71,8 +64,8 @@ def test_ranking_score(home: Path) -> None:
     def load(**search: Any) -> nmt.Model:
         return nmt.load(home / "runs" / "mine", device="cpu", precision="fp32", **search)
 
-    for penalty, coverage in (("gnmt", 0.0), ("mean", 0.0), ("gnmt", 0.3)):
-        model = load(beam=4, n_best=4, penalty=penalty, coverage_penalty=coverage)
+    for coverage in (0.0, 0.3):
+        model = load(beam=4, n_best=4, coverage_penalty=coverage)
         for n_best in model.translate_n_best(LINES, weights=True):
             for translation in n_best:
                 if not translation.target_pieces:
@@ -81,7 +74,7 @@ def test_ranking_score(home: Path) -> None:
                 weights_TS = translation.weights_TS
                 assert weights_TS is not None
                 covered = np.log(weights_TS.sum(0).clip(np.exp(-20), 1)).sum()
-                expected = translation.score / ((5 + length) / 6 if penalty == "gnmt" else length) + coverage * covered
+                expected = translation.score / ((5 + length) / 6) + coverage * covered
                 assert translation.ranking_score == pytest.approx(expected, rel=1e-5)
             scores = [translation.ranking_score for translation in n_best]
             assert scores == sorted(scores, key=lambda score: -(score or 0))
@@ -125,110 +118,6 @@ def test_commands_accept_exported_model(model: nmt.Model, home: Path, corpus: Pa
     assert "is missing or damaged" in run_error("translate", *exported, folder=home, text=text)
 
 
-def test_watched_lines_show_the_best_translation_so_far(model: nmt.Model) -> None:
-    lines = [*LINES, "der Hund läuft schnell . " * 40, "die Katze schläft ."]
-    for beam in (1, 3):
-        narrow = copy(model.translator)
-        narrow.config = replace(narrow.config, beam=beam, n_best=1, batch_sentences=2)
-        seen: dict[int, list[str]] = {index: [] for index in range(1, len(lines))}
-        watch = {index: texts.append for index, texts in seen.items()}
-        results = narrow.translate(lines, watch=watch)
-        assert results == narrow.translate(lines)
-        assert [texts[-1] if texts else "" for texts in seen.values()] == [best.text for [best] in results[1:]]
-        assert len(set(seen[len(lines) - 2])) > 3
-
-
-def test_each_line_is_delivered_once_and_as_soon_as_it_is_found(model: nmt.Model) -> None:
-    lines = [*LINES, "", "der Hund läuft schnell . " * 40, " ", "die Katze schläft ."]
-    narrow = copy(model.translator)
-    narrow.config = replace(narrow.config, beam=3, n_best=2, batch_sentences=2)
-    delivered: dict[int, Any] = {}
-    seen_at_step: list[int] = []
-
-    def deliver(line: int, options: Any) -> None:
-        assert line not in delivered
-        delivered[line] = options
-
-    watch = {0: lambda _: seen_at_step.append(len(delivered))}
-    assert narrow.translate(lines, watch=watch, deliver=deliver) == []
-    assert [delivered[line] for line in range(len(lines))] == narrow.translate(lines)
-    assert 0 < seen_at_step[0] < len(lines)
-
-
-@pytest.mark.parametrize("fails", ["search", "delivery"])
-def test_each_line_is_delivered_once_if_memory_runs_out(
-    model: nmt.Model, fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The search is repeated with the same size if CUDA graphs could be freed."""
-    lines, delivered, failed = LINES * 3, dict[int, Any](), False
-    stream_search, graphs = translator.stream_search, iter([3])
-    monkeypatch.setattr("nmt.model.out_of_memory.free_graphs", lambda: next(graphs, 0))
-    translations = model.translator.translate(lines)
-
-    def fail_once(kind: str) -> None:
-        nonlocal failed
-        if kind == fails and not failed:
-            failed = True
-            raise torch.OutOfMemoryError("CUDA")
-
-    def search(*arguments: Any) -> Iterator[Any]:
-        for number, result in enumerate(stream_search(*arguments)):
-            if number == 2:  # others have been delivered
-                fail_once("search")
-            yield result
-
-    def deliver(line: int, options: list[Translation]) -> None:
-        if len(delivered) == 3:  # those of empty lines, and others
-            fail_once("delivery")
-        assert line not in delivered
-        delivered[line] = options
-
-    monkeypatch.setattr(translator, "stream_search", search)
-    model.translator.translate(lines, deliver=deliver)
-    assert failed and [texts_of(delivered[line]) for line in range(len(lines))] == [*map(texts_of, translations)]
-
-
-@pytest.mark.parametrize("keep_weights", [False, True])
-def test_delivered_lines_are_not_kept(model: nmt.Model, keep_weights: bool) -> None:
-    """A search may go on for hours."""
-    joining = iter(LINES * 30)
-    kept: list[int] = []
-
-    def deliver(line: int, options: list[Translation]) -> None:
-        if line % 20 == 0:
-            objects = gc.get_objects()
-            kept.append(sum(type(each) in (Translation, LinePart, torch.Tensor) for each in objects))
-
-    model.translator.translate(
-        LINES, keep_weights, deliver=deliver, get_more=lambda _, room: [*islice(joining, min(room, 4))]
-    )
-    assert len(kept) == len(LINES) * 31 // 20 + 1
-    assert max(kept) < kept[0] + 40
-
-
-def test_watching_many_lines_takes_time_in_proportion_to_their_number(model: nmt.Model) -> None:
-    class CountedParts(dict[int, LinePart]):
-        reads = 0
-
-        def __getitem__(self, row: Any) -> Any:
-            self.reads += 1
-            return super().__getitem__(row)
-
-    lines = [row // 2 for row in range(600)]  # two parts each
-    prepared = PreparedLine("", {}, {}, 0, ("", ""), False)
-    parts = CountedParts((row, LinePart(line, [], [], [], [], prepared)) for row, line in enumerate(lines))
-    seen: dict[int, str] = {}
-    watch = {line: partial(seen.__setitem__, line) for line in lines}
-    tokens_BK1 = torch.randint(4, len(model.translator.tokenizer.target.processor), (600, 1, 1))
-    inputs, beams = SimpleNamespace(sentence_B=torch.arange(600)), SimpleNamespace(tokens_BKT=tokens_BK1)
-    active: Any = SimpleNamespace(inputs=inputs, beams=beams, returned_B=torch.zeros(600, dtype=torch.bool))
-    texts_so_far = {line: {2 * line: "", 2 * line + 1: ""} for line in watch}
-    model.translator.notify_watchers(watch, parts, range(600), texts_so_far, active)
-    texts = [model.translator.tokenizer.target.decode(tokens) for tokens in tokens_BK1[:, 0].tolist()]
-    assert seen == {line: join_sentences(texts[2 * line : 2 * line + 2]) for line in watch}
-    assert parts.reads == 600
-
-
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory"), MemoryError()]
 )
@@ -236,103 +125,40 @@ def test_out_of_memory_halves_batch(
     model: nmt.Model, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = [translation.text for translation in model.translate(LINES * 4)]
-    stream_search, max_batch, calls = translator.stream_search, 2, 0
+    search_translations, max_batch, calls = translator.search_translations, 2, 0
 
-    def search_with_limited_batch(*arguments: Any) -> Iterator[Any]:
+    def search_with_limited_batch(*arguments: Any, batch_size: int, **options: Any) -> Iterator[Any]:
         nonlocal calls
         calls += 1
-        results = stream_search(*arguments)
+        results = search_translations(*arguments, batch_size=batch_size, **options)
         if calls == 2:
-            yield next(results)  # results before the error are kept
-        if arguments[6] > max_batch:
+            yield next(results)
+        if batch_size > max_batch:
             raise error
         yield from results
 
-    monkeypatch.setattr(translator, "stream_search", search_with_limited_batch)
+    monkeypatch.setattr(translator, "search_translations", search_with_limited_batch)
     assert [translation.text for translation in model.translate(LINES * 4)] == expected
     assert "out of memory for 8 lines at a time" in caplog.text
 
-    def search_single_lines_only(*arguments: Any) -> Iterator[Any]:
-        if len(arguments[1]) > 1:
-            raise error  # counts waiting lines too
-        yield from stream_search(*arguments)
+    def search_single_lines_only(*arguments: Any, batch_size: int, **options: Any) -> Iterator[Any]:
+        if batch_size > 1:
+            raise error
+        yield from search_translations(*arguments, batch_size=batch_size, **options)
 
-    monkeypatch.setattr(translator, "stream_search", search_single_lines_only)
+    monkeypatch.setattr(translator, "search_translations", search_single_lines_only)
     assert [translation.text for translation in model.translate(LINES * 4)] == expected
     max_batch = 0
-    monkeypatch.setattr(translator, "stream_search", search_with_limited_batch)
+    monkeypatch.setattr(translator, "search_translations", search_with_limited_batch)
     with pytest.raises(nmt.UserError, match="out of memory for one line of .* lower search.beam=3"):
         model.translate(LINES)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"beam": 3, "n_best": 3},
-        {"beam": 1, "batch_tokens": 150},  # some lines have to wait until there is room
-        {"beam": 2, "n_best": 2, "max_source": 6, "coverage_penalty": 0.2},
-        {"sample": True, "n_best": 2, "batch_sentences": 3},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("fails", [False, True])
-def test_lines_that_join_a_search_get_the_same_translations(
-    model: nmt.Model, options: dict[str, Any], fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lines arrive when others have been delivered. Once, memory becomes too small while others have joined."""
-    chosen = copy(model.translator)
-    chosen.config = SearchConfig(**options)
-    lines = [" ".join(["Der Hund schläft .", *["Die Frau liest ."] * (i % 5)]) for i in range(24)]
-    lines[5] = lines[9] = ""
-    prefixes = ["A dog"] * 5  # also of lines that are much shorter than others, and join their search later
-    expected = chosen.translate(lines, keep_weights=True, prefixes=[*prefixes, *[""] * 19])
-    arrived, delivered, calls = 5, {}, 0
-    stream_search = translator.stream_search
-
-    def get_more(enough: int, room: int) -> list[str]:
-        nonlocal arrived
-        assert 1 <= enough <= room
-        more = lines[arrived : arrived + min(room, max(1, len(delivered) - arrived + 4))]
-        arrived += len(more)
-        return more
-
-    def search(*arguments: Any) -> Iterator[Any]:
-        nonlocal calls
-        calls += 1
-        for index, result in enumerate(stream_search(*arguments)):
-            if fails and calls == 1 and index == 6:
-                raise torch.OutOfMemoryError("CUDA")
-            yield result
-
-    monkeypatch.setattr(translator, "stream_search", search)
-    chosen.translate(
-        lines[:5],
-        keep_weights=True,
-        prefixes=prefixes,
-        deliver=delivered.__setitem__,
-        get_more=get_more,
-        watch={20: list[str]().append},
-    )
-    assert fails or arrived == len(lines)
-    assert sorted(delivered) == [*range(arrived)]
-    results = [delivered[line] for line in range(arrived)]
-    assert list(map(texts_of, results)) == list(map(texts_of, expected))[:arrived]
-    for result, same in zip(results, expected, strict=False):
-        for option, same_option in zip(result, same, strict=True):
-            assert option.score == pytest.approx(same_option.score, abs=1e-4)
-            if option.weights_TS is not None:
-                np.testing.assert_allclose(option.weights_TS, same_option.weights_TS, atol=1e-4)
-
-
-def texts_of(options: list[Translation]) -> list[str]:
-    return [option.text for option in options]
-
-
 def test_other_runtime_errors_are_raised(model: nmt.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> object:
+    def fail(*_: object, **options: object) -> object:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(translator, "stream_search", fail)
+    monkeypatch.setattr(translator, "search_translations", fail)
     with pytest.raises(RuntimeError, match="shapes"):
         model.translate(LINES)
 
@@ -349,7 +175,6 @@ def test_other_runtime_errors_are_raised(model: nmt.Model, monkeypatch: pytest.M
         ({"beam": None}, "search.beam: "),
         ({"average": 1.5}, "average: Value '1.5' of type 'float' could not be converted to Integer"),
         ({"sample": "perhaps"}, "search.sample: Value 'perhaps' is not a valid bool"),
-        ({"dictionary": "none", "replace_unknown": True}, "replace_unknown=true needs a model|none is not a file"),
     ],
 )
 def test_load_rejects_invalid_settings(home: Path, settings: dict[str, Any], message: str) -> None:

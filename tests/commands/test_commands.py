@@ -169,14 +169,10 @@ def test_translate_output_formats_and_alignment_files(home: Path) -> None:
     links = (home / "links.txt").read_text().split("\n")
     assert len(texts) == len(links) == 5 * 3 + 1
     assert all(re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", line) for line in links)
-    run_ok("translate", *options, "alignments=all.npz", "links.unit=pieces", folder=home, text=text)
-    with np.load(home / "all.npz", allow_pickle=False) as arrays:
-        assert arrays["12/weights"].shape == (
-            len(arrays["12/target_pieces"]),
-            len(arrays["12/source_pieces"]),
-        )
-        assert "14/score" in arrays and "15/score" not in arrays
-        assert np.isneginf(arrays["4/score"])  # the second translation of an empty line
+    run_ok("translate", *options, "alignments=all.jsonl", folder=home, text=text)
+    records = [json.loads(line) for line in (home / "all.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert len(records) == 15 and records[4]["score"] is None  # the second translation of an empty line
+    assert np.shape(records[12]["weights"]) == (len(records[12]["target_pieces"]), len(records[12]["source_pieces"]))
     jsonl = run_ok("translate", *options, "format=jsonl", folder=home, text=text)
     rows = [json.loads(line) for line in jsonl.splitlines()]
     assert [row["translations"][0]["text"] for row in rows] == texts[:-1:3]
@@ -206,7 +202,7 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
     sampling = ("search.sample=true", "search.n_best=4", "search.temperature=2")
     first, same_seed, other_seed = (translate(*sampling, f"search.seed={seed}", beam=()) for seed in (1, 1, 2))
     assert len(first) == 8 and first == same_seed != other_seed
-    n_best = translate("search.n_best=4", "search.groups=2")
+    n_best = translate("search.n_best=4")
     assert len(n_best) == 8
     for translations in (n_best[:4], n_best[4:]):
         nonempty = [line for line in translations if line]
@@ -218,21 +214,14 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("search.top_k=3",), "search.top_k=3 has no effect without sampling; set search.sample=true as well"),
-        (("search.sample=true", "search.groups=5"), "search.groups=5 has no effect with search.sample=true; remove"),
         (
             ("links.threshold=0.2",),
             "links.* applies to links only; set alignments=FILE, format=links or format=jsonl",
         ),
-        (("mode=score", "input=short", "target=short", "search.beam=2"), "search.beam=2 has no effect with mode=score"),
-        (("checkpoint=runs/blind", "alignments=none.npz"), "alignments=none.npz needs a model with attention"),
-        (("search.dictionary=x",), "search.dictionary=x needs search.replace_unknown=true"),
-        (("search.groups=3",), "search.groups=3 must evenly divide search.beam=5"),
+        (("checkpoint=runs/blind", "alignments=none.jsonl"), "alignments=none.jsonl needs a model with attention"),
         (("search.min_ratio=3",), "search.min_ratio=3.0 must not exceed search.max_ratio=2.0"),
-        (("search.diversity=3",), "search.diversity=3.0 needs search.groups=2"),
         (("checkpoint=runs/blind", "format=links"), "format=links needs a model with attention"),
         (("search.min_length=3000",), "search.min_length=3000 must not exceed search.max_length=2000"),
-        (("search.penalty=wu",), "search.penalty=wu is not one of gnmt, mean"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines: only one"),
         (("prefix=nothing",), "prefix=nothing is not a file"),
         (("checkpoint=[]",), "checkpoint is not set"),
@@ -253,42 +242,6 @@ def test_translate_rejects_invalid_options(home: Path, corpus: Path, settings: t
     (home / "short").write_text("A\n", encoding="utf-8")
     arguments = settings if settings[0].startswith("checkpoint") else ("checkpoint=runs/mine", *settings)
     assert message in run_error("translate", *arguments, folder=home, text=b"x\ny\n")
-
-
-def test_replace_unknown_copies_source_words_or_uses_dictionary(home: Path, corpus: Path) -> None:
-    """A model with a vocabulary of 70 words outputs <unk> for all others."""
-    settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "tokenizer.type=word", "tokenizer.vocab_size=70")
-    run_ok("train", "name=few_words", *settings, "train.max_steps=30", folder=home)
-    text = "".join((corpus / "test.de").read_text(encoding="utf-8").splitlines(keepends=True)[:10]).encode()
-    base = ("checkpoint=runs/few_words", *SEARCH)
-    plain = run_ok("translate", *base, folder=home, text=text).split("\n")[:-1]
-    copied = run_ok("translate", *base, "search.replace_unknown=true", folder=home, text=text).split("\n")[:-1]
-    source_words = text.decode().split()
-    (home / "dictionary").write_text("".join(f"{word}\t{word.upper()}!\n" for word in source_words), encoding="utf-8")
-    dictionary = ("search.replace_unknown=true", "search.dictionary=dictionary")
-    looked_up = run_ok("translate", *base, *dictionary, folder=home, text=text).split("\n")[:-1]
-    replaced = 0
-    for lines in zip(plain, copied, looked_up, strict=True):
-        for word, copy, entry in zip(*(line.split(" ") for line in lines), strict=True):
-            if word == "<unk>":
-                replaced += 1
-                assert copy in source_words and entry == f"{copy.upper()}!"
-            else:
-                assert word == copy == entry
-    assert replaced > 5
-    linked = run_ok("translate", *base, "search.replace_unknown=true", "format=links", folder=home, text=text)
-    assert linked.split("\n")[:-1:2] == copied and "<unk>" not in linked
-    objects = run_ok("translate", *base, "search.replace_unknown=true", "format=jsonl", folder=home, text=text)
-    for line in map(json.loads, objects.splitlines()):
-        [translation] = line["translations"]
-        assert translation["source_words"] == line["source"].split()
-        assert translation["target_words"] == translation["text"].split()
-    assert "needs a model with attention that can output <unk>" in run_error(
-        "translate", "checkpoint=runs/mine", "search.replace_unknown=true", folder=home, text=b"x\n"
-    )
-    (home / "dictionary").write_text("one word\n", encoding="utf-8")
-    message = run_error("translate", *base, *dictionary, folder=home, text=b"x\n")
-    assert "dictionary:1: 'one word' is not a pair; write source word, tab, target word" in message
 
 
 def test_translate_interactively_in_terminal(home: Path) -> None:

@@ -41,7 +41,7 @@ SEARCH = SearchConfig(beam=3, max_length=12)
         (["checkpoint=runs/mine", "output=folder.html"], "folder.html cannot be written: Is a directory"),
         (["checkpoint=runs/mine", "output=runs"], "runs already exists; give the name of a new folder"),
         (["checkpoint=runs/mine", "output=x.html", "average=9"], "average=9: runs/mine has only 2 checkpoints"),
-        (["checkpoint=runs/mine", "output=x.html", "search.groups=5"], "search.groups=5 does not work in a page"),
+        (["checkpoint=runs/mine", "output=x.html", "search.sample=true"], "search.sample=True does not work in a page"),
     ],
 )
 def test_invalid_arguments_are_refused(home: Path, arguments: list[str], message: str) -> None:

@@ -2,10 +2,8 @@
 
 import gzip
 import html
-import json
 import logging
 import re
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -137,12 +135,6 @@ def test_server_answers_as_the_command(blind: Path) -> None:
         assert answers["translatedText"] == [expected, "", "<p></p>", model.translate_html(texts[3])]
         assert [len(details) for details in answers["details"]] == [len(read_blocks(text)) for text in texts]
         assert list_tags(answers["alternatives"][0][0]) == list_tags(PAGE)
-        body = json.dumps({"q": texts, "format": "html", "stream": True} | DIRECTION).encode()
-        request = urllib.request.Request(f"{started.url}/translate", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request) as response:
-            events = re.findall("event: (.*)\ndata: (.*)\n\n", response.read().decode())
-        assert json.loads(events[-1][1]) == {"translatedText": answers["translatedText"]}
-        assert [name for name, _ in events] == ["line"] * sum(map(len, answers["details"])) + ["done"]
     with running(blind, "checkpoint=runs/blind") as started:
         status, answer = post(started.url, {"q": "<p>x</p>", "format": "html"} | DIRECTION)
         assert (status, answer["error"]) == (

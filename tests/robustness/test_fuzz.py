@@ -1,6 +1,5 @@
 """Fuzz tests: random texts by hypothesis, and valid files with random damage to their bytes."""
 
-import io
 import json
 import logging
 import math
@@ -347,7 +346,7 @@ def word_translator() -> Translator:
     model = build_model(ModelConfig(embed=8, hidden=8), tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     with torch.no_grad():
         model.output.bias[1] += 3
-    search = SearchConfig(beam=2, n_best=2, max_length=8, replace_unknown=True)
+    search = SearchConfig(beam=2, n_best=2, max_length=8)
     return Translator(model.eval(), tokenizer, search, torch.device("cpu"))
 
 
@@ -499,7 +498,7 @@ def test_damaged_dictionary_is_read_or_rejected(folder: Path) -> None:
         path.write_bytes(damage("Hund\tdog\r\nKatze\tthe cat\nä\tb\tc\n".encode() * 3, seed))
         lines = [line.decode(errors="replace") for line in reference_split_lines(path.read_bytes())]
         try:
-            dictionary = read_dictionary("search.dictionary", str(path))
+            dictionary = read_dictionary("search.terms", str(path))
         except UserError as error:
             number = int(str(error).removeprefix(f"{path}:").partition(":")[0])
             assert not re.fullmatch("(?s)[^\t]+\t.+", lines[number - 1])
@@ -634,17 +633,15 @@ def test_report_elements_do_not_depend_on_text(rows: list[tuple[str, str, Transl
 @fuzz
 @given(originals=st.lists(translations(), max_size=4))
 def test_alignment_files_round_trip(originals: list[Translation]) -> None:
-    """JSON keeps all but infinity and NaN; NumPy arrays keep all but NULs at the ends of words."""
+    """JSON keeps all but infinity and NaN."""
     records = [translation.record for translation in originals]
     *json_lines, json_end = write_alignments("x.jsonl", records).decode().split("\n")
     *link_lines, links_end = write_alignments("x", records).decode().split("\n")
     assert json_end == links_end == "" and len(json_lines) == len(link_lines) == len(records)
-    arrays = np.load(io.BytesIO(write_alignments("x.npz", records)), allow_pickle=False)
-    for number, (record, json_line, link_line) in enumerate(zip(records, json_lines, link_lines, strict=True)):
+    for record, json_line, link_line in zip(records, json_lines, link_lines, strict=True):
         fields = json.loads(json_line)
         for name in ("source_pieces", "target_pieces", "source_words", "target_words"):
             assert fields[name] == getattr(record, name)
-            assert arrays[f"{number}/{name}"].tolist() == [text.rstrip("\0") for text in fields[name]]
         assert fields["score"] == (record.score if math.isfinite(record.score) else None)
         if record.weights is not None:
             actual = np.array(fields["weights"], dtype=float)

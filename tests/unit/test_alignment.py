@@ -1,6 +1,5 @@
 """Alignment records: links between words or pieces, and their file formats."""
 
-import io
 import json
 import math
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from nmt.config import LinksConfig
 from nmt.data.word_links import GoldLinks, alignment_targets, format_pharaoh
-from nmt.decoding.alignment import ALIGNMENT_WRITERS, Record, extract_links, pool_to_words
+from nmt.decoding.alignment import extract_links, pool_to_words
 from nmt.decoding.translation import Translation
 from nmt.evaluation.metrics import LinkCounts
 
@@ -138,12 +137,10 @@ def test_record_has_pieces_words_and_word_weights():
     assert make_record(None).word_weights() is None and make_record(None).links(LinksConfig()) == []
 
 
-def test_links_between_words_or_pieces():
+def test_links_between_words():
     weights = np.array([[0.1, 0.2, 0.2, 0.3, 0.2, 0.0], [0, 0, 0, 0.4, 0, 0.6], [0.9, 0, 0, 0, 0, 0.1]])
     assert make_record(weights).links(LinksConfig()) == [(0, 0)]
     assert make_record(weights).links(LinksConfig(threshold=0.4)) == [(0, 0), (1, 0), (1, 1)]
-    assert make_record(weights).links(LinksConfig(unit="pieces")) == [(3, 0)]
-    assert make_record(weights).links(LinksConfig(unit="pieces", threshold=0.3)) == [(3, 0), (3, 1)]
 
 
 def test_json_record_preserves_all_values():
@@ -173,7 +170,6 @@ def test_non_finite_values_become_null_in_json():
 
 
 def test_file_suffix_selects_alignment_format():
-    assert set(ALIGNMENT_WRITERS) == {".jsonl", ".npz"}
     records = [make_random_record(1), Translation("").record, make_random_record(2)]
     lines = write_alignments("a/b.jsonl", records).decode().split("\n")
     assert lines == [record.to_json() for record in records] + [""]
@@ -181,24 +177,3 @@ def test_file_suffix_selects_alignment_format():
         lines = write_alignments(path, records).decode().split("\n")
         assert lines == [format_pharaoh(record.links(LinksConfig())) for record in records] + [""]
     assert lines[0] and not lines[1]
-
-
-@pytest.mark.parametrize("path", [".jsonl", "x.npz", "links"])
-def test_alignment_file_without_pairs(path):
-    assert len(write_alignments(path, [])) == (22 if path.endswith("npz") else 0)  # an empty ZIP archive has 22 bytes
-
-
-def test_npz_arrays_load_without_pickle():
-    records = [make_random_record(1), make_record(None), Translation("").record, make_random_record(2)]
-    assert write_alignments("x.npz", records) == write_alignments("x.npz", records)
-    with np.load(io.BytesIO(write_alignments("x.npz", records)), allow_pickle=False) as arrays:
-        for number, record in enumerate(records):
-            for name in Record.__slots__:
-                value = getattr(record, name)
-                if value is None:
-                    assert f"{number}/{name}" not in arrays
-                else:
-                    assert arrays[f"{number}/{name}"].tolist() == np.asarray(value).tolist()
-                    assert arrays[f"{number}/{name}"].dtype == int or not name.endswith("of_piece")
-        assert "4/score" not in arrays
-        assert arrays["0/source_words"].dtype.kind == arrays["2/source_words"].dtype.kind == "U"

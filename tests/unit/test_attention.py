@@ -19,6 +19,7 @@ from nmt.model.kernels import KERNELS
 from nmt.model.kernels.cuda_graphs import list_tensors
 from nmt.model.loss import coverage_loss
 from nmt.model.normalizers import NORMALIZER_FNS
+from nmt.model.parts import select_rows
 from nmt.model.reference import CELL_SPECS
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.model.windows import WINDOW_CLASSES
@@ -251,8 +252,8 @@ def test_decoding_is_independent_of_step_size_memory_sharing_and_padding(style: 
 
             rows_N = torch.arange(4).repeat_interleave(2)
             tokens_NT = torch.cat([target_BT, target_BT.flip(1)], 1).view(8, -1)
-            shared, _, _ = model.decode(tokens_NT, start.select(rows_N), memory)
-            copied, _, _ = model.decode(tokens_NT, start.select(rows_N), memory.select(rows_N))
+            shared, _, _ = model.decode(tokens_NT, select_rows(start, rows_N), memory)
+            copied, _, _ = model.decode(tokens_NT, select_rows(start, rows_N), select_rows(memory, rows_N))
             torch.testing.assert_close(shared, copied, msg=describe(options))
 
             memory, state = model.start(source_BS[1:2, :3], length_B[1:2])

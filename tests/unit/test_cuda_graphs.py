@@ -24,10 +24,9 @@ from nmt.decoding.search import (
     AsyncCounter,
     Literals,
     choose_first_size,
-    round_down_batch_size,
     round_up_batch_size,
     round_up_length,
-    stream_search,
+    search_translations,
 )
 from nmt.model.ensemble import Ensemble
 from nmt.model.kernels.cuda_graphs import MAX_GRAPHS, GraphedCallable, GraphedModel, list_tensors
@@ -69,12 +68,12 @@ def search_all(
     config: SearchConfig,
     literals: Literals | None,
     device: torch.device = CPU,
-    max_active: int | None = None,
+    batch_size: int | None = None,
 ) -> Any:
-    """Search on all sentences at once, or on `max_active` at a time."""
+    """Search on all sentences at once, or on `batch_size` at a time."""
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
-    options = {"prefixes": prefixes, "max_active": max_active, "literals": literals}
+    options = {"prefixes": prefixes, "batch_size": batch_size, "literals": literals}
     return search(model, source_BS.to(device), length_B.to(device), config, True, **options)
 
 
@@ -87,8 +86,8 @@ def assert_same_hypotheses(
     **tolerances: float,
 ) -> None:
     """Compare results with those of `other` on a few sentences at a time and on all at once."""
-    for max_active in (3, 12):
-        actual = search_all(other, config, literals, device, max_active)
+    for batch_size in (3, 12):
+        actual = search_all(other, config, literals, device, batch_size)
         for hypotheses, references, length in zip(actual, expected, SENTENCES, strict=True):
             assert [hypothesis.tokens for hypothesis in hypotheses] == [hypothesis.tokens for hypothesis in references]
             for one, another in zip(hypotheses, references, strict=True):
@@ -100,7 +99,7 @@ def assert_same_hypotheses(
 
 def use_gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make searches on a CPU use the shapes and counts of a GPU."""
-    for function in (choose_first_size, round_up_batch_size, round_down_batch_size, round_up_length):
+    for function in (choose_first_size, round_up_batch_size, round_up_length):
         monkeypatch.setattr(
             f"nmt.decoding.search.{function.__name__}", lambda n, _, function=function: function(n, GPU)
         )
@@ -246,12 +245,14 @@ def test_searches_at_the_same_time_use_different_graphs(monkeypatch: pytest.Monk
     model = sharpen(make_model())
     source_BS, length_B, _ = make_ragged_batch(SENTENCES)
     configs = [SearchConfig(beam=3, max_length=30), SearchConfig(beam=3, max_length=30, batch_tokens=100)]
-    expected = [sorted(stream_search(model, source_BS, length_B, config), key=itemgetter(0)) for config in configs]
+    expected = [
+        sorted(search_translations(model, source_BS, length_B, config), key=itemgetter(0)) for config in configs
+    ]
     monkeypatch.setattr("nmt.model.kernels.cuda_graphs.capture_graph", make_fake_pool())
     use_gpu_shapes(monkeypatch)
     graphed = GraphedModel(model)
     for _ in range(3):
-        searches = [stream_search(graphed, source_BS, length_B, config, max_active=4) for config in configs]
+        searches = [search_translations(graphed, source_BS, length_B, config, batch_size=4) for config in configs]
         found: list[list[Any]] = [[], []]
         for results in itertools.zip_longest(*searches):  # a result of each in turn
             for several, result in zip(found, results, strict=True):

@@ -35,9 +35,9 @@ from nmt.config.model import ATTENTION_NORMALIZERS, ATTENTION_WINDOWS
 from nmt.data.literals import FINAL_MARKS, LITERAL
 from nmt.data.tokenizer import LanguageTokenizer, group_by_spaces, train_tokenizer
 from nmt.data.words import may_be_unspaced
-from nmt.decoding.line_parts import split_long_line
 from nmt.decoding.preparation import Preparer
 from nmt.decoding.search import Literals
+from nmt.decoding.translator import split_long_line
 from nmt.model.attention import SCORE_CLASSES
 from nmt.model.seq2seq import Seq2Seq, build_model
 from nmt.page.export import (
@@ -172,7 +172,7 @@ def test_search_matches_python(evaluate: Evaluate, style: str) -> None:
     config = make_attention_config(style, score="scaled_dot" if style == "transformer" else "additive")
     model = sharpen(build_random_model(config), 1.5)
     load_model(evaluate, model, config)
-    options = [options for name, options in SEARCH_OPTIONS.items() if name not in ("groups", "sample")]
+    options = [options for name, options in SEARCH_OPTIONS.items() if name != "sample"]
     for settings, beam, wanted in zip(options * 2, [1] * len(options) + [4] * len(options), itertools.cycle(WANTED)):
         search_config = SearchConfig(beam=beam, n_best=beam, **{"max_ratio": 1.5} | settings)
         source = make_ids(7, beam)

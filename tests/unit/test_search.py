@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +20,11 @@ from builders import (
     sharpen,
 )
 from torch import Tensor
-from torch.nn import functional as F
 
 from nmt.config import BOS, EOS, PAD, SearchConfig
 from nmt.decoding import search as search_module
-from nmt.decoding.hypotheses import ActiveBatch, Hypothesis, init_beams
-from nmt.decoding.search import Literals, NewSentences, beam_step, score_targets
+from nmt.decoding.beams import ActiveBatch, Hypothesis
+from nmt.decoding.search import Literals, score_targets
 from nmt.decoding.translator import choose_batch_size
 from nmt.model import logits
 from nmt.model.ensemble import Ensemble
@@ -102,9 +102,8 @@ def single_sentence(row: int, source_BS: Tensor, length_B: Tensor) -> tuple[Tens
 def reference_ranking_score(score: float, weights_TS: Tensor, config: SearchConfig) -> float:
     """Return log P / lp + cp as in Wu et al. 2016, eq. 14."""
     length = len(weights_TS)
-    base = (5 + length) / 6 if config.penalty == "gnmt" else length
     coverage = weights_TS.sum(0).clamp(max=1).log().clamp(min=-20).sum().item()
-    return score / base**config.length_penalty + config.coverage_penalty * coverage
+    return score / ((5 + length) / 6) ** config.length_penalty + config.coverage_penalty * coverage
 
 
 @pytest.mark.parametrize(
@@ -112,9 +111,8 @@ def reference_ranking_score(score: float, weights_TS: Tensor, config: SearchConf
     [
         {"length_penalty": 0.0},
         {"length_penalty": 1.0},
-        {"penalty": "mean"},
         {"coverage_penalty": 0.7},
-        {"penalty": "mean", "length_penalty": 0.5, "coverage_penalty": 0.2},
+        {"length_penalty": 0.5, "coverage_penalty": 0.2},
         {"min_length": 3},
         {"no_repeat_ngram": 1},
         {"no_repeat_ngram": 2, "min_length": 2},
@@ -194,7 +192,7 @@ def test_early_stopping_does_not_change_results(options: str, n_best: int, monke
     source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
     config = SearchConfig(**{"beam": 4, "n_best": n_best, "max_length": 9} | SEARCH_OPTIONS[options])
     early = search(model, source_BS, length_B, config)
-    monkeypatch.setattr("nmt.decoding.search.is_done", lambda beams, _, inputs: inputs.max_length_B <= beams.step_B)
+    monkeypatch.setattr("nmt.decoding.step.is_done", lambda beams, _, inputs: inputs.max_length_B <= beams.step_B)
     for actual, expected in zip(early, search(model, source_BS, length_B, config), strict=True):
         assert [(h.tokens, h.score) for h in actual] == [(h.tokens, h.score) for h in expected]
 
@@ -248,10 +246,7 @@ REFILLED = sorted({*itertools.product([*ATTENTION_OPTIONS, "two models"], SEARCH
 def test_refilling_finished_rows_does_not_change_results(
     options: str, attention_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare tokens, scores and weights of searches that refill the batch with a search of all sentences at once.
-
-    Also of searches that sentences join while they run: as soon as others are done, and before.
-    """
+    """Compare tokens, scores and weights of searches that refill the batch with a search of all sentences at once."""
     monkeypatch.setattr("nmt.decoding.search.REFILL_DIVISOR", 3)  # refill only after several sentences are done
     if attention_name == "two models":
         model: Any = Ensemble([sharpen(make_model()), sharpen(make_model("gnmt", "gru"))])
@@ -261,62 +256,27 @@ def test_refilling_finished_rows_does_not_change_results(
     config = SearchConfig(**{"beam": 4, "n_best": 4, "max_length": 9} | SEARCH_OPTIONS[options])
     prefixes = [[], [5], [], [7, 7], [], [], [4, 5, 6], [], [9], [], [], []]
     descending, mixed = (12, 9, 8, 8, 5, 5, 3, 3, 2, 2, 1, 1), (2, 7, 1, 9, 3, 12, 5, 1, 8, 2, 6, 4)
-    for lengths, max_active in ((descending, 5), (mixed, 3), ((5, 2, 7), 1)):
+    for lengths, batch_size in ((descending, 5), (mixed, 3), ((5, 2, 7), 1)):
         source_BS, length_B, _ = make_ragged_batch(lengths)
         literals = Literals([10, 11], [[[], [10], [11, 10]][row % 3] for row in range(len(lengths))])
         given = {"keep_weights": True, "prefixes": prefixes[: len(lengths)], "literals": literals}
         unlimited = search(model, source_BS, length_B, config, **given)
-        assert max_active == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 1
-        limited = search(model, source_BS, length_B, config, **given, max_active=max_active)
-        joined = search_while_sentences_join(model, source_BS, length_B, config, max_active, given)
-        for results in (limited, joined):
-            for actual, expected, length in zip(results, unlimited, lengths, strict=True):
-                assert [h.tokens for h in actual] == [h.tokens for h in expected]
-                assert [h.score for h in actual] == pytest.approx([h.score for h in expected], abs=1e-9)
-                for a, e in zip(actual, expected, strict=True):
-                    assert (a.weights_TS is None) == (e.weights_TS is None) == (attention_name == "none")
-                    if a.weights_TS is not None and e.weights_TS is not None:
-                        torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+        assert batch_size == 1 or len({len(hypotheses[0].tokens) for hypotheses in unlimited}) > 1
+        assert_equal_results(search(model, source_BS, length_B, config, **given, batch_size=batch_size), unlimited)
+        assert all((h.weights_TS is None) == (attention_name == "none") for one in unlimited for h in one)
 
 
-def search_while_sentences_join(
-    model: Any, source_BS: Tensor, length_B: Tensor, config: SearchConfig, first: int, given: dict[str, Any]
-) -> list[list[Hypothesis]]:
-    """Search the first sentences. The others join after every second step, up to 1, 2, 5, 1, ... at a time.
-
-    The last one joins when all others are done.
-    """
-    calls, start, sizes = 0, first, itertools.cycle([1, 2, 5])
-
-    def take(start: int, end: int) -> NewSentences:
-        literals = given["literals"]._replace(of_sentences=given["literals"].of_sentences[start:end])
-        positions = int(length_B[start:end].max())
-        return NewSentences(
-            source_BS[start:end, :positions], length_B[start:end], given["prefixes"][start:end], literals
-        )
-
-    def get_more(num_active: int, positions: int) -> NewSentences | None:
-        nonlocal calls, start
-        calls += 1
-        end = min(start + next(sizes), len(source_BS) - 1) if calls % 2 else start
-        if num_active == 0:  # without new sentences the search ends here
-            end = min(start + 1, len(source_BS))
-        if end <= start:
-            return None
-        sentences, start = take(start, end), end
-        return sentences
-
-    source, lengths, prefixes, literals = take(0, first)
-    options = {"keep_weights": True, "prefixes": prefixes, "literals": literals, "get_more": get_more}
-    results = search(model, source, lengths, config, **options, max_active=max(1, first - 1))
-    assert start == len(source_BS)
-    return results
+def assert_equal_results(actual: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-9)
+        torch.testing.assert_close([h.weights_TS for h in ours], [h.weights_TS for h in theirs])
 
 
 @pytest.fixture
 def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose the shapes of batches, and count sentences that are done, as on a GPU."""
-    names = ["round_up_batch_size", "choose_first_size", "round_down_batch_size", "round_up_length"]
+    names = ["round_up_batch_size", "choose_first_size", "round_up_length"]
     for name, function in zip(names, [getattr(search_module, name) for name in names], strict=True):
         monkeypatch.setattr(search_module, name, lambda n, _, function=function: function(n, torch.device("cuda")))
     counter = search_module.AsyncCounter
@@ -324,107 +284,53 @@ def gpu_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu_shapes")
-@pytest.mark.parametrize(("first", "max_active"), [(8, 4), (5, 8), (3, 8)])
-def test_joining_with_shapes_of_a_gpu_does_not_change_results(first: int, max_active: int) -> None:
+@pytest.mark.parametrize(("sentences", "batch_size"), [(30, 4), (30, 8), (5, 8), (3, None)])
+def test_shapes_of_a_gpu_do_not_change_results(
+    sentences: int, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All batches have a power of two of rows, also when the number of sentences that are done is known late."""
-    numbers = random.Random(first)
-    lengths = tuple(numbers.randint(1, 14) for _ in range(30))
-    source_BS, length_B, _ = make_ragged_batch(lengths)
+    numbers = random.Random(sentences)
+    source_BS, length_B, _ = make_ragged_batch(tuple(numbers.randint(1, 14) for _ in range(sentences)))
     model, config = sharpen(make_model()), SearchConfig(beam=3, n_best=3, max_length=15, coverage_penalty=0.4)
-    sizes = set()
-
-    def take(start: int, end: int) -> NewSentences:
-        return NewSentences(source_BS[start:end, : max(lengths[start:end])], length_B[start:end])
-
-    def get_more(num_active: int, positions: int) -> NewSentences | None:
-        nonlocal first
-        if first == len(lengths) or (num_active and numbers.random() < 0.5):
-            return None
-        start, first = first, min(len(lengths), first + numbers.randint(1, 9))
-        return take(start, first)
-
-    together = search(model, source_BS, length_B, config, keep_weights=True)
-    given = {"max_active": max_active, "get_more": get_more}
-    joined = search(
-        model,
-        *take(0, first)[:2],
-        config,
-        keep_weights=True,
-        on_step=lambda active: sizes.add(len(active.returned_B)),
-        **given,
+    one_by_one = [
+        hypotheses
+        for row in range(sentences)
+        for hypotheses in search(model, *single_sentence(row, source_BS, length_B), config, keep_weights=True)
+    ]
+    sizes = watch_batches(monkeypatch, lambda batch: len(batch.sentence_B))
+    assert_equal_results(
+        search(model, source_BS, length_B, config, keep_weights=True, batch_size=batch_size), one_by_one
     )
-    assert sizes <= {1, 2, 4, 8, 16, 32}
-    for actual, expected, length in zip(joined, together, lengths, strict=True):
-        assert [h.tokens for h in actual] == [h.tokens for h in expected]
-        for a, e in zip(actual, expected, strict=True):
-            torch.testing.assert_close(a.weights_TS[:, :length], e.weights_TS[:, :length])
+    assert {*sizes} <= {1, 2, 4, 8}
 
 
-def test_search_that_sentences_join_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the number of rows at first, the steps that are kept while sentences go on joining, and the memory."""
-    model = sharpen(make_model())
-    config = SearchConfig(beam=1, min_length=9, max_length=9)  # 9 steps each
-    source_BS, length_B, _ = make_ragged_batch((5,) * 64)
-    long_BS, long_B, _ = make_ragged_batch((100,))
-    batches: list[tuple[int, int]] = []  # rows, and source positions or steps
+def watch_batches(monkeypatch: pytest.MonkeyPatch, measure: Callable[[ActiveBatch], int]) -> list[int]:
+    """Return a list that gets a measurement of the batch at each step."""
+    measured: list[int] = []
+    take_step = search_module.take_step
 
-    def add_steps(active: ActiveBatch) -> None:
-        batches.append((len(active.returned_B), active.beams.tokens_BKT.shape[2]))
+    def measure_and_step(step: Any, batch: ActiveBatch) -> Any:
+        measured.append(measure(batch))
+        return take_step(step, batch)
 
-    search(model, source_BS, length_B, config, max_active=4, get_more=lambda *_: None, on_step=add_steps)
-    assert max(rows for rows, _ in batches) == 4
-
-    batches.clear()
-    joining = iter([NewSentences(source_BS[:1], length_B[:1])] * 64)  # one after the other
-
-    def get_next(num_active: int, positions: int) -> NewSentences | None:
-        return next(joining, None) if num_active <= 1 else None
-
-    assert len(search(model, source_BS[:8], length_B[:8], config, get_more=get_next, on_step=add_steps)) == 72
-    assert max(steps for _, steps in batches) < 9 * 8
-
-    # A long sentence joins when all others are done: they leave before the memory gets that length.
-    batches.clear()
-    joining = iter([NewSentences(long_BS, long_B)])
-    decode = model.decode
-
-    def decode_and_measure(tokens_NT: Tensor, state: Any, memory: Any) -> Any:
-        batches.append((len(memory.length_B), memory.positions))
-        return decode(tokens_NT, state, memory)
-
-    monkeypatch.setattr(model, "decode", decode_and_measure)
-    search(model, source_BS, length_B, config, get_more=lambda n, _: None if n else next(joining, None))
-    assert max(rows * positions for rows, positions in batches) == 8 * 100
+    monkeypatch.setattr(search_module, "take_step", measure_and_step)
+    return measured
 
 
 @pytest.mark.parametrize("style", ["luong", "transformer"])
 def test_room_for_a_long_translation_is_dropped(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sentences with sources of the same length go on joining after one whose translation was much longer."""
+    """After it, other sentences take the places of those that are done."""
     monkeypatch.setattr("nmt.model.parts.ROOM_MULTIPLE", 4)
-    model = sharpen(make_model(style))
-    source_BS, length_B, _ = make_ragged_batch((5,) * 8)
+    rooms = watch_batches(monkeypatch, lambda batch: batch.beams.tokens_BKT.shape[2])
+    source_BS, length_B, _ = make_ragged_batch((5,) * 30)
     config = SearchConfig(beam=2, max_ratio=0, max_length=60)  # 20 tokens after the prefix
-    rooms: list[int] = []
-    joining = iter([NewSentences(source_BS[:2], length_B[:2])] * 8)
-
-    def get_next(num_active: int, positions: int) -> NewSentences | None:
-        return None if num_active else next(joining, None)
-
-    prefixes = [[4] * 40, *[[4]] * 7]
-    results = search(
-        model,
-        source_BS,
-        length_B,
-        config,
-        prefixes=prefixes,
-        get_more=get_next,
-        on_step=lambda active: rooms.append(active.beams.tokens_BKT.shape[2]),
-    )
+    prefixes = [[4] * 40, *[[4]] * 29]
+    results = search(sharpen(make_model(style)), source_BS, length_B, config, prefixes=prefixes, batch_size=2)
     assert len(results[0][0].tokens) > 40 and max(rooms) > 40
     assert rooms[-1] <= 24
 
 
-def test_finished_sentences_are_looked_for_only_when_there_are_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_sentences_are_looked_for_only_when_the_batch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU each look waits for it."""
     model, config = sharpen(make_model()), SearchConfig(beam=2, max_length=20)
     source_BS, length_B, _ = make_ragged_batch((6, 3, 5, 1, 4, 2))
@@ -436,8 +342,7 @@ def test_finished_sentences_are_looked_for_only_when_there_are_new_ones(monkeypa
         return nonzero(tensor)
 
     monkeypatch.setattr(Tensor, "nonzero", count_looks)
-    prefixes = [[4] * 15, *[[4]] * 5]
-    search(model, source_BS, length_B, config, prefixes=prefixes, get_more=lambda *_: None)
+    search(model, source_BS, length_B, config, prefixes=[[4] * 15, *[[4]] * 5])
     assert looks <= 6
 
 
@@ -510,64 +415,6 @@ def test_batch_size_is_largest_allowed_by_limits(
     source_length: int, beam: int, settings: dict[str, Any], expected: int
 ) -> None:
     assert choose_batch_size(source_length, beam, SearchConfig(**settings), torch.device("cpu")) == expected
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_diverse_beam_step_matches_naive_loop_over_groups(alpha: float) -> None:
-    """Use groups of two, with some finished hypotheses and many that choose the same token."""
-    generator, sentences, vocabulary = torch.Generator().manual_seed(1), 40, 9
-    config = SearchConfig(beam=6, groups=3, diversity=0.7, length_penalty=alpha)
-    logits_BKV = torch.randn(sentences, 6, vocabulary, generator=generator, dtype=torch.float64)
-    logits_BKV += 2 * torch.randn(sentences, 1, vocabulary, generator=generator, dtype=torch.float64)
-    logp_BKV = expected_log_probabilities(logits_BKV)
-    finished_BK = torch.rand(sentences, 6, generator=generator) < 0.2
-    beams = init_beams(torch.full((sentences,), 5), 5, config, torch.float64)._replace(
-        tokens_BKT=F.pad(torch.randint(4, vocabulary, (sentences, 6, 3), generator=generator), (0, 2)),
-        step_B=torch.full((sentences,), 3),
-        score_BK=-3 * torch.rand(sentences, 6, generator=generator, dtype=torch.float64),
-        length_BK=torch.where(finished_BK, 2, 3),
-        finished_BK=finished_BK,
-    )
-    num_repeated = 0
-    new_beams, parent_BK = beam_step(logp_BKV, beams, config)
-    for row in range(sentences):
-        token_counts, expected = [0] * vocabulary, []
-        for first in (0, 2, 4):
-            candidates = []
-            for parent in (first, first + 1):
-                score, length = beams.score_BK[row, parent].item(), int(beams.length_BK[row, parent])
-                if finished_BK[row, parent]:
-                    candidates.append((score / ((5 + length) / 6) ** alpha, parent, PAD, score))
-                    continue
-                for token, logp in enumerate(logp_BKV[row, parent].tolist()):
-                    ranking_score = (score + logp - 0.7 * token_counts[token]) / ((6 + length) / 6) ** alpha
-                    candidates.append((ranking_score, parent, token, score + logp))
-            best = sorted(candidates, reverse=True)[:2]
-            for _, _, token, _ in best:
-                token_counts[token] += 1
-            num_repeated += best[0][2] == best[1][2] > PAD and first < 4
-            expected += best
-        _, parents, tokens, scores = zip(*expected, strict=True)
-        assert parent_BK is not None and parent_BK[row].tolist() == list(parents)
-        assert new_beams.last_token_BK[row].tolist() == list(tokens)
-        assert new_beams.tokens_BKT[row].tolist() == [
-            [*beams.tokens_BKT[row, parent, :3].tolist(), token, PAD]
-            for parent, token in zip(parents, tokens, strict=True)
-        ]
-        assert new_beams.score_BK[row].tolist() == pytest.approx(scores, abs=1e-12)
-    assert num_repeated > 10
-
-
-def test_diversity_makes_groups_choose_different_tokens() -> None:
-    model = sharpen(make_model())
-    source_BS, length_B, _ = make_ragged_batch()
-    config = SearchConfig(beam=4, n_best=4, max_length=8)
-    single_beam = search(model, source_BS, length_B, replace(config, beam=2, n_best=2))
-    two_groups = search(model, source_BS, length_B, replace(config, groups=2, diversity=0.0))
-    for beam, groups in zip(single_beam, two_groups, strict=True):  # without diversity, groups do the same search
-        assert [h.tokens for h in groups] == [h.tokens for h in beam for _ in range(2)]
-    for hypotheses in search(model, source_BS, length_B, replace(config, groups=4, diversity=1e6)):
-        assert len({h.tokens[0] for h in hypotheses}) == 4
 
 
 @pytest.mark.parametrize(

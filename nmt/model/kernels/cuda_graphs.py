@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from nmt.model.parts import map_tensors
 from nmt.system.memory import get_device_index, get_free_device_memory, is_out_of_memory, measure_peak_allocation
 
 Shapes = tuple[torch.Size, ...]
@@ -116,16 +117,6 @@ def drop_graphs() -> int:
             graphed.forget_arguments()
         CAPTURE_POOLS.clear()
     return count
-
-
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Apply `function` to each tensor of nested (named) tuples. None stays None."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if tree is None:
-        return None
-    items = [map_tensors(function, item) for item in tree]
-    return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
 
 
 def list_tensors(tree: Any) -> list[Tensor]:

@@ -1,0 +1,227 @@
+"""The hypotheses of a search: how they begin, how they are stored and ranked, and what is returned of them.
+
+Shapes: B sentences, K hypotheses of each, N = B x K rows (sentence-major), S source and T target positions, P prefix
+positions, M literal pieces.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nmt.config import BOS, PAD, SearchConfig
+from nmt.model.numerics import accumulation_dtype
+from nmt.model.parts import replace_rows, resize_last, round_up_room, select_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished or truncated translation of one sentence, as token ids."""
+
+    tokens: list[int]  # ends with `</s>`, unless truncated at the maximum length
+    score: float  # summed log-probability, without penalties
+    weights_TS: Tensor | None  # attention weights of each token and source piece; None if they were not kept or the
+    # model has no attention
+    ranking_score: float | None = None  # score after penalties (`apply_penalties`); None if nothing was ranked
+    token_scores: list[float] | None = None  # log-probability of each token; only of given targets
+
+
+class Beams(NamedTuple):
+    """The hypotheses of all sentences in the batch, best first in each sentence.
+
+    These are the tensors that a step of the search changes; `SearchInputs` has those that it does not.
+    """
+
+    tokens_BKT: Tensor  # the tokens of the hypothesis without `<s>`, then PAD; T is the room for tokens
+    last_token_BK: Tensor  # `<s>` at first; PAD if the hypothesis had ended before the last step
+    score_BK: Tensor  # summed log-probability
+    length_BK: Tensor  # tokens, `</s>` included
+    finished_BK: Tensor  # whether the hypothesis has ended, or the search of its sentence is over
+    log_coverage_BK: Tensor | None  # the sum of logarithms in the coverage penalty, at most 0; None without the penalty
+    coverage_BKS: Tensor | None  # attention weight that each source position has received; None without the penalty
+    step_B: Tensor  # steps taken, which is the length of an unfinished hypothesis
+
+    def make_room(self, tokens: int) -> "Beams":
+        """Return beams with room for this many tokens, rounded up."""
+        room = round_up_room(tokens)
+        if room == self.tokens_BKT.shape[2]:
+            return self
+        return self._replace(tokens_BKT=resize_last(self.tokens_BKT, room, PAD))
+
+    def resize_source(self, positions: int) -> "Beams":
+        """Return beams with this many source positions. Padding counts as covered."""
+        return self._replace(coverage_BKS=resize_last(self.coverage_BKS, positions, value=1))
+
+
+class SearchInputs(NamedTuple):
+    """What is given for the search of each sentence in the batch, besides the source."""
+
+    source_length_B: Tensor  # length of the source in pieces
+    min_length_B: Tensor  # minimum tokens of a hypothesis, `</s>` included
+    max_length_B: Tensor  # maximum tokens of a hypothesis, `</s>` included
+    literal_BM: Tensor  # the literal pieces of the vocabulary, the same for all sentences; none if nothing is copied
+    wanted_BM: Tensor  # whether translations must have the literal piece, exactly once; else they must not have it
+    prefix_BP: Tensor  # tokens that translations start with, and PAD after the prefix, at least in the last column
+    uniform_BTK: Tensor | None  # random numbers in [0, 1) for sampling, for each step and sample
+
+
+class History(NamedTuple):
+    """Attention weights and back-pointers of each step, from which the weights of a hypothesis are traced back."""
+
+    weights_BKTS: Tensor  # of the hypotheses before each step
+    parent_BKT: Tensor  # the hypotheses that were continued at each step
+
+    def record(self, step_B: Tensor, parent_BK: Tensor | None, weights_BKS: Tensor) -> None:
+        """Write the step number `step_B` (from 0) of each sentence. Without parents, each slot continued its own."""
+        rows_B = torch.arange(len(step_B), device=step_B.device)
+        if parent_BK is None:
+            parent_BK = torch.arange(self.parent_BKT.shape[1], device=step_B.device).expand(len(step_B), -1)
+        self.weights_BKTS[rows_B, :, step_B] = weights_BKS
+        self.parent_BKT[rows_B, :, step_B] = parent_BK
+
+    def resize(self, room: int, positions: int) -> "History":
+        """Return a history with room for this many steps, and this many source positions."""
+        steps = room - self.parent_BKT.shape[2]
+        columns = positions - self.weights_BKTS.shape[3]
+        if not steps and not columns:
+            return self
+        return History(F.pad(self.weights_BKTS, (0, columns, 0, steps)), F.pad(self.parent_BKT, (0, steps)))
+
+    def trace_back(self, step_B: Tensor) -> Tensor:
+        """Return weights_BKTS of the hypotheses after `step_B` steps, by following the parents from the last one."""
+        sentences, slots, steps = self.parent_BKT.shape
+        rows_B1 = torch.arange(sentences, device=step_B.device).unsqueeze(1)
+        slot_BK = torch.arange(slots, device=step_B.device).expand(sentences, -1)
+        weights = []
+        for t in range(steps - 1, -1, -1):
+            was_taken_B1 = (t < step_B).unsqueeze(1)
+            slot_BK = torch.where(was_taken_B1, self.parent_BKT[rows_B1, slot_BK, t], slot_BK)
+            weights.append(self.weights_BKTS[rows_B1, slot_BK, t])
+        return torch.stack(weights[::-1], 2)
+
+
+class ActiveBatch(NamedTuple):
+    """The sentences that are being searched: encoder memory, decoder state, hypotheses and inputs."""
+
+    sentence_B: Tensor  # index of the sentence among all of the search; -1: idle, or its results have been returned
+    memory: Any
+    state: Any
+    beams: Beams
+    inputs: SearchInputs
+    history: History | None  # None if no weights are kept
+
+    def select(self, rows_B: Tensor) -> "ActiveBatch":
+        """Return the given sentences."""
+        parts = zip(self._fields, self, strict=True)
+        return ActiveBatch(*(select_rows(part, self.rows_of(name, rows_B)) for name, part in parts))
+
+    def replace(self, rows_B: Tensor, new: "ActiveBatch") -> "ActiveBatch":
+        """Return the batch with new sentences in these rows, in place. They must have the same room and positions."""
+        parts = zip(self._fields, self, new, strict=True)
+        return ActiveBatch(*(replace_rows(part, self.rows_of(name, rows_B), other) for name, part, other in parts))
+
+    def rows_of(self, name: str, rows_B: Tensor) -> Tensor:
+        """Return the rows that a field has for the given sentences: the state has one for each hypothesis."""
+        if name != "state":
+            return rows_B
+        slots = self.beams.score_BK.shape[1]
+        return (rows_B.unsqueeze(1) * slots + torch.arange(slots, device=rows_B.device)).flatten()
+
+    def make_room(self, tokens: int) -> "ActiveBatch":
+        """Return the batch with room for this many target tokens of each hypothesis, rounded up."""
+        beams, history = self.beams.make_room(tokens), self.history
+        if history is not None:
+            history = history.resize(beams.tokens_BKT.shape[2], history.weights_BKTS.shape[3])
+        return self._replace(state=self.state.make_room(tokens), beams=beams, history=history)
+
+    def resize_source(self, positions: int) -> "ActiveBatch":
+        """Return the batch with this many source positions, the last ones padding. No sentence may be longer."""
+        if positions == self.memory.positions:
+            return self
+        history = self.history
+        return self._replace(
+            memory=self.memory.resize_source(positions),
+            state=self.state.resize_source(positions),
+            beams=self.beams.resize_source(positions),
+            history=None if history is None else history.resize(history.parent_BKT.shape[2], positions),
+        )
+
+
+def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: torch.dtype) -> Beams:
+    """Return beams without tokens, for sources of `length_B` pieces padded to `positions`.
+
+    The slots of a sentence start out equal, so all but its first get a score of -inf. Samples are independent: each
+    slot counts.
+    """
+    shape_BK = len(length_B), config.width
+    device = length_B.device
+    # Scores are sums of many terms, so they are fp64. MPS has no fp64.
+    score_dtype = accumulation_dtype(dtype) if device.type == "mps" else torch.float64
+    score_BK = torch.zeros(shape_BK, dtype=score_dtype, device=device)
+    if not config.sample:
+        score_BK[:, 1:] = float("-inf")
+    log_coverage_BK = coverage_BKS = None
+    if config.coverage_penalty:
+        log_coverage_BK = torch.zeros(shape_BK, dtype=accumulation_dtype(dtype), device=device)
+        padding_BS = torch.arange(positions, device=device) >= length_B.unsqueeze(1)  # counts as covered
+        coverage_BKS = padding_BS.to(accumulation_dtype(dtype)).unsqueeze(1).repeat(1, config.width, 1)
+    return Beams(
+        tokens_BKT=torch.zeros((*shape_BK, 0), dtype=torch.int64, device=device),
+        last_token_BK=torch.full(shape_BK, BOS, device=device),
+        score_BK=score_BK,
+        length_BK=torch.zeros(shape_BK, dtype=torch.int64, device=device),
+        finished_BK=torch.zeros(shape_BK, dtype=torch.bool, device=device),
+        log_coverage_BK=log_coverage_BK,
+        coverage_BKS=coverage_BKS,
+        step_B=torch.zeros_like(length_B),
+    )
+
+
+def limit_lengths(length_B: Tensor, prefix_BP: Tensor, config: SearchConfig) -> tuple[Tensor, Tensor]:
+    """Return min_length_B and max_length_B, the limits of `SearchInputs`, for sources of `length_B` pieces."""
+    prefix_length_B = (prefix_BP != PAD).sum(1)
+    ratio_limit_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + prefix_length_B
+    ratio_minimum_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long()
+    min_length_B = ratio_minimum_B.clamp(min=config.min_length)
+    return min_length_B, ratio_limit_B.maximum(min_length_B).clamp(max=config.max_length)
+
+
+def apply_penalties(score: Tensor, length: Tensor, log_coverage: Tensor | None, config: SearchConfig) -> Tensor:
+    """Return the ranking score log P / lp + cp, where lp is ((5 + n) / 6)^alpha (Wu et al. 2016, eq. 14)."""
+    ranking_score = score / ((5 + length) / 6) ** config.length_penalty
+    if log_coverage is not None:
+        ranking_score = ranking_score + config.coverage_penalty * log_coverage
+    return ranking_score
+
+
+def finalize_hypotheses(batch: ActiveBatch, config: SearchConfig) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the index of each sentence and its n best hypotheses, best first.
+
+    There are fewer than n if the search found fewer distinct ones. Samples keep the order in which they were drawn.
+    """
+    beams = batch.beams
+    ranking_score_BK = apply_penalties(beams.score_BK, beams.length_BK, beams.log_coverage_BK, config)
+    if config.sample:
+        ranking_score_BK = torch.zeros_like(ranking_score_BK)
+    order_BK = ranking_score_BK.argsort(dim=1, descending=True, stable=True)[:, : config.n_best]
+    rows_B1 = torch.arange(len(order_BK), device=order_BK.device).unsqueeze(1)
+    weights_BKTS = None
+    if batch.history is not None:
+        weights_BKTS = batch.history.trace_back(beams.step_B)[rows_B1, order_BK].cpu()
+    tensors = (beams.tokens_BKT, beams.score_BK, ranking_score_BK)
+    columns = [tensor[rows_B1, order_BK].tolist() for tensor in tensors]
+    lengths = batch.inputs.source_length_B.tolist()
+    for row, (sentence, *candidates) in enumerate(zip(batch.sentence_B.tolist(), *columns, strict=True)):
+        hypotheses = []
+        for slot, (tokens, score, ranking_score) in enumerate(zip(*candidates, strict=True)):
+            if score == float("-inf"):
+                continue
+            ids = [token for token in tokens if token != PAD]
+            weights_TS = None
+            if weights_BKTS is not None:  # a copy, since a view would keep the whole batch in memory
+                weights_TS = weights_BKTS[row, slot, : len(ids), : lengths[row]].clone()
+            hypotheses.append(Hypothesis(ids, score, weights_TS, None if config.sample else ranking_score))
+        yield sentence, hypotheses
