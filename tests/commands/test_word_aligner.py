@@ -221,12 +221,10 @@ def test_saved_aligner_is_replaced(tmp_path: Path) -> None:
         (("source=test.de", "target=none"), "target=none is not a file"),
         (("source=test.de", "target=test.en", "gold=train.gold"), "train.gold has 800 lines for 50 pairs"),
         (("source=test.de", "target=test.en", "symmetrize=union"), "symmetrize=union needs two models"),
-        (("source=test.de", "target=test.en", "links.unit=pieces"), "links.unit=pieces is for models with attention"),
         (
             ("source=test.de", "target=test.en", "device=cpu"),
             "device=cpu is for models with attention, not for an aligner",
         ),
-        (("source=test.de", "target=test.en", "weights=true", "links.unit=pieces"), "between the words of one model"),
         (("checkpoint=my aligner",), "checkpoint=my aligner is an aligner; give the files source= and target="),
         (
             ("checkpoint=my aligner", "source=test.de", "target=test.en", "save=x"),
