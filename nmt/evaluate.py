@@ -35,16 +35,18 @@ from nmt.evaluation.comparison import (
     has_seeds,
     write_comparison,
 )
-from nmt.evaluation.erasure import measure_erasure
+from nmt.evaluation.erasure import measure_erasure, normalize_losses
+from nmt.evaluation.heads import WordWeights, compute_head_weights
 from nmt.evaluation.literal_counts import describe_literals, measure_literals
 from nmt.evaluation.metrics import (
     choose_bleu_tokenizer,
     compute_scores,
     format_perplexity,
     score_by_overlap,
+    sentence_chrf,
 )
 from nmt.evaluation.plot import draw_heat_map
-from nmt.evaluation.report import build_report
+from nmt.evaluation.report import MAX_PAIRS_WITH_HEADS, build_report, sort_worst_first
 from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
 from nmt.system.cli import main
@@ -73,7 +75,8 @@ RUNS_LEGEND = (
 )
 SEEDS_LEGEND = (
     "mean ± standard deviation over runs; difference ± half of its 95% confidence interval over seeds and sentences; "
-    "p: probability of a difference at least this large by chance"
+    "p: probability of a difference at least this large by chance; seeds needed: runs of each system with which such a "
+    "difference has p < 0.05 in 4 of 5 experiments"
 )
 METRIC_SETTINGS = ("checkpoint", "precision", "bleu_tokenizer", "data", "search")  # settings that metrics depend on
 METRICS_OF_4_DECIMALS = ("loss", "ppl", "accuracy", "aer", "entropy", "erasure_tau", "erasure_aer")
@@ -219,8 +222,16 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         "data": asdict(data) | {"references": command.data.references},
         "search": asdict(search),
     }
+    choices: list[WordWeights] = []
     if command.erase:
-        metrics |= measure_erasure(translator, translations, sources, targets, get_gold_links(pairs))
+        losses, erasure_metrics = measure_erasure(translator, translations, sources, targets, get_gold_links(pairs))
+        metrics |= erasure_metrics
+        shares = [None if losses_TS is None else normalize_losses(losses_TS) for losses_TS in losses]
+        choices.append(WordWeights("Log-probability lost without the source word", dict(enumerate(shares))))
+    if len(run.model.layers_and_heads) > 1:
+        worst = sort_worst_first(sentence_chrf(texts, references))[:MAX_PAIRS_WITH_HEADS]
+        # Without CUDA graphs, which would replay the layer and head with which they were recorded.
+        choices += compute_head_weights(model, run.model, replace(translator, model=model), translations, worst)
     evaluation = Evaluation(folder, results, sources, references, translations, metrics)
     if not rank():
         training_data = replace(run.data, cache=command.data.cache)
@@ -228,14 +239,14 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         if train is not None:
             kinds = find_overlap(pairs, train, training_data)
             metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
-        write_results(evaluation, f"{home.resolve().name}, {data.split}", command.pictures)
+        write_results(evaluation, f"{home.resolve().name}, {data.split}", choices, command.pictures)
     return evaluation
 
 
-def write_results(evaluation: Evaluation, title: str, pictures: int) -> None:
+def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights], pictures: int) -> None:
     """Write translations, alignments, metrics, the report, and pictures of the first few alignments."""
     translations, metrics = evaluation.translations, evaluation.metrics
-    page = build_report(title, metrics, evaluation.sources, evaluation.references, translations)
+    page = build_report(title, metrics, evaluation.sources, evaluation.references, translations, choices)
     files = {
         "translations.txt": (translation.text + "\n" for translation in translations),
         "alignments.jsonl": (translation.record.to_json() + "\n" for translation in translations),

@@ -1,7 +1,7 @@
 """Settings of the model."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from nmt.config.fields import setting
 from nmt.errors import UserError, check_at_least, check_choice, check_fraction
@@ -17,6 +17,13 @@ BRIDGE_TYPES = ("learned", "last", "mean", "zero")
 TIE_MODES = ("none", "two", "three")
 KERNEL_VERSIONS = ("fast", "reference")
 MAX_LAYERS = 100  # of the encoder or the decoder
+
+
+class LayerAndHead(NamedTuple):
+    """Whose attention weights are shown: those of a decoder layer and a head, from 0. None: their mean."""
+
+    layer: int | None
+    head: int | None
 
 
 @dataclass(slots=True)
@@ -181,6 +188,20 @@ class ModelConfig:
             self.self_attention.check_sizes(self.memory, self.memory)
         if self.style == "transformer":
             self.self_attention.check_sizes(self.hidden, self.hidden)
+
+    @property
+    def layers_and_heads(self) -> list[LayerAndHead]:
+        """All that can be shown of attention to the source: the mean, each layer, and each head of each layer.
+
+        With coverage it is only what is configured, because the score sees the weights that are shown.
+        """
+        if self.attention.coverage:
+            return [LayerAndHead(self.attention.layer, self.attention.head)]
+        layers = range(self.decoder_layers) if self.style == "transformer" and self.decoder_layers > 1 else [None]
+        heads = [None, *range(self.attention.heads)] if self.attention.heads > 1 else [None]
+        each = [LayerAndHead(layer, head) for layer in layers for head in heads]
+        mean = LayerAndHead(None, None)
+        return each if mean in each else [mean, *each]
 
     @property
     def directions(self) -> int:

@@ -248,6 +248,20 @@ class Translator:
             )
         return records
 
+    def compute_weights(self, translations: Sequence[Translation]) -> list[np.ndarray | None]:
+        """Return the attention weights_TS of translations that exist already, by forced decoding.
+
+        None stands for an empty line and for one that was translated in parts.
+        """
+        encoded = [self.encode_pieces(option.source_pieces, option.target_pieces) for option in translations]
+        ids = {row: pair for row, pair in enumerate(encoded) if pair is not None}
+        hypotheses = self.force_decode([pair[0] for pair in ids.values()], [pair[1] for pair in ids.values()], False)
+        weights: list[np.ndarray | None] = [None] * len(translations)
+        for (row, (source_ids, _)), hypothesis in zip(ids.items(), hypotheses, strict=True):
+            weights_TS = self.to_translation(source_ids, hypothesis).weights_TS
+            weights[row] = None if weights_TS is None else weights_TS[: len(translations[row].target_pieces)]
+        return weights
+
     def encode_pieces(
         self, source_pieces: Sequence[str], target_pieces: Sequence[str]
     ) -> tuple[list[int], list[int]] | None:

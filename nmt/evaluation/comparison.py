@@ -89,6 +89,7 @@ def format_comparison(comparison: Comparison) -> str:
         ]
         if tests:
             rows.append([f"{system} - {first}", *map(format_difference, tests)])
+            rows.append(["  seeds needed", *map(format_seeds_needed, tests)])
     ranges = [["", "sentences", *comparison.by_length]]
     for scores_of_range in zip(*comparison.by_length.values(), strict=True):
         name, sentences, _ = scores_of_range[0]
@@ -108,6 +109,12 @@ def format_score(score: SystemScore | SeedComparison) -> str:
 def format_difference(test: SeedComparison) -> str:
     assert test.p_value is not None
     return f"{test.difference:+.2f} ± {test.interval:.2f} {format_p_value(test.p_value)}"
+
+
+def format_seeds_needed(test: SeedComparison) -> str:
+    if not test.difference:
+        return "-"
+    return "more sentences" if test.seeds_needed is None else str(test.seeds_needed)
 
 
 def format_p_value(p_value: float) -> str:

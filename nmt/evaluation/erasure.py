@@ -7,7 +7,7 @@ Shapes: T target and S source words.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -27,13 +27,20 @@ MAX_ERASED_WORDS = 200  # of a source: it is decoded once without each of them
 RECORDS_AT_ONCE = 500  # whose sources are sorted by length and decoded in batches
 
 
+class Erasure(NamedTuple):
+    """What erasure found on a split."""
+
+    losses: list[np.ndarray | None]  # of the translation of each line, as `erase_words` returns them
+    metrics: dict[str, Any]  # erasure_tau and erasure_aer of metrics.json
+
+
 def measure_erasure(
     translator: Translator,
     translations: Sequence[Translation],
     sources: Sequence[str],
     references: Sequence[str],
     gold: Sequence[GoldLinks] | None,
-) -> dict[str, Any]:
+) -> Erasure:
     """Compare what the words of the translations depend on with attention and, on the references, with gold links.
 
     `erasure_tau` is Kendall's tau between the attention weights of a target word and its losses without each source
@@ -48,13 +55,13 @@ def measure_erasure(
         weights_TS = record.word_weights()
         if losses_TS is not None and weights_TS is not None:
             rows += zip(weights_TS, losses_TS, strict=True)
-    metrics: dict[str, Any] = {"erasure_tau": average_tau(rows), "erasure_aer": None}
+    metrics = {"erasure_tau": average_tau(rows), "erasure_aer": None}
     if gold is not None:
         # Gold links count words between spaces of the text itself, as `aer` does.
         forced = translator.align([*map(split_on_spaces, sources)], [*map(split_on_spaces, references)])
         forced_losses = erase_words(translator, forced, "erasing words, references")
         metrics["erasure_aer"] = count_links(forced_losses, gold).scores()["aer"]
-    return metrics
+    return Erasure(losses, metrics)
 
 
 def erase_words(translator: Translator, records: Sequence[Record], description: str) -> list[np.ndarray | None]:
@@ -122,6 +129,12 @@ def average_tau(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float | None:
     taus = [kendalltau(x, y).statistic for x, y in pairs if len(x) > 1]
     defined = [tau for tau in taus if not math.isnan(tau)]
     return float(np.mean(defined)) if defined else None
+
+
+def normalize_losses(losses_TS: np.ndarray) -> np.ndarray:
+    """Return the share that each source word has in what a target word loses. Gains of probability count as 0."""
+    positive_TS = np.maximum(losses_TS, 0)
+    return positive_TS / np.maximum(positive_TS.sum(1, keepdims=True), np.finfo(positive_TS.dtype).tiny)
 
 
 def count_links(losses: Iterable[np.ndarray | None], gold: Iterable[GoldLinks]) -> LinkCounts:

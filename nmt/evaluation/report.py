@@ -1,4 +1,4 @@
-"""A self-contained HTML report of an evaluation: scores, and sentence pairs, worst first.
+"""A self-contained HTML report of an evaluation: scores, BLEU by source length, and sentence pairs, worst first.
 
 The page loads nothing from the network. Its structure, style and script are in `report.html` in this folder, which is
 filled in with escaped text and with a block of JSON that the script renders.
@@ -16,10 +16,12 @@ from nmt.data.references import References
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
-from nmt.evaluation.metrics import METRIC_NAMES, sentence_chrf
+from nmt.evaluation.heads import WordWeights
+from nmt.evaluation.metrics import METRIC_NAMES, BleuByRange, bleu_by_length, sentence_chrf
 from nmt.system.page_template import dump_script_json, fill_template
 
 MAX_REPORT_PAIRS = 1000  # sentence pairs on a page
+MAX_PAIRS_WITH_HEADS = 100  # of them, those that have the attention weights of each layer and head
 MAX_MATRIX_CELLS = 10_000  # larger matrices are left out
 REPORT_SCORE_NAMES = METRIC_NAMES | {"aer": "AER"}  # scores shown in large type
 
@@ -30,6 +32,7 @@ def build_report(
     sources: Sequence[str],
     references: References,
     translations: Sequence[Translation],
+    choices: Sequence[WordWeights] = (),
 ) -> str:
     """Return the HTML page.
 
@@ -37,12 +40,13 @@ def build_report(
         measures: content of `metrics.json`, `signatures` included.
         sources, references, translations: all of the corpus, in order. Of more than `MAX_REPORT_PAIRS` pairs, the worst
             by chrF are shown.
+        choices: weights that the reader can choose to see instead of those of `translations`.
     """
     texts = [translation.text for translation in translations]
     chrf = sentence_chrf(texts, references)
     pairs = [
-        build_pair(row + 1, sources[row], references[row], translations[row], chrf[row])
-        for row in sorted(range(len(chrf)), key=chrf.__getitem__)[:MAX_REPORT_PAIRS]
+        build_pair(row + 1, sources[row], references[row], translations[row], chrf[row], choices)
+        for row in sort_worst_first(chrf)[:MAX_REPORT_PAIRS]
     ]
     scores = {label: measures[name] for name, label in REPORT_SCORE_NAMES.items() if name in measures}
     if scores.get("AER", 0) is None:
@@ -57,15 +61,22 @@ def build_report(
         for kind, counts in measures.get("literals", {}).items()
     }
     signatures = {REPORT_SCORE_NAMES.get(name, name): text for name, text in measures["signatures"].items()}
+    ranges = bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))
     parts = {
         "TITLE": escape(title),
         "SCORES": format_definitions(scores),
         "MEASURES": format_definitions(other_measures),
         "SIGNATURES": format_definitions(signatures),
+        "CHART": draw_length_chart(ranges),
+        "CHOICES": write_choices(choices),
         "NOTE": write_note(len(chrf), pairs),
         "DATA": dump_script_json(pairs),
     }
     return fill_template(Path(__file__).with_suffix(".html"), parts)
+
+
+def sort_worst_first(chrf: Sequence[float]) -> list[int]:
+    return sorted(range(len(chrf)), key=chrf.__getitem__)
 
 
 def build_pair(
@@ -74,6 +85,7 @@ def build_pair(
     references: list[str],
     translation: Translation,
     chrf: float,
+    choices: Sequence[WordWeights] = (),
 ) -> dict[str, Any]:
     """Return the data of a sentence pair, in the format that is described in the script of `report.html`."""
     record = translation.record
@@ -91,8 +103,10 @@ def build_pair(
     if any(glued):
         pair["glued"] = glued
     if 0 < len(source_words) * len(target_words) <= MAX_MATRIX_CELLS:
-        weights_TS = record.word_weights()
-        pair |= {} if weights_TS is None else {"rows": round_to_percent(weights_TS)}
+        matrices = [record.word_weights(), *(choice.weights.get(line - 1) for choice in choices)]
+        rows, *others = [None if matrix is None else round_to_percent(matrix) for matrix in matrices]
+        pair |= {"rows": rows} if rows is not None else {}
+        pair |= {"choices": others} if any(others) else {}
     return pair
 
 
@@ -116,12 +130,23 @@ def format_measure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def write_choices(choices: Sequence[WordWeights]) -> str:
+    """Return an HTML select element with the weights that can be shown; nothing if there is no choice."""
+    if not choices:
+        return ""
+    options = "".join(f'<option value="{index}">{choice.label}</option>' for index, choice in enumerate(choices))
+    return (
+        '<select id="shown" aria-label="Weights to show">'
+        f'<option value="">Attention as in alignments.jsonl</option>{options}</select>'
+    )
+
+
 def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:
     """Return a note on how to read a matrix, and on what is left out of the page."""
     parts = []
     if len(pairs) < sentences:
         parts.append(f"The {len(pairs):,} worst of {sentences:,} sentence pairs by chrF are shown.")
-    if any("rows" in pair for pair in pairs):
+    if any(pair.keys() & {"rows", "choices"} for pair in pairs):
         parts.append(
             "Rows of a matrix are translated words, columns are source words. The stronger the color of a cell, the "
             "larger the attention weight. Hover over a word or a cell, or move through a matrix with Tab and the arrow "
@@ -129,3 +154,39 @@ def write_note(sentences: int, pairs: list[dict[str, Any]]) -> str:
             "alignments.jsonl has all weights."
         )
     return " ".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------- chart
+COLUMN_WIDTH = 60  # all in pixels
+BAR_WIDTH = 34
+BAR_AREA_HEIGHT = 110
+LEFT_MARGIN = 48
+TOP_MARGIN = 20
+BOTTOM_MARGIN = 40
+
+
+def draw_length_chart(ranges: BleuByRange) -> str:
+    """Return an HTML figure with a bar chart of BLEU by source length."""
+    full = max([1.0, *(score or 0 for _, _, score in ranges)])
+    base = TOP_MARGIN + BAR_AREA_HEIGHT
+    elements = [
+        f'<text class="soft" y="{base + 16}">words</text>',
+        f'<text class="soft" y="{base + 32}">pairs</text>',
+    ]
+    for column, (name, sentences, score) in enumerate(ranges):
+        center = LEFT_MARGIN + COLUMN_WIDTH * column + COLUMN_WIDTH / 2
+        height = BAR_AREA_HEIGHT * (score or 0) / full
+        elements += [
+            f'<rect class="bar" x="{center - BAR_WIDTH / 2}" y="{base - height:.1f}" width="{BAR_WIDTH}" ',
+            f'height="{height:.1f}" rx="2"/>',
+            f'<g text-anchor="middle"><text x="{center}" y="{base - height - 6:.1f}">{format_measure(score)}</text>',
+            f'<text x="{center}" y="{base + 16}">{name}</text>',
+            f'<text class="soft" x="{center}" y="{base + 32}">{sentences:,}</text></g>',
+        ]
+    width, height = LEFT_MARGIN + COLUMN_WIDTH * len(ranges), base + BOTTOM_MARGIN
+    label = "; ".join(f"{name} words: BLEU {format_measure(score)} (pairs: {count:,})" for name, count, score in ranges)
+    return (
+        f'<figure class="chart"><figcaption>BLEU by source length</figcaption><svg role="img" aria-label="{label}" '
+        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}">{"".join(elements)}'
+        f'<line x1="{LEFT_MARGIN}" x2="{width}" y1="{base}" y2="{base}"/></svg></figure>'
+    )

@@ -21,6 +21,7 @@ Shapes: R runs, N sentences, B samples.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ from nmt.evaluation.metrics import build_metrics, build_streams
 
 SAMPLES = 1000  # of the bootstrap
 SAMPLES_PER_BLOCK = 100  # samples whose sentence counts are in memory
+POWER = 0.8  # probability to find the difference, for the number of seeds that it needs
+MAX_SEEDS_NEEDED = 1000
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,6 +49,7 @@ class SeedComparison(NamedTuple):
     difference: float | None  # of the mean from that of the first system; None for the first system, as below
     interval: float | None  # half the width of the 95% confidence interval of the difference
     p_value: float | None  # two-sided
+    seeds_needed: int | None  # runs of each system to detect it with `POWER`; None: more than `MAX_SEEDS_NEEDED`
 
 
 def compare_over_seeds(
@@ -77,12 +81,28 @@ def compare_over_seeds(
         signatures[name] = str(metric.get_signature())
         pooled = pool_variances(scores, samples)
         for row, system in enumerate(systems):
-            test = compare_means(scores[0], scores[row], samples[0], samples[row], pooled) if row else (None,) * 3
-            deviation = float(scores[row].std(ddof=1)) if len(scores[row]) > 1 else None
-            comparisons[system][name] = SeedComparison(
-                scores[row].tolist(), float(scores[row].mean()), deviation, *test
-            )
+            test = compare_means(scores[0], scores[row], samples[0], samples[row], pooled) if row else None
+            comparisons[system][name] = describe_scores(scores[row], test)
     return comparisons, signatures
+
+
+class MeanTest(NamedTuple):
+    """The comparison of the means of two systems."""
+
+    difference: float
+    interval: float  # half the width of the 95% confidence interval
+    p_value: float
+    seed_variance: float  # sigma^2
+    sentence_variance: float  # tau^2
+
+
+def describe_scores(scores_R: Floats, test: MeanTest | None) -> SeedComparison:
+    deviation = float(scores_R.std(ddof=1)) if len(scores_R) > 1 else None
+    scores, mean = scores_R.tolist(), float(scores_R.mean())
+    if test is None:
+        return SeedComparison(scores, mean, deviation, None, None, None, None)
+    seeds_needed = count_seeds_needed(test.difference, test.seed_variance, test.sentence_variance)
+    return SeedComparison(scores, mean, deviation, test.difference, test.interval, test.p_value, seeds_needed)
 
 
 def bootstrap_scores(compute_score: Callable[[list[float]], Any], statistics: Sequence[Floats]) -> Floats:
@@ -127,21 +147,14 @@ def pool_variances(scores: Sequence[Floats], samples: Sequence[Floats]) -> Poole
 
 def compare_means(
     scores_a: Floats, scores_b: Floats, samples_a: Floats, samples_b: Floats, pooled: PooledVariances
-) -> tuple[float, float, float]:
+) -> MeanTest:
     """Compare the mean score of system b with that of system a, by the method above.
-
-    Returns the difference, half the width of its 95% confidence interval, and the two-sided p-value.
 
     Args:
         scores_a, scores_b: scores of the runs [R] of each system.
         samples_a, samples_b: their scores [B, R] on bootstrap samples of the sentences.
         pooled: variances of these and other systems.
     """
-    try:
-        from scipy.stats import t
-    except ImportError:
-        message = f"comparing systems over seeds needs scipy; install it with: {extra_command('stats')}"
-        raise UserError(message) from None
     difference = float(scores_b.mean() - scores_a.mean())
     per_run = 1 / len(scores_a) + 1 / len(scores_b)
     sampled_variance = float((samples_b.mean(1) - samples_a.mean(1)).var())
@@ -152,9 +165,45 @@ def compare_means(
     if variance <= rounding:
         # If no sample differs from another, as with a single sentence, there is no evidence at all.
         varies = samples_a.var(0).max() > rounding or samples_b.var(0).max() > rounding
-        return difference, 0.0, 0.0 if difference and varies else 1.0
+        p_value = 0.0 if difference and varies else 1.0
+        return MeanTest(difference, 0.0, p_value, pooled.of_seeds, sentence_variance)
     # Satterthwaite, where the variance from the bootstrap counts as known.
     freedom = pooled.freedom * (variance / seed_variance) ** 2 if seed_variance else math.inf
-    error = math.sqrt(variance)
+    t, error = load_t_distribution(), math.sqrt(variance)
     p_value = 2 * float(t.sf(abs(difference) / error, freedom))
-    return difference, float(t.ppf(0.975, freedom)) * error, p_value
+    interval = float(t.ppf(0.975, freedom)) * error
+    return MeanTest(difference, interval, p_value, pooled.of_seeds, sentence_variance)
+
+
+def count_seeds_needed(difference: float, seed_variance: float, sentence_variance: float) -> int | None:
+    """Return the number of runs per system needed to detect this difference (p < 0.05) with probability `POWER`.
+
+    None: `MAX_SEEDS_NEEDED` would not be enough.
+    """
+    t = load_t_distribution()
+
+    def suffices(count: int) -> bool:
+        variance = sentence_variance + seed_variance * 2 / count
+        freedom = 2 * (count - 1) * (variance / (seed_variance * 2 / count)) ** 2 if seed_variance else math.inf
+        # The usual approximation: sums of quantiles of the t distribution.
+        needed = float(t.ppf(0.975, freedom) + t.ppf(POWER, freedom))
+        return abs(difference) >= needed * math.sqrt(variance)
+
+    if not difference or not suffices(MAX_SEEDS_NEEDED):
+        return None
+    return bisect_left(range(2, MAX_SEEDS_NEEDED), True, key=suffices) + 2
+
+
+def load_t_distribution() -> Any:
+    """Return Student's t distribution of scipy.
+
+    Raises:
+        UserError: scipy is not installed.
+    """
+    try:
+        from scipy.stats import t
+    except ImportError:
+        raise UserError(
+            f"comparing systems over seeds needs scipy; install it with: {extra_command('stats')}"
+        ) from None
+    return t

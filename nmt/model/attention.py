@@ -155,7 +155,7 @@ class Attention(nn.Module):
         super().__init__()
         self.context_size = memory_size
         self.heads = config.heads
-        self.shown_head = 0 if config.heads == 1 else config.head  # whose weights are returned; None: their mean
+        self.show_head(config.head)
         self.uses_position = config.window == "local_m"
         self.has_coverage = config.coverage
         self.score = SCORE_CLASSES[config.score](config, query_size, memory_size, kernels)
@@ -167,6 +167,10 @@ class Attention(nn.Module):
         if config.has_projections:
             self.value = kernels.Linear(self.context_size, self.context_size, bias=False)
             self.output = kernels.Linear(self.context_size, self.context_size, bias=False)
+
+    def show_head(self, head: int | None) -> None:
+        """Choose the head whose weights are returned. None: their mean."""
+        self.shown_head = 0 if self.heads == 1 else head
 
     def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
         """Project the keys and values of each sentence, once for all steps.

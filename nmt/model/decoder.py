@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nmt.config.model import ModelConfig
+from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext, NoAttention
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import tanh
@@ -112,6 +112,11 @@ class RecurrentDecoder(nn.Module):
             self.readout = kernels.Linear(inputs, outputs, bias=config.style == "bahdanau")
         self.maxout = config.readout == "maxout"
         self.dropout = kernels.Dropout(config.dropout)
+
+    def show_attention(self, shown: LayerAndHead) -> None:
+        """Choose the head whose attention weights are returned. Only one layer attends to the source."""
+        if isinstance(self.attention, Attention):
+            self.attention.show_head(shown.head)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Memory, RecurrentState]:
         """Return the memory and the initial state, one row per sentence, from the outputs of the encoder."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmt.config.model import ModelConfig
+from nmt.config.model import LayerAndHead, ModelConfig
 from nmt.model.attention import Attention, AttentionContext
 from nmt.model.kernels import KERNELS
 from nmt.model.numerics import accumulation_dtype
@@ -220,7 +220,14 @@ class TransformerDecoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = LayerNorm(config.hidden)
         self.reach = layers[0].attention.reach
-        self.shown_layer = config.attention.layer  # whose attention weights are returned; None: their mean
+        self.show_attention(LayerAndHead(config.attention.layer, config.attention.head))
+
+    def show_attention(self, shown: LayerAndHead) -> None:
+        """Choose the layer and head whose attention weights are returned. None: their mean."""
+        self.shown_layer = shown.layer
+        for layer in self.layers:
+            assert isinstance(layer, TransformerDecoderLayer)
+            layer.attention.show_head(shown.head)
 
     def start(self, outputs_BSM: Tensor, lasts: list[Tensor], length_B: Tensor) -> tuple[Parts, TransformerState]:
         """Return a memory for each layer, and the initial state with one row per sentence."""

@@ -136,6 +136,7 @@ def test_evaluate_erases_words(home: Path) -> None:
     results = home / "runs" / "mine" / "eval" / "valid"
     metrics = json.loads((results / "metrics.json").read_text())
     assert metrics["erasure_aer"] is None and f"erasure_tau           {metrics['erasure_tau']:.4f}" in printed
+    assert "Log-probability lost without the source word</option>" in (results / "report.html").read_text()
 
 
 def test_translate_writes_one_line_per_input_line(home: Path) -> None:
@@ -284,6 +285,7 @@ def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_p
     run_ok("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=0", folder=tmp_path)
     results = run / "eval" / "test"
     assert len((results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+    assert ('<select id="shown"' in (results / "report.html").read_text()) == (model == "transformer")
 
 
 @pytest.mark.parametrize(
@@ -551,7 +553,7 @@ def test_evaluate_compares_systems_over_seeds(home: Path, tmp_path: Path) -> Non
     (tmp_path / "a" / "multirun.yaml").touch()
     arguments = ("search.beam=1", "search.max_length=8", "pictures=0", "device=cpu")
     output = run_ok("evaluate", "compare=[a/*,b/*]", *arguments, folder=tmp_path)
-    assert "b/* - a/*" in output and "mean ± standard deviation over runs" in output
+    assert "b/* - a/*" in output and "seeds needed" in output and "mean ± standard deviation over runs" in output
     result = json.loads((tmp_path / "a" / "seed=1" / "eval" / "test" / "comparison.json").read_text())
     assert set(result["settings"]) == {"a/seed=1", "a/seed=2", "b/seed=3"}
     assert len(result["scores"]["a/*"]["bleu"]["scores"]) == 2 and result["scores"]["b/*"]["bleu"]["p_value"] == 1.0

@@ -47,5 +47,6 @@ def test_compare_systems_over_seeds() -> None:
     rows = format_comparison(comparison).split("\n\n")[0].splitlines()
     assert rows[1].split()[:4] == ["worse", f"{comparison.scores['worse']['bleu'].mean:.2f}", "±", "0.00"]
     assert rows[3].startswith("best - worse") and rows[3].count("*") == 3
+    assert rows[4].split() == ["seeds", "needed", "2", "2", "2"]
     mean = sum(bleu(texts, single_references(references)) for texts in runs) / 3
     assert math.isclose(comparison.by_length["worse"][0][2], mean)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from nmt.data.tokenizer import group_by_words
 from nmt.decoding.translation import Translation
 from nmt.evaluation import report
-from nmt.evaluation.metrics import compute_scores
+from nmt.evaluation.heads import WordWeights
+from nmt.evaluation.metrics import bleu, compute_scores
 from nmt.evaluation.report import build_report
 
 NO_SCORES = {"signatures": {}}
@@ -41,6 +42,16 @@ def read_page(pairs, **options):
     return PageReader(build_page(pairs, **options))
 
 
+def test_pairs_are_sorted_from_worst_score():
+    pairs = [("eins", "one", "one"), ("zwei drei", "two three", "xx"), ("vier", "four", "fort")]
+    data = read_page(pairs).data
+    assert [pair["line"] for pair in data] == [2, 3, 1]
+    for pair in data:
+        _, reference, text = pairs[pair["line"] - 1]
+        assert pair["references"] == [reference] and pair["translation"] == text.split()
+        assert pair["chrf"] == pytest.approx(compute_scores([text], [[reference]])["chrf"], abs=0.006)
+
+
 def test_pairs_have_all_references_and_are_sorted_by_the_best():
     pairs = [("eins", ["a one", "one"], "one"), ("zwei", ["two", "2"], "tw"), ("drei", ["three"], "th")]
     data = read_page(pairs).data
@@ -49,8 +60,7 @@ def test_pairs_have_all_references_and_are_sorted_by_the_best():
         (2, ["two", "2"]),
         (1, ["a one", "one"]),
     ]
-    chrf = [compute_scores([pairs[pair["line"] - 1][2]], [pair["references"]])["chrf"] for pair in data]
-    assert [pair["chrf"] for pair in data] == pytest.approx(chrf, abs=0.006) and chrf[2] == 100
+    assert data[2]["chrf"] == 100
 
 
 def test_rows_are_word_weights_in_percent():
@@ -110,6 +120,15 @@ def test_report_header_lists_scores_and_signatures():
     assert "AER" not in build_report("mine, test", {"aer": None, "signatures": {}}, [], [], [])
 
 
+def test_chart_of_bleu_by_length():
+    full, part = "one two three four", "one two four"
+    text = build_page([("a " * 5, full, full)] * 3 + [("a " * 6, full, part)])
+    score = bleu([part], [[full]])
+    assert f'aria-label="up to 5 words: BLEU 100.00 (pairs: 3); 6-10 words: BLEU {score:.2f} (pairs: 1)"' in text
+    heights = [float(height) for height in re.findall('class="bar".*? height="(.*?)"', text)]
+    assert heights[0] == report.BAR_AREA_HEIGHT and heights[1] < heights[0]
+
+
 def build_page_with(title, name, value, reference, pieces):
     translation = Translation("".join(pieces), pieces, pieces, -1.0, np.ones((len(pieces), len(pieces))))
     scores = {"any " + name: value}  # the prefix avoids names of known metrics
@@ -150,6 +169,7 @@ PAIRS = [
     *((f"{text} zwei", f"{text} two", f"two {text.replace(' ', '')}") for text in HOSTILE),
     *((f"Satz {i}", f"sentence {i}", f"sentence {i}") for i in range(20)),
 ]
+PAIR_WITHOUT_ATTENTION = len(PAIRS) - 1
 WEIGHTS = np.array([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0.1, 0, 0.9, 0], [0, 0, 0, 1]])
 FURTHER_REFERENCES = ["A dog is sleeping", HOSTILE[7]]  # of the first pair
 FIRST_ARTICLE = "article:first-child "
@@ -164,9 +184,13 @@ def browser_session(tmp_path_factory):
     translations = [make_translation(source, text) for source, text in zip(sources, texts, strict=True)]
     translations[0] = make_translation(sources[0], texts[0], WEIGHTS)
     path = folder / "report.html"
+    choices = [
+        WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
+        WordWeights("same", {0: WEIGHTS[:3, :3], 1: None, PAIR_WITHOUT_ATTENTION: np.ones((2, 2))}),
+    ]
     references = single_references(references)
     references[0] += FURTHER_REFERENCES
-    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations)
+    text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
     yield SimpleNamespace(browser=browser, path=path)
@@ -234,7 +258,7 @@ def test_hovering_word_highlights_other_side_by_weight(browser, place):
 def test_keyboard_navigation_of_matrix(browser):
     browser.press("Tab")
     assert browser.evaluate("document.activeElement.id") == "filter"
-    browser.press("Tab", "Tab")
+    browser.press("Tab", "Tab", "Tab")
     assert get_focused_cell(browser) == {"s": "0", "t": "0"} and get_tooltip(browser) == "Der → zzz0.75"
     browser.press("ArrowRight", "ArrowDown")
     assert get_focused_cell(browser) == {"s": "1", "t": "1"} and get_highlights(browser) == {"Hund": 1, "qqq": 1}
@@ -273,6 +297,23 @@ def test_filter_order_and_more_controls(browser):
     assert (
         lines() == [] and browser.evaluate("getComputedStyle(more).display") == "none" and get_tooltip(browser) is None
     )
+
+
+def test_reader_chooses_weights(browser):
+    assert browser.evaluate("[...shown.options].map(option => option.text)") == [
+        "Attention as in alignments.jsonl",
+        "swapped",
+        "same",
+    ]
+    expected = {"": WEIGHTS[0], "0": WEIGHTS[1], "1": WEIGHTS[0]}
+    for value, weights in expected.items():
+        browser.evaluate(f"shown.value = '{value}', shown.dispatchEvent(new Event('change'))")
+        cells = browser.evaluate("[...document.querySelector('tbody tr').cells].slice(1).map(n => n.ariaLabel)")
+        assert [float(cell) for cell in cells] == list(weights[:3])
+        shown_pairs = {"": len(PAIRS), "0": 1, "1": 2}[value]  # the other pairs have no such weights
+        assert browser.evaluate("count.textContent") == f"{shown_pairs} of {len(PAIRS)} pairs"
+    browser.evaluate("shown.value = '1', shown.dispatchEvent(new Event('change'))")
+    assert browser.evaluate("document.querySelectorAll('.matrix').length") == 2  # also of the pair without attention
 
 
 def test_policy_blocks_injected_scripts_and_requests(browser):

@@ -15,7 +15,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_links import GoldLinks
 from nmt.decoding.translation import Translation
 from nmt.decoding.translator import Translator
-from nmt.evaluation.erasure import average_tau, count_links, erase_words, measure_erasure
+from nmt.evaluation.erasure import average_tau, count_links, erase_words, measure_erasure, normalize_losses
 from nmt.model.seq2seq import Seq2Seq, build_model
 
 SEARCH = SearchConfig(beam=2, max_length=8, max_source=60)
@@ -74,10 +74,11 @@ def test_lines_without_losses_are_named(caplog: pytest.LogCaptureFixture) -> Non
     translations = [options[0] for options in translator.translate(sources, keep_weights=True)]
     translations.append(Translation("der", ["▁w"] * 201 + ["</s>"], ["▁der", "</s>"]))
     with caplog.at_level(logging.WARNING, "nmt"):
-        metrics = measure_erasure(translator, translations, [], [], None)
+        losses, metrics = measure_erasure(translator, translations, [], [], None)
+    assert [losses_TS is None for losses_TS in losses] == [True, False, True, True]
     assert "erasing words: 3 lines left out" in caplog.text and "(first: 1, 3, 4)" in caplog.text
     assert -1 <= metrics["erasure_tau"] <= 1 and metrics["erasure_aer"] is None
-    assert measure_erasure(translator, [], [], [], None) == {"erasure_tau": None, "erasure_aer": None}
+    assert measure_erasure(translator, [], [], [], None) == ([], {"erasure_tau": None, "erasure_aer": None})
 
 
 @torch.inference_mode()
@@ -92,7 +93,7 @@ def test_gold_links_count_words_of_the_text() -> None:
     best = [[(int(row.argmax()), t) for t, row in enumerate(x) if row.max() > 0] for x in losses if x is not None]
     for wrong in (0, 1):  # all links right, and one that is not
         gold = [GoldLinks.from_pairs(links[wrong:], []) for links in best]
-        metrics = measure_erasure(translator, [], sources, references, gold)
+        metrics = measure_erasure(translator, [], sources, references, gold).metrics
         found, sure = sum(map(len, best)), sum(len(links) - wrong for links in best)
         assert metrics["erasure_aer"] == pytest.approx(1 - 2 * sure / (found + sure))
 
@@ -111,3 +112,4 @@ def test_words_are_linked_to_what_they_lose_most_without() -> None:
     gold = [GoldLinks.from_pairs([(1, 0)], [(2, 1)]), GoldLinks.from_pairs([(0, 0)], []), GoldLinks.from_pairs([], [])]
     counts = count_links(losses, gold)
     assert (counts.predicted, counts.sure, counts.predicted_sure) == (1, 1, 1)  # a word that loses nothing has no link
+    np.testing.assert_allclose(normalize_losses(losses[0]), [[0.2, 0.8, 0], [0, 0, 0]])

@@ -10,6 +10,7 @@ from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.seeds import (
     compare_means,
     compare_over_seeds,
+    count_seeds_needed,
     pool_variances,
 )
 
@@ -43,8 +44,22 @@ def test_equal_systems_are_called_different_in_5_percent(runs: int, seed_effect:
     for _ in range(trials):
         sentences = generator.normal(0, 8, 200)
         a, b = (draw_runs(generator, runs, seed_effect, reaction, sentences) for _ in range(2))
-        rejected += compare_drawn_runs(a, b, generator)[2] < 0.05
+        rejected += compare_drawn_runs(a, b, generator).p_value < 0.05
     assert 0.03 <= rejected / trials <= 0.07
+
+
+def test_number_of_seeds_needed_gives_the_power() -> None:
+    generator = np.random.default_rng(2)
+    sentences = np.zeros(100)
+    needed = count_seeds_needed(0.6, 0.5**2, 0.0)
+    assert needed == 12  # tables of the two-sample t test: 11.9 for an effect of 1.2 deviations
+    found = 0
+    for _ in range(400):
+        a, b = (draw_runs(generator, needed, 0.5, 0, sentences + shift) for shift in (0, 0.6))
+        found += compare_drawn_runs(a, b, generator).p_value < 0.05
+    assert 0.73 <= found / 400 <= 0.87
+    assert count_seeds_needed(0.6, 0.5**2, 1.0) is None and count_seeds_needed(0.0, 1.0, 0.0) is None
+    assert count_seeds_needed(5.0, 1e-6, 0.0) == 2
 
 
 def test_differences_among_sentences_widen_the_interval() -> None:
@@ -56,17 +71,17 @@ def test_differences_among_sentences_widen_the_interval() -> None:
     varied = compare_drawn_runs(
         a, draw_runs(generator, 3, 0.5, 1, sentences + 2 + generator.normal(0, 20, 300)), generator
     )
-    assert varied[1] > same[1]
+    assert varied.interval > same.interval
 
 
 def test_systems_without_variance() -> None:
     scores = np.array([1.0, 1.0])
     samples = np.ones((10, 2))
-    assert compare_systems(scores, scores, samples, samples) == (0.0, 0.0, 1.0)
+    assert compare_systems(scores, scores, samples, samples)[:3] == (0.0, 0.0, 1.0)
     # Without any variation, as of a single sentence, a difference is no evidence, and neither is one with rounding.
-    assert compare_systems(scores, scores + 1, samples, samples + 1) == (1.0, 0.0, 1.0)
+    assert compare_systems(scores, scores + 1, samples, samples + 1)[:3] == (1.0, 0.0, 1.0)
     samples_b = samples + 1 + 1e-15 * np.arange(20).reshape(10, 2)
-    assert compare_systems(scores, scores + 1, samples, samples_b)[2] == 1.0
+    assert compare_systems(scores, scores + 1, samples, samples_b).p_value == 1.0
 
 
 def test_scores_are_those_of_sacrebleu() -> None:
@@ -85,7 +100,7 @@ def test_scores_are_those_of_sacrebleu() -> None:
             assert signatures[metric] == expected[0]["signatures"][metric]
     first, second = comparisons["worse"]["bleu"], comparisons["better"]["bleu"]
     assert first.difference is None and second.difference == pytest.approx(second.mean - first.mean)
-    assert second.p_value is not None and second.p_value < 0.05
+    assert second.p_value is not None and second.p_value < 0.05 and second.seeds_needed in (2, 3)
     assert math.isclose(second.deviation or 0, np.std(second.scores, ddof=1))
     singles = {"a": [make_run(0.5)], "b": [make_run(0.1)], **systems}  # their variance is that of the others
     comparisons, _ = compare_over_seeds(singles, single_references(references))
