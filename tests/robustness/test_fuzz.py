@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from builders import (
     ODD_CHARACTERS,
     SPECIAL_STRINGS,
@@ -33,7 +32,7 @@ from hypothesis import strategies as st
 
 import nmt
 from nmt.align import align
-from nmt.config import DataConfig, LinksConfig, ModelConfig, SearchConfig, TranslateRun
+from nmt.config import DataConfig, LinksConfig, TranslateRun
 from nmt.data.corpus import load_pairs
 from nmt.data.readers import LINE_READERS, BadLine, LinePair
 from nmt.data.tokenizer import group_by_spaces, load_tokenizer
@@ -41,11 +40,9 @@ from nmt.data.word_links import Link, format_pharaoh, parse_gold_links, read_gol
 from nmt.data.words import segment_words
 from nmt.decoding.alignment import Record, restore_unknown_words
 from nmt.decoding.translation import Translation
-from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.report import build_report
-from nmt.model.seq2seq import build_model
 from nmt.runs.checkpoint import load_config, load_model
 from nmt.system.messages import MAX_VALUE_CHARS
 from nmt.system.text import read_dictionary
@@ -338,18 +335,6 @@ def models(home: Path) -> dict[str, nmt.Model]:
     return {name: nmt.load(run, device="cpu", precision="fp32", **search) for name, search in SEARCHES.items()}
 
 
-@pytest.fixture(scope="module")
-def word_translator() -> Translator:
-    """A translator with a small vocabulary that outputs <unk> for most words."""
-    tokenizer = make_tokenizer("word")
-    torch.manual_seed(1)
-    model = build_model(ModelConfig(embed=8, hidden=8), tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    with torch.no_grad():
-        model.output.bias[1] += 3
-    search = SearchConfig(beam=2, n_best=2, max_length=8)
-    return Translator(model.eval(), tokenizer, search, torch.device("cpu"))
-
-
 def check_translation(translation: Translation) -> None:
     assert math.isfinite(translation.score) and translation.score <= 0
     assert not set("\n\r") & set(translation.text)
@@ -381,30 +366,6 @@ def test_translate_returns_valid_translation_per_line(
         assert OUTPUT_FORMATS["text"](line, n_best, command).count("\n") == command.search.n_best
         assert json.loads(OUTPUT_FORMATS["jsonl"](line, n_best, command))["source"] == line
     assert all(map(math.isfinite, model.score(lines, [n_best[0].text for n_best in n_best_lists])))
-
-
-@fuzz
-@given(lines=st.lists(short_line, min_size=1, max_size=4), entry=any_text)
-def test_replacing_unknown_words_keeps_translations_on_one_line(
-    word_translator: Translator, lines: list[str], entry: str
-) -> None:
-    word_translator.dictionary = {word: entry for line in lines for word in line.split()[:1]}
-    for n_best in word_translator.translate(lines):
-        for translation in n_best:
-            check_translation(translation)
-
-
-def test_unknown_words_of_prefix_are_kept(word_translator: Translator) -> None:
-    word_translator.dictionary = {}
-    [[best, *_]] = word_translator.translate(["Die Katze schläft ."], prefixes=["The ocelot \u2581 yawns"])
-    assert best.text.startswith("The ocelot yawns ") and best.target_pieces[1] == "▁<unk>"
-
-
-def test_unknown_words_of_a_line_in_capitals_are_looked_up_as_the_model_sees_them(word_translator: Translator) -> None:
-    line = "die katze xyzq schläft"
-    word_translator.dictionary = {word: f"new{index}" for index, word in enumerate(line.split())}
-    [small, *_], [capital, *_] = word_translator.translate([line, line.upper()])
-    assert "new" in small.text and capital.text == small.text.upper()
 
 
 def run_command(command: Callable[[], None], folder: Path, *arguments: str) -> None:
