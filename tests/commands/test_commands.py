@@ -265,9 +265,8 @@ def test_translate_interactively_in_terminal(home: Path) -> None:
             assert select.select([terminal], [], [], 60)[0], output
             output += os.read(terminal, 1000)
 
-    wait_for("> ")
     os.write(terminal, f"{line}\n".encode())
-    wait_for("\n".join(piped) + "> ")  # before the end of the input
+    wait_for("\n".join(piped))  # before the end of the input
     os.write(terminal, b"\x04")
     child.join(60)
     assert child.exitcode == 0

@@ -191,11 +191,3 @@ def test_invalid_gold_links_are_rejected(corpus: Path, tmp_path: Path) -> None:
     (corpus / "valid.bad").write_text("0-0\n", encoding="utf-8")
     with pytest.raises(UserError, match="valid.bad has 1 lines for 10 pairs"):
         load_pairs(make_run(corpus, alignments="bad").data, "valid")
-
-
-def test_gold_links_count_words_between_any_whitespace(tmp_path: Path) -> None:
-    """Pieces are grouped into words between ordinary spaces only, which a no-break space is not."""
-    for ending, line in (("de", "10\u00a0000 Euro\tbar"), ("en", "10,000 euros cash"), ("links", "0-0 1?0 2-1 3-2")):
-        (tmp_path / f"test.{ending}").write_text(line + "\n", encoding="utf-8")
-    [gold] = get_gold_links(load_pairs(make_run(tmp_path).data, "test")) or []
-    assert gold.sure == {(0, 0), (1, 1), (1, 2)} and gold.possible == gold.sure

@@ -151,7 +151,7 @@ def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(nmt.UserError, match="hf://owner/x: the hub answered 401 .*; the token must allow this; log in"):
         model.push_to_hub("owner/x", license="mit")
-    with pytest.raises(nmt.UserError, match="publish each model"):
+    with pytest.raises(nmt.UserError, match="export each model"):
         nmt.load([run, run]).push_to_hub("owner/x", license="mit")
     assert not hub.commits
 

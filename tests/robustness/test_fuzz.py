@@ -516,7 +516,7 @@ HOSTILE_CONFIGS = {
     "long integer": "seed: " + "9" * 10**6,
     "sexagesimal float": "seed: 1" + ":1" * 10**5 + ".5",
     "huge exponent": "train:\n  max_steps: 1e" + "9" * 10**5,
-    "nested interpolations": "name: '" + "${a:" * 10**5 + "'",
+    "nested interpolations": "name: '" + "${a:" * 10**4 + "'",
     "deep nesting": "".join(" " * i + "a:\n" for i in range(1000)),
     "nested lists": "- " * 10**5,
     "long key": "? " + "x" * 10**6,
