@@ -142,7 +142,7 @@ def suggest_key(key: str, known: list[str]) -> str:
 
 def list_constant_keys(arguments: list[str]) -> list[str]:
     """Return the keys of a sweep's command line that have one value, so that names of runs need not contain them."""
-    settings = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+    settings = [argument for argument in arguments if ("=" in argument or argument[0] == "~") and argument[0] != "-"]
     overrides = OverridesParser.create().parse_overrides(settings)
     return [override.key_or_group for override in overrides if not override.is_sweep_override()]
 

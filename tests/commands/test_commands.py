@@ -537,9 +537,9 @@ def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
     for arguments, message in {
         "compare=[runs/mine,runs/mine/]": "runs/mine/ is a run that is already listed",
         "compare=[runs/mine,nowhere]": "nowhere is not a folder",
-        "compare=[runs/a=1,runs/b=2]": """quote items with special characters: 'compare=["ITEM","ITEM"]'""",
-        "compare=runs/mine,runs/other": "compare=[A,B] for a list",
-        "compare=[runs/mine,[a]]": """quote it: 'compare=[runs/mine,"[a]"]'""",
+        "compare=[runs/a=1,runs/b=2]": """quote the list, and items with special characters: 'compare=["A","B"]'""",
+        "compare=runs/mine,runs/other": "use key=[value1,value2]",
+        "compare=[runs/mine,[a]]": "compare= takes two or more different runs",
     }.items():
         assert message in run_error("evaluate", *arguments.split(), folder=home)
     for arguments in ("compare=[runs/mine]", "compare=[runs/mine,runs/mine]", f"{runs} checkpoint=runs/mine"):
