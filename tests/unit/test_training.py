@@ -148,7 +148,7 @@ def test_best_and_last_two_checkpoints_are_kept(corpus: Path, tmp_path: Path) ->
 
 
 def test_plateau_schedule_lowers_learning_rate(corpus: Path, tmp_path: Path) -> None:
-    optim = {"name": "sgd", "lr": 1e-9, "schedule": "plateau", "decay": 0.5}
+    optim = {"name": "sgd", "lr": 1e-9, "schedule": "plateau"}
     fit(make_state(corpus, tmp_path, optim, max_steps=8, validate_every=2, monitor="loss"))
     rates = [event["lr"] for event in read_events(tmp_path, "train")]
     validations = read_events(tmp_path, "validate")
