@@ -408,8 +408,6 @@ def test_align_links_given_words(
     for record, source, target in zip(records, sources, targets, strict=True):
         assert (record.source_words, record.target_words) == (source, target) and math.isfinite(record.score)
         check_links(record, record.links(LinksConfig(threshold=threshold)), len(source), len(target))
-        pieces = len(record.source_pieces) - 1, len(record.target_pieces) - 1
-        check_links(record, record.links(LinksConfig("pieces", threshold)), *pieces)
 
 
 def test_align_command_with_random_bytes(home: Path, tmp_path: Path) -> None:
