@@ -89,6 +89,7 @@ def restore_logging_and_signals() -> Iterator[None]:
     handlers, level, propagate = log.handlers[:], log.level, log.propagate
     signal_handler = signal.getsignal(signal.SIGTERM)
     yield
+    torch.set_flush_denormal(False)
     log.handlers[:], log.level, log.propagate = handlers, level, propagate
     signal.signal(signal.SIGTERM, signal_handler)
 
