@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all.
 
 Something new is written next to its place under a hidden name, `.NAME.DIGITS.new`, and renamed when it is complete. A
-process that is killed leaves such a name behind, and what had the final name before. The next that writes a folder of
-that name removes it.
+process that is killed leaves that behind, and under the final name what was there before. Whoever writes a folder of
+this name next removes it.
 """
 
 import glob
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from nmt.errors import UserError, with_filename
 
-MAX_SMALL_FILE_BYTES = 2**20  # maximum size of a JSON or YAML file of a run
+MAX_SMALL_FILE_BYTES = 2**18  # maximum size of a JSON or YAML file of a run; PyYAML reads 0.1 MB a second at worst
 MAX_STEM_LENGTH = 50  # characters of the final name in the temporary name; file systems allow 255 bytes in all
 
 
