@@ -178,7 +178,13 @@ def test_load_pairs_rejects_or_drops_damaged_lines(kind: str, folder: Path) -> N
     format, files, sides = CORPORA[kind]
     corpus = folder / kind
     corpus.mkdir()
-    settings = {"format": format, "path": str(corpus), "source": sides[0], "target": sides[1], "cache": str(folder)}
+    settings = {
+        "format": format,
+        "path": str(corpus),
+        "source": sides[0],
+        "target": sides[1],
+        "cache": str(folder / "cache"),
+    }
     for seed in range(60):
         contents = [damage(content, seed + i) for i, content in enumerate(files.values())]
         for name, content in zip(files, contents, strict=True):
