@@ -50,7 +50,6 @@ class Pair:
     english: str
     sure: tuple[tuple[int, int], ...]
     possible: tuple[tuple[int, int], ...]
-    tags: frozenset[str]
 
 
 def generate(seed: int, sizes: dict[str, int] = SPLIT_SIZES) -> dict[str, list[Pair]]:
@@ -97,9 +96,9 @@ def statement(rng: random.Random) -> tuple[Phrase, str]:
     clause = make_clause(rng, tense, negated=tense != "habit" and rng.random() < 0.16, timed=0.6)
     chance = rng.random()
     if chance < 0.55 and clause.time.german:
-        return realize(replace(clause, time=NOTHING), front=clause.time.tagged("fronting")), "."
+        return realize(replace(clause, time=NOTHING), front=clause.time), "."
     if chance < 0.4 and clause.place.german and clause.verb.aspect == "action" and not clause.negated:
-        return realize(replace(clause, place=NOTHING), front=clause.place.tagged("fronting")), "."
+        return realize(replace(clause, place=NOTHING), front=clause.place), "."
     return realize(clause), "."
 
 
@@ -135,8 +134,7 @@ def question(rng: random.Random) -> tuple[Phrase, str]:
         elif word in ("wo", "wen", "was"):
             continue
         front = unit(word, QUESTION_WORDS[word]) if word else NOTHING
-        phrase = realize(clause) if word == "wer" else realize(clause, "question", front)
-        return phrase.tagged("question"), "?"
+        return realize(clause) if word == "wer" else realize(clause, "question", front), "?"
 
 
 # English conjunction; then triples: tense of the main clause, tense of the dependent clause, and content of the latter:
@@ -167,8 +165,8 @@ def reported(rng: random.Random) -> tuple[Phrase, str]:
         pass
     negated = verb.english == "know" and german == "ob" and not asking
     outer = Clause(subject, verb, "past" if past else "now", negated=negated)
-    phrase = realize(outer, "question" if asking else "main", last=COMMA + inner).tagged("question", asking)
-    return phrase.tagged("subordinate"), "?" if asking else "."
+    phrase = realize(outer, "question" if asking else "main", last=COMMA + inner)
+    return phrase, "?" if asking else "."
 
 
 def subordinate(rng: random.Random) -> tuple[Phrase, str]:
@@ -189,7 +187,7 @@ def subordinate(rng: random.Random) -> tuple[Phrase, str]:
             subject = choose_person(rng)
         subject, same = (again, subject) if first else (subject, again)
         clause = make_copular_clause(rng, inner, same) if content == "state" else action(rng, inner, same)
-    dependent = realize(clause, "final", unit(conjunction, english)).tagged("subordinate")
+    dependent = realize(clause, "final", unit(conjunction, english))
     negated = outer != "habit" and rng.random() < 0.15
     main = action(rng, outer, subject, negated, timed=0.0 if first or outer == "habit" else 0.3)
     if first:
@@ -209,7 +207,7 @@ def relative_clause(rng: random.Random, noun: Nominal) -> Phrase:
             clause = make_copular_clause(rng, tense, subject)
         else:
             clause = make_clause(rng, tense, subject, timed=0.3)
-        return (COMMA + realize(clause, "final") + COMMA).tagged("relative")
+        return COMMA + realize(clause, "final") + COMMA
     verb = rng.choice(taking)
     german = lexicon.article("der", verb.objects[0], noun.slot)
     front = unit("denen" if german == "den" and verb.objects == ["dat"] else german, english)
@@ -219,7 +217,7 @@ def relative_clause(rng: random.Random, noun: Nominal) -> Phrase:
     while ambiguous and not (subject.pronoun and subject.phrase.german[0].text != "sie"):
         subject = nominal(rng, verb.subjects, "nom", definite=True)
     clause = replace(make_clause(rng, tense, subject, timed=0.2, verb=verb), objects={})
-    return (COMMA + realize(clause, "final", front) + COMMA).tagged("relative")
+    return COMMA + realize(clause, "final", front) + COMMA
 
 
 def relative(rng: random.Random) -> tuple[Phrase, str]:
@@ -240,7 +238,7 @@ def relative(rng: random.Random) -> tuple[Phrase, str]:
     case = rng.choice(cases)
     front = NOTHING
     if clause.time.german and (case != "nom" or rng.random() < 0.4):  # "..., who laughed yesterday" has one reading
-        front, clause = clause.time.tagged("fronting"), replace(clause, time=NOTHING)
+        front, clause = clause.time, replace(clause, time=NOTHING)
     modifier = relative_clause(rng, hosts[case])
     if case != "nom":
         return realize(clause, front=front, last=modifier), "."
@@ -262,7 +260,7 @@ def make_pair(phrase: Phrase, mark: str) -> Pair:
     source, target = (text[0].upper() + text[1:] for text in texts)
     sure = tuple((i, j) for i, j, is_sure in links if is_sure)
     possible = tuple((i, j) for i, j, is_sure in links if not is_sure)
-    return Pair(source, target, sure, possible, phrase.tags)
+    return Pair(source, target, sure, possible)
 
 
 def is_sensible(pair: Pair) -> bool:

@@ -26,13 +26,9 @@ class Phrase:
 
     german: tuple[Token, ...] = ()
     english: tuple[Token, ...] = ()
-    tags: frozenset[str] = frozenset()
 
     def __add__(self, other: "Phrase") -> "Phrase":
-        return Phrase(self.german + other.german, self.english + other.english, self.tags | other.tags)
-
-    def tagged(self, tag: str, holds: bool = True) -> "Phrase":
-        return Phrase(self.german, self.english, self.tags | {tag}) if holds else self
+        return Phrase(self.german + other.german, self.english + other.english)
 
 
 NOTHING = Phrase()
@@ -54,7 +50,7 @@ def parse_phrase(text: str) -> Phrase:
     """Parse text like 'am Wochenende = at_the weekend', with one unit per word."""
     german, english = (side.split() for side in text.split(" = "))
     units = [unit(g, e.replace("_", " ")) for g, e in zip(german, english, strict=True)]
-    return sum(units, NOTHING).tagged("contraction", "_the" in text)
+    return sum(units, NOTHING)
 
 
 # ---------------------------------------------------------------------------------------------------- noun phrases
@@ -99,10 +95,9 @@ def noun_phrase(
     name = "kein" if negated else choose_article(rng, noun, case, plural, definite)
     english = noun.english_plural if plural else noun.english
     phrase = unit(noun.inflect(case, plural), english, english_head=english.count(" "))
-    phrase = phrase.tagged("compound", " " in english)
     if lexicon.ADJECTIVES[noun.kind] and rng.random() < 0.3:
         german, english = rng.choice(lexicon.ADJECTIVES[noun.kind])
-        phrase = unit(lexicon.adjective(german, name, case, slot), english).tagged("adjective") + phrase
+        phrase = unit(lexicon.adjective(german, name, case, slot), english) + phrase
     if not name:
         return Nominal(phrase, noun.kind, "3p" if plural else "3s", slot)
     german, english = lexicon.article(name, case, slot), lexicon.ARTICLES[name]
@@ -112,7 +107,6 @@ def noun_phrase(
         vowel = phrase.english[0].text[0] in "aeiou"
         english = "any" if plural or noun.kind in lexicon.MASS_NOUNS else "an" if vowel else "a"
     article = unit(german, english, english_head=-1 if negated else 0)
-    article = article.tagged("case", german != lexicon.article(name, "nom", slot))
     negator = (Token("not", article.german[0].unit),) if negated else ()
     return Nominal(article + phrase, noun.kind, "3p" if plural else "3s", slot, name, negator=negator)
 
@@ -149,7 +143,7 @@ def prepositional(preposition: str, english: str, head: int, noun: Nominal) -> P
     contraction = lexicon.CONTRACTED.get((preposition, noun.phrase.german[0].text)) if noun.article == "der" else None
     if not contraction:
         return unit(preposition, english, english_head=head) + noun.phrase
-    rest = Phrase(noun.phrase.german[1:], noun.phrase.english[1:], noun.phrase.tags | {"contraction"})
+    rest = Phrase(noun.phrase.german[1:], noun.phrase.english[1:])
     return unit(contraction, f"{english} the", english_head=head) + rest
 
 
@@ -196,7 +190,6 @@ class Forms(NamedTuple):
     final: tuple[Token, ...]  # German, all at the end of a dependent clause
     auxiliary: tuple[Token, ...]  # English, before "not"
     rest: tuple[Token, ...]  # English, after "not"
-    tag: str = ""
 
 
 def be(who: str, past: bool = False) -> str:
@@ -223,12 +216,12 @@ def conjugate(clause: Clause, supported: bool) -> Forms:
         else:
             rest = (agreeing(rest[0]), *rest[1:])
         english = tokens(rest, modal_key) + tokens((verb.english, *verb.particle), key)
-        return Forms(finite, infinitive, infinitive + finite, auxiliary, english, "modal")
+        return Forms(finite, infinitive, infinitive + finite, auxiliary, english)
     if past:
         finite = (Token(lexicon.present(verb.auxiliary, "", who), key, False),)
         participle = (Token(verb.participle, key),)
         english = tokens((verb.english if supported else verb.past, *verb.particle), key)
-        return Forms(finite, participle, participle + finite, do, english, "perfect")
+        return Forms(finite, participle, participle + finite, do, english)
     word = lexicon.present(verb.infinitive, verb.third, who)
     german = (Token(word, key),), tokens(verb.prefix.split(), key, -1), (Token(verb.prefix + word, key),)
     if clause.tense == "now" and verb.aspect == "action":
@@ -276,18 +269,7 @@ def realize(clause: Clause, order: str = "main", front: Phrase = NOTHING, last: 
     english = auxiliary + subject.english if asking else subject.english + auxiliary
     english += negator + clause.frequency.english + forms.rest + english_objects
     english += (clause.place + clause.complement + clause.time).english
-
-    parts = [front, subject, pronouns, nouns, clause.place, clause.complement, clause.time, clause.frequency, last]
-    tags = {forms.tag} - {""}
-    if clause.verb.prefix:
-        tags.add("separable")
-    if clause.negated:
-        tags.add("negation")
-    return Phrase(
-        front.german + german + last.german,
-        front.english + english + last.english,
-        frozenset(tags).union(*(p.tags for p in parts)),
-    )
+    return Phrase(front.german + german + last.german, front.english + english + last.english)
 
 
 @cache
