@@ -20,11 +20,10 @@ import torch
 
 from nmt.config import EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.encoding import content_key, gold_key, text_key
+from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
-from nmt.data.references import collect_references, load_further_references
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
@@ -89,7 +88,7 @@ class Evaluation(NamedTuple):
     run: Path
     results: Path  # folder of the result files
     sources: list[str]
-    references: list[list[str]]
+    references: list[str]
     translations: list[Translation]
     metrics: dict[str, Any]  # content of metrics.json
 
@@ -155,7 +154,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
         UserError: a run is named twice, sentences differ, or runs have different BLEU tokenizers.
     """
     tokenizers: dict[str, str] = {}
-    texts: dict[Path, tuple[list[str], list[list[str]]]] = {}
+    texts: dict[Path, tuple[list[str], list[str]]] = {}
     for path in paths:
         folder = find_checkpoint(path)[0].resolve()
         if folder in texts:
@@ -163,8 +162,7 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
         run = load_config(folder)
         data = command.data.apply_to(run.data)
         pairs = load_pairs(data, data.split)
-        further = load_further_references(data, command.data.references)
-        texts[folder] = list(iter_column(pairs, "source")), collect_references(pairs, *further.values())
+        texts[folder] = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
         if texts[folder] != next(iter(texts.values())):
             raise UserError(
                 f"compare=: the split {data.split} of {path} has different text from that of {paths[0]}; "
@@ -188,12 +186,8 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     prepare_model(model, precision, device)
     data = command.data.apply_to(run.data)
     pairs = local_rank0_first(lambda: load_pairs(data, data.split))
-    further = local_rank0_first(lambda: load_further_references(data, command.data.references))
-    check_same_on_all_ranks(
-        lambda: (content_key(pairs, tokenizer), gold_key(pairs), *map(text_key, further.values())), TEXT_MISMATCH
-    )
-    sources, targets = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
-    references = collect_references(pairs, *further.values())
+    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
+    sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     bleu_tokenizer = broadcast_from_rank0(
         lambda: choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references, is_logged=True)
     )
@@ -211,20 +205,20 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     check_scores(translations, 1)
     warn_if_truncated(translations, search, 1)
     texts = [translation.text for translation in translations]
-    warn_if_evaluation_is_preprocessed(data, pairs, further, texts)
+    warn_if_evaluation_is_preprocessed(data, pairs, texts)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
     metrics |= {
-        "literals": measure_literals(sources, texts, targets),
+        "literals": measure_literals(sources, texts, references),
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
         "bleu_tokenizer": bleu_tokenizer,
-        "data": asdict(data) | {"references": command.data.references},
+        "data": asdict(data),
         "search": asdict(search),
     }
     choices: list[WordWeights] = []
     if command.erase:
-        losses, erasure_metrics = measure_erasure(translator, translations, sources, targets, get_gold_links(pairs))
+        losses, erasure_metrics = measure_erasure(translator, translations, sources, references, get_gold_links(pairs))
         metrics |= erasure_metrics
         shares = [None if losses_TS is None else normalize_losses(losses_TS) for losses_TS in losses]
         choices.append(WordWeights("Log-probability lost without the source word", dict(enumerate(shares))))
@@ -288,11 +282,8 @@ def make_results_folder(folder: Path) -> None:
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print examples, metrics and the paths of the results."""
     examples = zip(evaluation.sources, evaluation.references, evaluation.translations, strict=True)
-    for source, references, translation in islice(examples, SHOWN_EXAMPLES):
-        echo(f"source     {source}")
-        for reference in references:
-            echo(f"reference  {reference}")
-        echo(f"model      {translation.text}\n")
+    for source, reference, translation in islice(examples, SHOWN_EXAMPLES):
+        echo(f"source     {source}\nreference  {reference}\nmodel      {translation.text}\n")
     metrics = evaluation.metrics
     for name in METRICS_OF_4_DECIMALS + METRICS_OF_2_DECIMALS:
         if name not in metrics:

@@ -19,12 +19,11 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 
 from nmt.config import TrainRun
-from nmt.data.corpus import load_pairs
+from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer, gold_key
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.overlap import warn_of_overlap
 from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
-from nmt.data.references import collect_references
 from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream
 from nmt.data.tokenizer import Tokenizer
 from nmt.evaluation.metrics import choose_bleu_tokenizer
@@ -107,7 +106,7 @@ def train(run: TrainRun) -> float:
             f"data.path={run.data.path} has the same files on all machines",
         )
         bleu_tokenizer = broadcast_from_rank0(
-            lambda: choose_bleu_tokenizer(run.bleu_tokenizer, collect_references(valid), is_logged=True)
+            lambda: choose_bleu_tokenizer(run.bleu_tokenizer, list(iter_column(valid, "target")), is_logged=True)
         )
         run = dataclasses.replace(run, bleu_tokenizer=bleu_tokenizer)
         start = start._replace(run=run)

@@ -45,7 +45,6 @@ from nmt.data.augmentation import (
 )
 from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.literals import find_numbers
-from nmt.data.references import collect_references
 from nmt.data.words import join_sentences, split_tokens
 from nmt.evaluation.metrics import build_bleu_metric, score_corpus
 from nmt.runs.checkpoint import find_checkpoint, load_config
@@ -190,7 +189,7 @@ class Checker(NamedTuple):
 
     def score(self, translations: Sequence[str], references: Sequence[str]) -> float:
         lowered = [text.lower() for text in translations]
-        return score_corpus(self.metric, lowered, [[text.lower()] for text in references]) or 0.0
+        return score_corpus(self.metric, lowered, [text.lower() for text in references]) or 0.0
 
     def draw_cases(self, change: Change) -> dict[int, Case]:
         """Return changed pairs by row."""
@@ -281,7 +280,7 @@ def main() -> None:
         beam,
         nmt.load(checkpoint, protect=settings["protect"] == "true", beam=beam),
         data,
-        build_bleu_metric(run.bleu_tokenizer, collect_references(pairs)),
+        build_bleu_metric(run.bleu_tokenizer, targets),
         sources,
         targets,
         align_pairs(sources, targets),

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from html.parser import HTMLParser
@@ -380,11 +380,6 @@ def make_sentences(number: int, seed: int = 1) -> list[str]:
 def make_tokenizer(type: str, **settings: Any) -> Tokenizer:
     config = TokenizerConfig(type=type, vocab_size=320, **settings)
     return train_tokenizer(make_sentences(300), [line.upper() for line in make_sentences(300)], config)
-
-
-def single_references(texts: Iterable[str]) -> list[list[str]]:
-    """Return references of sentences that have one each."""
-    return [[text] for text in texts]
 
 
 SMALL_VOCABULARY = 19

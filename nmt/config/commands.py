@@ -4,7 +4,7 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from nmt.config.data import AugmentConfig, DataConfig, DataOverride, EvaluationData, TokenizerConfig
+from nmt.config.data import AugmentConfig, DataConfig, DataOverride, TokenizerConfig
 from nmt.config.fields import setting
 from nmt.config.model import ModelConfig
 from nmt.config.prepare import PrepareRun
@@ -233,7 +233,7 @@ class EvaluateRun(ComputeSettings, ModelSettings):
     pictures: int = setting(4, "number of attention heat maps, for the first sentences")
     erase: bool = setting(False, "also measure how much probability target words lose when a source word is removed")
     bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
-    data: EvaluationData = field(default_factory=EvaluationData)
+    data: DataOverride = field(default_factory=DataOverride)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

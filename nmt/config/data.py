@@ -232,17 +232,6 @@ class DataOverride:
         return data
 
 
-@dataclass(slots=True)
-class EvaluationData(DataOverride):
-    """`data.*` of `python -m nmt.evaluate`."""
-
-    references: list[str] = setting(list, "further references besides target, named as it is: [en1,en2]")
-
-    def __post_init__(self) -> None:
-        if repeated := next((name for name in self.references if self.references.count(name) > 1), None):
-            raise UserError(f"data.references has {repeated} more than once; list each reference once")
-
-
 def last_component(name: str) -> str:
     """Return the last part of a dotted name: `translation.de` then matches the file extension `de`."""
     return name.rpartition(".")[2]

@@ -5,8 +5,7 @@ each text is matched against the patterns of `PROCESSING_KINDS`, so millions of 
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,16 +99,12 @@ def warn_if_training_text_is_preprocessed(
             log.warning(f"source and target are identical: {marks}, and {target.name}. Remove untranslated pairs")
 
 
-def warn_if_evaluation_is_preprocessed(
-    data: DataConfig, pairs: pa.Table, further: Mapping[str, pa.Table], translations: Sequence[str]
-) -> None:
-    """Check an evaluation split, its further references (as from `load_further_references`) and its translations."""
+def warn_if_evaluation_is_preprocessed(data: DataConfig, pairs: pa.Table, translations: Sequence[str]) -> None:
+    """Check an evaluation split and its translations."""
     if data.format == "toy":
         return
     texts = sample_sides(pairs, describe_origins(data, data.split))
     texts.append(TextSample("the translations", pa.array(translations, pa.large_string())))
-    for name, table in further.items():
-        texts.append(sample_sides(table, describe_origins(replace(data, target=name), data.split))[1])
     warn_of_processing(texts)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmt.data.references import References
 from nmt.errors import UserError
 from nmt.evaluation.metrics import (
     METRIC_NAMES,
@@ -35,7 +34,7 @@ class Comparison(NamedTuple):
 def compare_systems(
     systems: Mapping[str, Sequence[Sequence[str]]],
     sources: Sequence[str],
-    references: References,
+    references: Sequence[str],
     tokenizer: str = "auto",
 ) -> Comparison:
     """Compare translations of the same sources.

@@ -3,9 +3,9 @@
 BLEU, chrF and TER are computed by sacreBLEU, so that numbers are comparable with published ones. Word alignments are
 measured by precision, recall and alignment error rate (AER).
 
-Hypotheses and references are plain text, cased and not tokenized. Each sentence has one or more references, not all the
-same number. Scores are 0-100 (TER may exceed 100); None means undefined. `tokenizer` is the name of a BLEU tokenizer of
-sacreBLEU, or `auto`: chosen by the script of the references.
+Hypotheses and references are plain text, cased and not tokenized, with one reference for each sentence. Scores are
+0-100 (TER may exceed 100); None means undefined. `tokenizer` is the name of a BLEU tokenizer of sacreBLEU, or `auto`:
+chosen by the script of the references.
 """
 
 import logging
@@ -14,7 +14,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import pairwise, zip_longest
+from itertools import pairwise
+from operator import eq
 from typing import Any, NamedTuple
 
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -24,7 +25,6 @@ from sacrebleu.tokenizers.tokenizer_ter import TercomTokenizer
 from sacrebleu.utils import SACREBLEU_DIR
 
 from nmt.data.overlap import EXACT, NEAR, UNSEEN
-from nmt.data.references import References
 from nmt.data.word_links import GoldLinks, Link
 from nmt.data.words import detect_script, segment_words, segmenter_name
 from nmt.errors import UserError, extra_command
@@ -54,7 +54,7 @@ def find_tokenizer_problem(tokenizer: str) -> str | None:
     return None
 
 
-def choose_bleu_tokenizer(tokenizer: str, references: References, is_logged: bool = False) -> str:
+def choose_bleu_tokenizer(tokenizer: str, references: Sequence[str], is_logged: bool = False) -> str:
     """Return the BLEU tokenizer to use; for `auto`, the one for the script of the references.
 
     That is 13a for text with spaces between words; zh for Chinese; ja-mecab for Japanese, or char if the extra `cjk` is
@@ -65,7 +65,7 @@ def choose_bleu_tokenizer(tokenizer: str, references: References, is_logged: boo
     """
     chosen, reason = tokenizer, f"bleu_tokenizer={tokenizer}"
     if tokenizer == "auto":
-        chosen, reason = TOKENIZER_BY_SCRIPT[detect_reference_script(references)], "chosen by the writing system"
+        chosen, reason = TOKENIZER_BY_SCRIPT[detect_script(references)], "chosen by the writing system"
         if problem := find_tokenizer_problem(chosen):
             chosen, reason = "char", f"{reason}; {chosen}, the usual choice for it, {problem}"
     elif problem := find_tokenizer_problem(tokenizer):
@@ -73,10 +73,6 @@ def choose_bleu_tokenizer(tokenizer: str, references: References, is_logged: boo
     if is_logged:
         log.info(f"BLEU uses sacreBLEU's tokenizer {chosen} ({reason})")
     return chosen
-
-
-def detect_reference_script(references: References) -> str | None:
-    return detect_script([text for texts in references for text in texts])
 
 
 class WordTokenizer(TercomTokenizer):
@@ -89,35 +85,30 @@ class WordTokenizer(TercomTokenizer):
         return f"{super().signature()}-{segmenter_name()}"
 
 
-def build_metrics(tokenizer: str, references: References) -> dict[str, Metric]:
+def build_metrics(tokenizer: str, references: Sequence[str]) -> dict[str, Metric]:
     """Return BLEU, chrF and TER.
 
     TER counts words. In text without spaces they are those of `segment_words`, which its signature states.
     """
     ter = TER()
-    if detect_reference_script(references) is not None:
+    if detect_script(references) is not None:
         ter.tokenizer = WordTokenizer()
         ter.tokenizer_signature = ter.tokenizer.signature()
     return {"bleu": build_bleu_metric(tokenizer, references), "chrf": CHRF(), "ter": ter}
 
 
-def build_bleu_metric(tokenizer: str, references: References) -> BLEU:
+def build_bleu_metric(tokenizer: str, references: Sequence[str]) -> BLEU:
     # `force` silences sacreBLEU's warning about tokenized text; nmt/data/preprocessed_text.py warns of it, once.
     return BLEU(force=True, tokenize=choose_bleu_tokenizer(tokenizer, references))
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
-def build_streams(references: References) -> list[tuple[Any, ...]]:
-    """Return references as sacreBLEU takes them: their n-th texts for each n, None where a sentence has fewer."""
-    return list(zip_longest(*references))
-
-
-def score_corpus(metric: Metric, hypotheses: Sequence[str], references: References) -> float | None:
+def score_corpus(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> float | None:
     """Return the corpus score; None if there are no sentences or the score is undefined."""
     assert len(hypotheses) == len(references)
     if not hypotheses:
         return None
-    score = float(metric.corpus_score(hypotheses, build_streams(references)).score)
+    score = float(metric.corpus_score(hypotheses, [references]).score)
     return score if math.isfinite(score) else None
 
 
@@ -126,35 +117,33 @@ def format_perplexity(perplexity: float, decimals: int = 2) -> str:
     return f"{perplexity:.{decimals}f}" if perplexity < 1e6 else f"{perplexity:.2e}"
 
 
-def bleu(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> float | None:
+def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> float | None:
     """Return cased corpus BLEU."""
     return score_corpus(build_bleu_metric(tokenizer, references), hypotheses, references)
 
 
-def compute_scores(hypotheses: Sequence[str], references: References, tokenizer: str = "auto") -> dict[str, Any]:
+def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto") -> dict[str, Any]:
     """Return `{"bleu", "chrf", "ter", "exact_match", "signatures": {"bleu", "chrf", "ter"}}`.
 
-    `exact_match` is the percentage of translations that equal a reference; the signatures are sacreBLEU's. Without
+    `exact_match` is the percentage of translations that equal the reference; the signatures are sacreBLEU's. Without
     sentences the scores are None and `signatures` is empty.
     """
     metrics = build_metrics(tokenizer, references)
     scores = {name: score_corpus(metric, hypotheses, references) for name, metric in metrics.items()}
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()} if hypotheses else {}
-    matches = sum(text in texts for text, texts in zip(hypotheses, references, strict=True))
+    matches = sum(map(eq, hypotheses, references))
     exact_match = 100 * matches / len(references) if references else None
     return {**scores, "exact_match": exact_match, "signatures": signatures}
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: References) -> list[float]:
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """Return chrF of each sentence, 0-100, to rank sentences. The mean is not corpus chrF."""
     metric = CHRF()
-    return [
-        metric.sentence_score(hypothesis, texts).score for hypothesis, texts in zip(hypotheses, references, strict=True)
-    ]
+    return [metric.sentence_score(text, [own]).score for text, own in zip(hypotheses, references, strict=True)]
 
 
 def bleu_by_length(
-    sources: Sequence[str], hypotheses: Sequence[str], references: References, tokenizer: str = "auto"
+    sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "auto"
 ) -> BleuByRange:
     """Return BLEU by source length in words, as in figure 2 of Bahdanau et al. 2014; only ranges with sentences."""
     metric = build_bleu_metric(tokenizer, references)  # by all references, so that ranges use the same tokenizer
@@ -169,7 +158,7 @@ def bleu_by_length(
 
 
 def score_by_overlap(
-    kinds: Iterable[int], hypotheses: Sequence[str], references: References, tokenizer: str
+    kinds: Iterable[int], hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
 ) -> dict[str, dict[str, float | None]]:
     """Return the number of sentences, BLEU and chrF of those seen in the training text, nearly seen there, and unseen.
 
@@ -184,7 +173,9 @@ def score_by_overlap(
     return scores
 
 
-def score_rows(metric: Metric, rows: Sequence[int], hypotheses: Sequence[str], references: References) -> float | None:
+def score_rows(
+    metric: Metric, rows: Sequence[int], hypotheses: Sequence[str], references: Sequence[str]
+) -> float | None:
     return score_corpus(metric, [hypotheses[row] for row in rows], [references[row] for row in rows])
 
 
@@ -197,15 +188,14 @@ class SystemScore(NamedTuple):
 
 
 def paired_bootstrap(
-    systems: Mapping[str, Sequence[str]], references: References, tokenizer: str = "auto"
+    systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenizer: str = "auto"
 ) -> tuple[dict[str, dict[str, SystemScore]], dict[str, str]]:
     """Compare systems by paired bootstrap resampling with 1,000 samples (Koehn 2004), as implemented by sacreBLEU.
 
     Returns scores by system and metric, and the signatures by metric.
     """
     metrics = build_metrics(tokenizer, references)
-    streams = build_streams(references)
-    test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, streams, "bs")
+    test = PairedTest([(name, list(texts)) for name, texts in systems.items()], metrics, [references], "bs")
     signatures, results = test()
     results_of_metrics: list[Any] = [*results.values()][1:]  # the first entry holds the names of the systems
     scores: dict[str, dict[str, SystemScore]] = {system: {} for system in systems}

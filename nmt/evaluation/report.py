@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.references import References
 from nmt.data.words import find_glued_words
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation
@@ -30,7 +29,7 @@ def build_report(
     title: str,
     measures: dict[str, Any],
     sources: Sequence[str],
-    references: References,
+    references: Sequence[str],
     translations: Sequence[Translation],
     choices: Sequence[WordWeights] = (),
 ) -> str:
@@ -82,7 +81,7 @@ def sort_worst_first(chrf: Sequence[float]) -> list[int]:
 def build_pair(
     line: int,
     source: str,
-    references: list[str],
+    reference: str,
     translation: Translation,
     chrf: float,
     choices: Sequence[WordWeights] = (),
@@ -94,7 +93,7 @@ def build_pair(
     pair = {
         "line": line,
         "source": source_words,
-        "references": references,
+        "reference": reference,
         "translation": target_words,
         "chrf": round(chrf, 2),
         "score": round(translation.score, 3) if math.isfinite(translation.score) else None,

@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nmt.data.references import References
 from nmt.errors import UserError, extra_command
-from nmt.evaluation.metrics import build_metrics, build_streams
+from nmt.evaluation.metrics import build_metrics
 
 SAMPLES = 1000  # of the bootstrap
 SAMPLES_PER_BLOCK = 100  # samples whose sentence counts are in memory
@@ -53,7 +52,7 @@ class SeedComparison(NamedTuple):
 
 
 def compare_over_seeds(
-    systems: Mapping[str, Sequence[Sequence[str]]], references: References, tokenizer: str = "auto"
+    systems: Mapping[str, Sequence[Sequence[str]]], references: Sequence[str], tokenizer: str = "auto"
 ) -> tuple[dict[str, dict[str, SeedComparison]], dict[str, str]]:
     """Compare systems by BLEU, chrF and TER.
 
@@ -69,13 +68,12 @@ def compare_over_seeds(
     """
     comparisons: dict[str, dict[str, SeedComparison]] = {system: {} for system in systems}
     signatures = {}
-    streams = build_streams(references)
     for name, metric in build_metrics(tokenizer, references).items():
         # sacreBLEU has no public access to the counts of a sentence. Its versions are bounded in pyproject.toml.
         count_sentences, score_counts = metric._extract_corpus_statistics, metric._compute_score_from_stats
         scores, samples = [], []
-        for runs in systems.values():
-            counts = [np.array(count_sentences(texts, streams), np.float64) for texts in runs]  # [N, counts] of a run
+        for runs in systems.values():  # counts: [N, statistics] of each run
+            counts = [np.array(count_sentences(texts, [references]), np.float64) for texts in runs]
             scores.append(np.array([score_counts(list(run.sum(0))).score for run in counts]))
             samples.append(bootstrap_scores(score_counts, counts))
         signatures[name] = str(metric.get_signature())

@@ -1,6 +1,6 @@
 // A sentence pair: its texts, and the matrix of their attention.
 //
-// A pair is {line, source: [words], references: [texts], translation: [words], chrf, score, glued, rows}.
+// A pair is {line, source: [words], reference: text, translation: [words], chrf, score, glued, rows}.
 // `score`: log-probability, or null.
 // `glued` (optional): indices of words that follow the previous word without a space, [source, translation].
 // `rows` (only with attention): weights of each translated word as [source word, percent, source word, percent, ...]
@@ -18,8 +18,7 @@ function pairArticle(pair, rows) {
         measure("chrF", pair.chrf, 1), measure("log-probability", pair.score, 2)),
       make("dl", {},
         make("dt", {}, "Source"), text(pair.source, "data-s", pair.glued?.[0]),
-        make("dt", {}, pair.references.length > 1 ? "References" : "Reference"),
-        ...pair.references.map(reference => text(reference ? [reference] : [])),
+        make("dt", {}, "Reference"), text(pair.reference ? [pair.reference] : []),
         make("dt", {}, "Translation"), text(pair.translation, "data-t", pair.glued?.[1]))));
   if (rows) {
     const weights = rows.map(row => {

@@ -17,7 +17,6 @@ import torch
 from nmt.config import EOS, PAD, SearchConfig
 from nmt.data.batch import Batch, make_batch
 from nmt.data.corpus import get_gold_links, iter_column
-from nmt.data.references import collect_references
 from nmt.data.tokenizer import Tokenizer
 from nmt.decoding.alignment import extract_links
 from nmt.decoding.translator import Translator, choose_batch_size, default_batch_tokens, sort_longest_first
@@ -58,7 +57,7 @@ def validate(state: TrainState, events: EventWriter) -> dict[str, Any]:
     model = run_unless_out_of_memory(partial(copy_for_inference, state.model)) or state.model
     search = SearchConfig(beam=1).with_source_limit_of(state.run.data)
     translator = Translator(model, tokenizer, search, state.device, state.run.data.languages)
-    sources, references = list(iter_column(data.valid, "source")), collect_references(data.valid)
+    sources, references = list(iter_column(data.valid, "source")), list(iter_column(data.valid, "target"))
     samples = translator.translate(sources[:SAMPLES], keep_weights=True)
     translations = samples + translator.translate(sources[SAMPLES:], first_line=SAMPLES + 1)
     hypotheses = [options[0].text for options in translations]

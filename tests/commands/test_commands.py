@@ -89,46 +89,6 @@ def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) 
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in printed
 
 
-def test_evaluate_uses_several_references(home: Path, corpus: Path, tmp_path: Path) -> None:
-    """Scores are those of sacreBLEU's own command on the same files."""
-    shutil.copytree(home / "runs" / "mine", tmp_path / "mine", ignore=shutil.ignore_patterns("eval"))
-    data = shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("cache"))
-    lines = (data / "test.en").read_text().splitlines()
-    (data / "test.en1").write_text("".join(f"{line.lower()} indeed\n" for line in lines))
-    (data / "test.en2").write_text("".join(f"{line}\n" for line in lines[1:] + lines[:1]))
-    arguments = ("checkpoint=mine", f"data.path={data}", "search.beam=1", "search.max_length=20", "pictures=0")
-    one = run_ok("evaluate", *arguments, folder=tmp_path)
-    results = tmp_path / "mine" / "eval" / "test"
-    before = json.loads((results / "metrics.json").read_text())
-    assert before["data"]["references"] == [] and "nrefs:1|" in before["signatures"]["bleu"]
-    printed = run_ok("evaluate", *arguments, "data.references=[en1,en2]", folder=tmp_path)
-    metrics = json.loads((results / "metrics.json").read_text())
-    files = [str(data / f"test.{name}") for name in ("en", "en1", "en2")]
-    command = [sys.executable, "-m", "sacrebleu", *files, "-i", str(results / "translations.txt"), "-w", "10"]
-    output = subprocess.run([*command, "-m", "bleu", "chrf", "ter"], capture_output=True, check=True).stdout
-    expected = {score["name"].lower().rstrip("2"): score["score"] for score in json.loads(output)}
-    assert {name: metrics[name] for name in ("bleu", "chrf", "ter")} == pytest.approx(expected, abs=1e-9)
-    assert all("nrefs:3" in signature for signature in metrics["signatures"].values())
-    assert metrics["data"]["references"] == ["en1", "en2"] and metrics["bleu"] > before["bleu"]
-    assert {name: metrics[name] for name in ("loss", "accuracy")} == {
-        name: before[name] for name in ("loss", "accuracy")
-    }
-    assert one.count("\nreference  ") == 4 and printed.count("\nreference  ") == 12
-    assert f"\nreference  {lines[0]}\nreference  {lines[0].lower()} indeed\nreference  {lines[1]}\nmodel" in printed
-    assert f"{lines[5].lower()} indeed" in (results / "report.html").read_text()
-    shutil.copytree(tmp_path / "mine", tmp_path / "other", ignore=shutil.ignore_patterns("eval"))
-    compared = ("compare=[mine,other]", *arguments[1:], "data.references=[en1,en2]")
-    run_ok("evaluate", *compared, folder=tmp_path)
-    comparison = json.loads((results / "comparison.json").read_text())
-    assert comparison["scores"]["other"]["bleu"]["score"] == pytest.approx(metrics["bleu"])
-    assert "nrefs:3" in comparison["signatures"]["bleu"]
-    (data / "test.en2").write_text("too\nfew\n")
-    message = run_error("evaluate", *arguments, "data.references=[en1,en2]", folder=tmp_path)
-    assert f"{data}/test.de has 30 lines and {data}/test.en2 has 2; each line" in message
-    message = run_error("evaluate", *arguments, "data.references=en1", folder=tmp_path)
-    assert "expected a list; write it as 'data.references=[en1]'" in message
-
-
 def test_evaluate_erases_words(home: Path) -> None:
     arguments = ("checkpoint=runs/mine", *SEARCH, "data.split=valid", "data.limit=8", "pictures=0")
     assert "erasure" not in run_ok("evaluate", *arguments, folder=home)

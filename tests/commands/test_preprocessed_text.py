@@ -22,7 +22,6 @@ from nmt.data.preprocessed_text import (
     warn_if_training_text_is_preprocessed,
     warn_of_processing,
 )
-from nmt.data.references import load_further_references
 
 ENGLISH = [f"The dog sees {number} old books, doesn't it? Yes." for number in range(40)]
 NORMAL_TEXT = {
@@ -167,22 +166,10 @@ def test_translations_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     for side, texts in lines.items():
         (tmp_path / f"test.{side}").write_text("\n".join(texts))
     data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
-    warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), {}, ENGLISH[:30])
+    warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), ENGLISH[:30])
     assert not caplog.records
     warn_if_evaluation_is_preprocessed(
-        data, load_pairs(data, "test"), {}, [PROCESSORS[BPE](line.lower()) for line in ENGLISH[:30]]
+        data, load_pairs(data, "test"), [PROCESSORS[BPE](line.lower()) for line in ENGLISH[:30]]
     )
     [message] = caplog.messages
     assert "100.0% of the translations, such as " in message
-
-
-def test_further_references_are_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sources = [f"Der Hund sieht {number} Bücher." for number in range(30)]
-    segmented = [PROCESSORS[BPE](line) for line in ENGLISH[:30]]
-    for side, texts in {"de": sources, "en": ENGLISH[:30], "en1": segmented}.items():
-        (tmp_path / f"test.{side}").write_text("\n".join(texts))
-    data = DataConfig(format="text", path=str(tmp_path), cache=str(tmp_path / "cache"))
-    further = load_further_references(data, ["en1"])
-    warn_if_evaluation_is_preprocessed(data, load_pairs(data, "test"), further, ENGLISH[:30])
-    [message] = caplog.messages
-    assert f"100.0% of {tmp_path}/test.en1, such as " in message

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import CHROMIUM, NO_CHROMIUM, Browser
-from builders import HOSTILE, PageReader, single_references
+from builders import HOSTILE, PageReader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -31,9 +31,8 @@ def make_translation(source, target, weights="diagonal"):
 
 
 def build_page(pairs, **options):
-    """Build the report of (source, reference or list of references, translation) texts."""
+    """Build the report of (source, reference, translation) texts."""
     sources, references, texts = zip(*pairs, strict=True) if pairs else ((), (), ())
-    references = [[own] if isinstance(own, str) else own for own in references]
     translations = [make_translation(source, text, **options) for source, text in zip(sources, texts, strict=True)]
     return build_report("toy, test", compute_scores(texts, references), sources, references, translations)
 
@@ -48,38 +47,27 @@ def test_pairs_are_sorted_from_worst_score():
     assert [pair["line"] for pair in data] == [2, 3, 1]
     for pair in data:
         _, reference, text = pairs[pair["line"] - 1]
-        assert pair["references"] == [reference] and pair["translation"] == text.split()
-        assert pair["chrf"] == pytest.approx(compute_scores([text], [[reference]])["chrf"], abs=0.006)
-
-
-def test_pairs_have_all_references_and_are_sorted_by_the_best():
-    pairs = [("eins", ["a one", "one"], "one"), ("zwei", ["two", "2"], "tw"), ("drei", ["three"], "th")]
-    data = read_page(pairs).data
-    assert [(pair["line"], pair["references"]) for pair in data] == [
-        (3, ["three"]),
-        (2, ["two", "2"]),
-        (1, ["a one", "one"]),
-    ]
-    assert data[2]["chrf"] == 100
+        assert pair["reference"] == reference and pair["translation"] == text.split()
+        assert pair["chrf"] == pytest.approx(compute_scores([text], [reference])["chrf"], abs=0.006)
 
 
 def test_rows_are_word_weights_in_percent():
     weights = np.array([[0.104, 0.5, 0.396, 0], [0.3, 0.5, 0.2, 0], [0, 0, 0.004, 0.996], [0, 0, 0, 1]])
     translation = Translation("New York", ["▁Neu", "yo", "rk", "</s>"], ["▁New", "▁Y", "ork", "</s>"], -1.0, weights)
-    [pair] = PageReader(build_report("x", NO_SCORES, ["Neuyork"], [["New York"]], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["Neuyork"], ["New York"], [translation])).data
     assert pair["source"] == ["Neuyork"] and pair["translation"] == ["New", "York"]
     assert pair["rows"] == [[0, 100], [0, 50]]  # a sum over source pieces, a mean over target pieces
     weights = np.array([[0.004, 0.996, 0, 0], [np.nan, np.inf, 0.25, 0.75], [0, 0, 0, 1]])
     translation = make_translation("a b c", "x y", weights)
-    [pair] = PageReader(build_report("x", NO_SCORES, ["a b c"], [["x y"]], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["a b c"], ["x y"], [translation])).data
     assert pair["rows"] == [[1, 100], [2, 25]]
 
 
 def test_unknown_words_are_shown_as_in_source():
     translation = make_translation("ein <unk> <unk>", "a lynx")
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein  Luchs gähnt"], [["a lynx yawns"]], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["ein  Luchs gähnt"], ["a lynx yawns"], [translation])).data
     assert (pair["source"], pair["translation"]) == (["ein", "Luchs", "gähnt"], ["a", "lynx"])
-    [pair] = PageReader(build_report("x", NO_SCORES, ["ein Luchs"], [["a lynx yawns"]], [translation])).data
+    [pair] = PageReader(build_report("x", NO_SCORES, ["ein Luchs"], ["a lynx yawns"], [translation])).data
     assert pair["source"] == ["ein", "<unk>", "<unk>"]  # a source with another number of words
 
 
@@ -92,7 +80,7 @@ def test_report_without_attention_has_no_matrix():
 def test_report_of_empty_sentences_and_empty_corpus():
     assert read_page([]).data == []
     translations = [Translation(""), make_translation("ja", "")]
-    pairs = PageReader(build_report("x", NO_SCORES, ["", "ja"], [[""], ["yes"]], translations)).data
+    pairs = PageReader(build_report("x", NO_SCORES, ["", "ja"], ["", "yes"], translations)).data
     assert [pair["source"] for pair in pairs] == [[], ["ja"]] and not any("rows" in pair for pair in pairs)
 
 
@@ -123,7 +111,7 @@ def test_report_header_lists_scores_and_signatures():
 def test_chart_of_bleu_by_length():
     full, part = "one two three four", "one two four"
     text = build_page([("a " * 5, full, full)] * 3 + [("a " * 6, full, part)])
-    score = bleu([part], [[full]])
+    score = bleu([part], [full])
     assert f'aria-label="up to 5 words: BLEU 100.00 (pairs: 3); 6-10 words: BLEU {score:.2f} (pairs: 1)"' in text
     heights = [float(height) for height in re.findall('class="bar".*? height="(.*?)"', text)]
     assert heights[0] == report.BAR_AREA_HEIGHT and heights[1] < heights[0]
@@ -132,7 +120,7 @@ def test_chart_of_bleu_by_length():
 def build_page_with(title, name, value, reference, pieces):
     translation = Translation("".join(pieces), pieces, pieces, -1.0, np.ones((len(pieces), len(pieces))))
     scores = {"any " + name: value}  # the prefix avoids names of known metrics
-    return build_report(title, scores | {"signatures": scores}, ["x"], [[reference]], [translation])
+    return build_report(title, scores | {"signatures": scores}, ["x"], [reference], [translation])
 
 
 PLAIN_PAGE = PageReader(build_page_with("x", "x", "x", "x", ["▁x"]))
@@ -145,7 +133,7 @@ def test_any_text_is_escaped(title, name, value, reference, pieces):
     page = PageReader(build_page_with(title, name, value, reference, pieces))
     assert page.elements == PLAIN_PAGE.elements and page.policy == PLAIN_PAGE.policy
     [pair] = page.data
-    assert pair["references"] == [reference] and not re.search("[<>&\u2028\u2029]", page.text["data"])
+    assert pair["reference"] == reference and not re.search("[<>&\u2028\u2029]", page.text["data"])
     assert pair["source"] == pair["translation"] == group_by_words(pieces)[0]
     assert page.text["style"] == PLAIN_PAGE.text["style"] and page.text["script"] == PLAIN_PAGE.text["script"]
     assert page.text["title"].strip() == page.text["h1"].strip() == title.strip()
@@ -171,7 +159,6 @@ PAIRS = [
 ]
 PAIR_WITHOUT_ATTENTION = len(PAIRS) - 1
 WEIGHTS = np.array([[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0.1, 0, 0.9, 0], [0, 0, 0, 1]])
-FURTHER_REFERENCES = ["A dog is sleeping", HOSTILE[7]]  # of the first pair
 FIRST_ARTICLE = "article:first-child "
 
 
@@ -188,8 +175,6 @@ def browser_session(tmp_path_factory):
         WordWeights("swapped", {0: WEIGHTS[[1, 0, 2]][:, :3]}),
         WordWeights("same", {0: WEIGHTS[:3, :3], 1: None, PAIR_WITHOUT_ATTENTION: np.ones((2, 2))}),
     ]
-    references = single_references(references)
-    references[0] += FURTHER_REFERENCES
     text = build_report(HOSTILE[6], compute_scores(texts, references), sources, references, translations, choices)
     path.write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")

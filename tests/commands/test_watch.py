@@ -45,7 +45,7 @@ def make_events(*steps: int, **values: Any) -> list[dict[str, Any]]:
 def make_pair(source: str, translation: str) -> dict[str, Any]:
     words = source.split(), translation.split()
     rows = [[0, 100] for _ in words[1]]
-    texts = {"source": words[0], "references": [translation], "translation": words[1]}
+    texts = {"source": words[0], "reference": translation, "translation": words[1]}
     return {"line": 1, **texts, "chrf": 50.0, "score": -1.5, "rows": rows}
 
 
@@ -248,7 +248,7 @@ def test_hostile_and_foreign_names_and_texts_are_shown_as_text(browser: Browser,
     names = sorted({*names, *(text.replace("/", "\u2215").replace("\0", "")[:60] for text in HOSTILE)})
     for number, name in enumerate(names):
         write_events(tmp_path / "wätch" / name, *make_events(1, number + 2, extra=name))
-        pair = make_pair(f"{name} a", f"b {name}") | {"references": [HOSTILE[number % len(HOSTILE)]]}
+        pair = make_pair(f"{name} a", f"b {name}") | {"reference": HOSTILE[number % len(HOSTILE)]}
         write_events(tmp_path / "wätch" / name, {"event": "validate", "step": 1, "pairs": [pair]}, name="samples.jsonl")
     odd = [{"line": '"]', "source": ["<b>"], "translation": 5}, None]
     write_events(tmp_path / "wätch" / "~", {"event": "validate", "step": 1, "pairs": odd}, name="samples.jsonl")

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from builders import single_references
 
 from nmt.evaluation.metrics import compute_scores
 from nmt.evaluation.seeds import (
@@ -92,9 +91,9 @@ def test_scores_are_those_of_sacrebleu() -> None:
         return [text.replace("dog", "cow") if generator.random() < errors else text for text in references]
 
     systems = {"worse": [make_run(0.5) for _ in range(3)], "better": [make_run(0.1) for _ in range(2)]}
-    comparisons, signatures = compare_over_seeds(systems, single_references(references))
+    comparisons, signatures = compare_over_seeds(systems, references)
     for name, runs in systems.items():
-        expected = [compute_scores(texts, single_references(references)) for texts in runs]
+        expected = [compute_scores(texts, references) for texts in runs]
         for metric in ("bleu", "chrf", "ter"):
             assert comparisons[name][metric].scores == pytest.approx([scores[metric] for scores in expected])
             assert signatures[metric] == expected[0]["signatures"][metric]
@@ -103,5 +102,5 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert second.p_value is not None and second.p_value < 0.05 and second.seeds_needed in (2, 3)
     assert math.isclose(second.deviation or 0, np.std(second.scores, ddof=1))
     singles = {"a": [make_run(0.5)], "b": [make_run(0.1)], **systems}  # their variance is that of the others
-    comparisons, _ = compare_over_seeds(singles, single_references(references))
+    comparisons, _ = compare_over_seeds(singles, references)
     assert comparisons["b"]["bleu"].deviation is None and comparisons["b"]["bleu"].p_value < 0.05
