@@ -56,7 +56,7 @@ def main() -> None:
         return [
             *(sys.executable, "-m", "nmt.translate", f'checkpoint="{own}"', f"input={source}", f"output={output}"),
             "device=cpu",
-            *(f"precision={system.split()[1]}", f"search.beam={beam}", "search.batch_sentences=64"),
+            *(f"precision={system.split()[1]}", f"search.beam={beam}", f"search.batch_tokens={1000 * beam}"),
             *(f"search.max_length={MAX_LENGTH}", "search.length_penalty=0"),
         ]
 

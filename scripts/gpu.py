@@ -104,10 +104,13 @@ MAX_RELATIVE_NORMS = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 2e-2, "fp16": 3e-2, "b
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
     "beam 4": {"beam": 4, "n_best": 4},
-    "sampling": {"sample": True, "n_best": 3, "temperature": 2.0, "top_k": 6, "top_p": 0.9},
+    "sampling": {"sample": True, "n_best": 3, "temperature": 2.0, "top_k": 6},
     "coverage": {"coverage_penalty": 0.5, "length_penalty": 0.0},
-    "no repeats": {"no_repeat_ngram": 2, "min_length": 3, "max_ratio": 1.0},
-    "long": {"min_length": 34, "max_length": 40},  # more target positions than there is room for at first
+    "long": {
+        "max_length": 40,
+        "max_ratio": 20.0,
+        "length_penalty": 9.0,
+    },  # more tokens than fit at first
 }
 PAIRS_PER_EPOCH = 15_000
 SENTENCE_PIECES = 16  # of sentences to translate, as for 12 words of Multi30k

@@ -597,18 +597,12 @@ def sharpen(model: Seq2Seq, factor: float = 3.0) -> Seq2Seq:
     return model.eval()
 
 
-def has_repeated_ngram(tokens: list[int], n: int) -> bool:
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
-    return len(set(grams)) < len(grams)
-
-
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no penalty": {"length_penalty": 0.0},
     "coverage": {"coverage_penalty": 0.5},
-    "no repeats": {"no_repeat_ngram": 2},
-    "length": {"min_length": 3, "min_ratio": 0.8, "max_ratio": 1.0, "max_length": 8},
-    "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6, "top_p": 0.9},
+    "length": {"max_ratio": 1.0, "max_length": 8},
+    "sample": {"sample": True, "beam": 5, "temperature": 1.5, "top_k": 6},
 }
 
 

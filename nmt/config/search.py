@@ -1,6 +1,5 @@
 """Settings of decoding and of the extraction of links from attention weights."""
 
-import re
 from dataclasses import dataclass, replace
 
 from nmt.config.data import DataConfig
@@ -16,47 +15,27 @@ class SearchConfig:
     n_best: int = setting(1, "number of translations per line, all different as text")
     length_penalty: float = setting(1.0, "alpha: divide the score of n pieces by ((5 + n) / 6)^alpha; 0: no penalty")
     coverage_penalty: float = setting(0.0, "beta, the coverage penalty of Wu et al. 2016; 0: none")
-    min_length: int = setting(0, "minimum target pieces, with </s>")
-    min_ratio: float = setting(0.0, "minimum target pieces per source piece")
     max_length: int = setting(2000, "maximum target pieces of a line, or of one part of a long line, with </s>")
     max_ratio: float = setting(2.0, "maximum target pieces: max_ratio x source pieces + 20")
     max_source: int | None = setting(None, "pieces, with </s>; longer lines are split; null: as in training")
-    no_repeat_ngram: int = setting(0, "n: no n-gram of pieces may occur twice in a translation; 0: off")
     capitals: bool = setting(True, "translate a line in capitals as one in small letters, and return it in capitals")
     protect: bool = setting(False, "copy numbers of 2 or more digits, addresses, tags and the like from the source")
-    patterns: list[str] = setting(list, "protect: regular expressions of more text to copy")
     terms: str | None = setting(
         None, "file of source term, tab, the translation to use; of several for a term the last"
     )
     sample: bool = setting(False, "sample n_best translations instead of beam search")
     temperature: float = setting(1.0, "sample: below 1 favors likely pieces, above 1 gives more variety")
     top_k: int = setting(0, "sample: only from the k most likely pieces; 0: all")
-    top_p: float = setting(1.0, "sample: only from the most likely pieces that together have this probability")
     seed: int = setting(1, "sample: random seed; samples of a line do not depend on other lines")
     batch_tokens: int | None = setting(None, "batch size in source pieces x beam; null: 8,000 on CPU, 64,000 on GPU")
-    batch_sentences: int | None = setting(None, "batch size in sentences, instead of batch_tokens")
 
     def __post_init__(self) -> None:
-        check_at_least(1, "search.", self, "beam", "n_best", "max_length", "batch_tokens", "batch_sentences")
+        check_at_least(1, "search.", self, "beam", "n_best", "max_length", "batch_tokens")
         check_at_least(2, "search.", self, "max_source")
-        check_at_least(0, "search.", self, "length_penalty", "coverage_penalty", "min_length", "min_ratio", "max_ratio")
-        check_at_least(0, "search.", self, "no_repeat_ngram", "top_k", "seed")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"search.top_p={self.top_p} must be greater than 0 and at most 1")
+        check_at_least(0, "search.", self, "length_penalty", "coverage_penalty", "max_ratio", "top_k", "seed")
         check_above_zero("search.", self, "temperature")
         if self.n_best > self.beam and not self.sample:
             raise UserError(f"search.n_best={self.n_best} must not exceed search.beam={self.beam}")
-        for low_key, high_key in (("min_length", "max_length"), ("min_ratio", "max_ratio")):
-            low, high = getattr(self, low_key), getattr(self, high_key)
-            if low > high:
-                raise UserError(f"search.{low_key}={low} must not exceed search.{high_key}={high}")
-        for pattern in self.patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise UserError(
-                    f"search.patterns has {pattern!r}, which is not a regular expression: {error}"
-                ) from None
 
     def with_source_limit_of(self, *corpora: DataConfig) -> "SearchConfig":
         """Return a copy for models trained on these corpora, with `max_source` set to the longest training sentence."""

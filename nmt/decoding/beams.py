@@ -60,7 +60,6 @@ class SearchInputs(NamedTuple):
     """What is given for the search of each sentence in the batch, besides the source."""
 
     source_length_B: Tensor  # length of the source in pieces
-    min_length_B: Tensor  # minimum tokens of a hypothesis, `</s>` included
     max_length_B: Tensor  # maximum tokens of a hypothesis, `</s>` included
     literal_BM: Tensor  # the literal pieces of the vocabulary, the same for all sentences; none if nothing is copied
     wanted_BM: Tensor  # whether translations must have the literal piece, exactly once; else they must not have it
@@ -178,15 +177,6 @@ def init_beams(length_B: Tensor, positions: int, config: SearchConfig, dtype: to
         coverage_BKS=coverage_BKS,
         step_B=torch.zeros_like(length_B),
     )
-
-
-def limit_lengths(length_B: Tensor, prefix_BP: Tensor, config: SearchConfig) -> tuple[Tensor, Tensor]:
-    """Return min_length_B and max_length_B, the limits of `SearchInputs`, for sources of `length_B` pieces."""
-    prefix_length_B = (prefix_BP != PAD).sum(1)
-    ratio_limit_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long() + prefix_length_B
-    ratio_minimum_B = (config.min_ratio * length_B).clamp(max=config.max_length).ceil().long()
-    min_length_B = ratio_minimum_B.clamp(min=config.min_length)
-    return min_length_B, ratio_limit_B.maximum(min_length_B).clamp(max=config.max_length)
 
 
 def apply_penalties(score: Tensor, length: Tensor, log_coverage: Tensor | None, config: SearchConfig) -> Tensor:

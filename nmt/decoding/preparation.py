@@ -82,10 +82,8 @@ class Preparer:
         """
         self.config = config
         self.languages = languages
-        self.patterns: list[re.Pattern[str] | regex.Pattern[str]] = [*map(re.compile, config.patterns)]
         self.terms = read_dictionary("search.terms", config.terms)
-        if self.terms:
-            self.patterns.insert(0, compile_terms(self.terms))
+        self.term_pattern = compile_terms(self.terms)
         self.source_ids = tokenizer.source.literal_ids
         self.target_ids = tokenizer.target.literal_ids
         self.pieces = tokenizer.source.pieces(self.source_ids)
@@ -158,9 +156,8 @@ class Preparer:
 
     def find_replacements(self, line: str) -> Iterator[Replacement]:
         """Yield all that is to be protected in a line. Where two overlap, the first one counts."""
-        for pattern in self.patterns:
-            for match in pattern.finditer(line):
-                yield Replacement(match.start(), match.end(), self.terms.get(match[0], match[0]))
+        for match in self.term_pattern.finditer(line) if self.terms else ():
+            yield Replacement(match.start(), match.end(), self.terms[match[0]])
         for literal in find_literals(line) if self.config.protect else ():
             text = line[literal.start : literal.end]
             if literal.kind != "numbers" or len(NON_DIGIT.sub("", text)) >= MIN_DIGITS:

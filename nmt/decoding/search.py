@@ -27,7 +27,6 @@ from nmt.decoding.beams import (
     SearchInputs,
     finalize_hypotheses,
     init_beams,
-    limit_lengths,
 )
 from nmt.decoding.step import SearchModel, StepOutput, advance
 from nmt.model.kernels.cuda_graphs import GraphedModel
@@ -140,7 +139,7 @@ def graph_step(model: SearchModel, config: SearchConfig, keep_weights: bool) -> 
     """Return a context with `advance` for this model and these settings: for a `GraphedModel` as CUDA graphs."""
     if not isinstance(model, GraphedModel):
         return nullcontext(partial(advance, model, config, keep_weights))
-    settings = replace(config, seed=1, batch_tokens=None, batch_sentences=None)  # without those that a step ignores
+    settings = replace(config, seed=1, batch_tokens=None)  # without those that a step ignores
     return model.lend_graphs(advance, settings, keep_weights)
 
 
@@ -217,7 +216,8 @@ def init_inputs(
     prefix_tokens = [torch.tensor(ids, dtype=torch.int64) for ids in prefixes or [[]] * len(source_BS)]
     prefix_BP = pad_sequence(prefix_tokens, batch_first=True, padding_value=PAD)
     prefix_BP = resize_last(prefix_BP, round_up_length(prefix_BP.shape[1], device) + 1, PAD).to(device)
-    min_length_B, max_length_B = limit_lengths(length_B, prefix_BP, config)
+    ratio_limit_B = (config.max_ratio * length_B + 20).clamp(max=config.max_length).long()
+    max_length_B = (ratio_limit_B + (prefix_BP != PAD).sum(1)).clamp(max=config.max_length)
     literal_M = source_BS.new_tensor(literals.vocabulary if literals else [])
     wanted = literals.of_sentences if literals else [[]] * len(source_BS)
     uniform_BTK = None
@@ -226,7 +226,6 @@ def init_inputs(
         uniform_BTK = draw_uniform_numbers(source_BS, length_B, steps, config).to(device, accumulation_dtype(dtype))
     return SearchInputs(
         source_length_B=length_B,
-        min_length_B=min_length_B,
         max_length_B=max_length_B,
         literal_BM=literal_M.repeat(len(source_BS), 1),
         wanted_BM=torch.stack([torch.isin(literal_M, source_BS.new_tensor(ids)) for ids in wanted]),

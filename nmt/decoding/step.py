@@ -48,29 +48,17 @@ class StepOutput(NamedTuple):
     weights_BKS: Tensor | None  # the attention weights of the hypotheses before this step, if they are kept
 
 
-def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: SearchInputs) -> Tensor:
+def filter_logits(logp_BKV: Tensor, beams: Beams, inputs: SearchInputs) -> Tensor:
     """Set the log-probabilities of tokens that are not allowed at this step to -inf.
 
-    If no token is allowed, the hypothesis may end. Within its prefix, a hypothesis may only follow the prefix.
+    Within its prefix, a hypothesis may only follow the prefix.
     """
     last = inputs.prefix_BP.shape[1] - 1
     # Reading `step_B` synchronizes with a GPU, so there the prefix is always applied.
     has_prefix = last > 0 and (logp_BKV.device.type != "cpu" or bool((beams.step_B < last).any()))
-    has_literals = inputs.literal_BM.shape[1] > 0
-    has_limits = config.min_length or config.min_ratio or config.no_repeat_ngram
-    if not (has_limits or has_prefix or has_literals):
-        return logp_BKV
-    filtered_BKV = logp_BKV.clone()
-    if has_limits:
-        too_short_B = beams.step_B + 1 < inputs.min_length_B
-        filtered_BKV[..., EOS].masked_fill_(too_short_B.unsqueeze(1), float("-inf"))
-        if config.no_repeat_ngram:
-            banned_BKT = find_banned_tokens(beams, config.no_repeat_ngram)
-            filtered_BKV.scatter_(2, banned_BKT, float("-inf"))
-        stuck_BK = filtered_BKV.amax(2) == float("-inf")
-        filtered_BKV[..., EOS] = torch.where(stuck_BK, logp_BKV[..., EOS], filtered_BKV[..., EOS])
-    if has_literals:
-        filtered_BKV = require_literals(filtered_BKV, logp_BKV, beams, inputs)
+    filtered_BKV = logp_BKV
+    if inputs.literal_BM.shape[1] > 0:
+        filtered_BKV = require_literals(logp_BKV, beams, inputs)
     if has_prefix:
         forced_B11 = inputs.prefix_BP.gather(1, beams.step_B.clamp(max=last).unsqueeze(1)).unsqueeze(2)
         is_other_B1V = torch.arange(logp_BKV.shape[2], device=logp_BKV.device) != forced_B11
@@ -79,13 +67,13 @@ def filter_logits(logp_BKV: Tensor, beams: Beams, config: SearchConfig, inputs: 
     return filtered_BKV
 
 
-def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, inputs: SearchInputs) -> Tensor:
+def require_literals(logp_BKV: Tensor, beams: Beams, inputs: SearchInputs) -> Tensor:
     """Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them.
 
     Where `</s>` would be the most likely token, or no more steps are left than it takes to write them, nothing else is
     allowed: a hypothesis that wants to end would go on with anything.
     """
-    literal_M = inputs.literal_BM[0]
+    literal_M, filtered_BKV = inputs.literal_BM[0], logp_BKV.clone()
     if logp_BKV.device.type == "cpu" and not inputs.wanted_BM.any():  # elsewhere, reading this would synchronize
         filtered_BKV[..., literal_M] = float("-inf")
         return filtered_BKV
@@ -99,21 +87,6 @@ def require_literals(filtered_BKV: Tensor, logp_BKV: Tensor, beams: Beams, input
     filtered_BKV[..., EOS].masked_fill_(missing_BK1.squeeze(2) > 0, float("-inf"))
     filtered_BKV[..., literal_M] = torch.where(missing_BKM, logp_BKV[..., literal_M], float("-inf"))
     return filtered_BKV
-
-
-def find_banned_tokens(beams: Beams, n: int) -> Tensor:
-    """Return the tokens that would complete an n-gram that the hypothesis already contains, with PAD in between."""
-    tokens_BKT = beams.tokens_BKT
-    if tokens_BKT.shape[2] < n:
-        return tokens_BKT[:, :, :0]
-    # With fewer than n - 1 tokens, the first one is repeated in front. No hypothesis so short has such an n-gram, so
-    # nothing is banned.
-    position_Bn = beams.step_B.unsqueeze(1) + torch.arange(1 - n, 0, device=tokens_BKT.device)
-    position_BKn = position_Bn.clamp(min=0).unsqueeze(1).expand(-1, tokens_BKT.shape[1], -1)
-    last_tokens_BK1n = tokens_BKT.gather(2, position_BKn).unsqueeze(2)
-    ngrams_BKTn = tokens_BKT.unfold(2, n, 1)
-    matches_BKT = (ngrams_BKTn[..., :-1] == last_tokens_BK1n).all(3)
-    return ngrams_BKTn[..., -1].where(matches_BKT, PAD)
 
 
 def update_coverage(beams: Beams, weights_BKS: Tensor) -> Beams:
@@ -188,16 +161,13 @@ def beam_step(logp_BKV: Tensor, beams: Beams, config: SearchConfig) -> tuple[Bea
 
 
 def sample_tokens(logp_BKV: Tensor, beams: Beams, config: SearchConfig, uniform_BK: Tensor) -> Beams:
-    """Append a token to each hypothesis, sampled from softmax(logp / temperature).
+    """Append a token to each hypothesis, sampled from softmax(logp / temperature) of the `top_k` most likely ones.
 
-    Candidates are the `top_k` most likely tokens, and of these the smallest set of most likely ones with a probability
-    of at least `top_p` (nucleus sampling, Holtzman et al. 2020). `uniform_BK` holds uniform random numbers in [0, 1).
+    `uniform_BK` holds uniform random numbers in [0, 1).
     """
     size = logp_BKV.shape[2]
     sorted_logp_BKV, token_BKV = logp_BKV.topk(min(config.top_k or size, size))
     p_BKV = torch.softmax((sorted_logp_BKV - sorted_logp_BKV[:, :, :1]) / config.temperature, 2)
-    p_before_BKV = p_BKV.cumsum(2) - p_BKV
-    p_BKV = p_BKV.masked_fill(p_before_BKV >= config.top_p, 0)
     cumulative_BKV = p_BKV.cumsum(2)
     threshold_BK1 = uniform_BK.unsqueeze(2) * cumulative_BKV[:, :, -1:]
     index_BK1 = (cumulative_BKV <= threshold_BK1).sum(2, keepdim=True)
@@ -249,7 +219,7 @@ def advance(
         beams = beams.make_room(1)
     features_NTD, weights, state = model.decode(last_token_BK.reshape(-1, 1), state, memory)
     logp_BKV = log_probabilities(model.logits(features_NTD[:, 0])).unflatten(0, (sentences, -1)).expand(-1, slots, -1)
-    logp_BKV = filter_logits(logp_BKV, beams, config, inputs)
+    logp_BKV = filter_logits(logp_BKV, beams, inputs)
     weights_BKS = None
     if weights is not None and (keep_weights or config.coverage_penalty):
         weights_BKS = weights.view(sentences, -1, memory.positions)

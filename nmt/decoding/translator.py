@@ -416,10 +416,8 @@ def sort_longest_first(rows: Iterable[int], lengths: Sequence[int]) -> list[int]
 def choose_batch_size(longest: int, width: int, config: SearchConfig, device: torch.device) -> int:
     """Return the number of sentences in a batch, at least 1.
 
-    It is `search.batch_sentences` if set. Otherwise it is as many as `search.batch_tokens` allows, where each sentence
-    counts as the longest one, `</s>` included, times `width` hypotheses.
+    It is as many as `search.batch_tokens` allows, where each sentence counts as the longest one, `</s>` included, times
+    `width` hypotheses.
     """
-    if config.batch_sentences:
-        return config.batch_sentences
     tokens = config.batch_tokens or default_batch_tokens(device)
     return round_down_to_shape(max(1, tokens // ((longest + 1) * width)))

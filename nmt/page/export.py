@@ -31,12 +31,9 @@ SEARCH_KEYS = (
     "beam",
     "length_penalty",
     "coverage_penalty",
-    "min_length",
-    "min_ratio",
     "max_length",
     "max_ratio",
     "max_source",
-    "no_repeat_ngram",
     "capitals",
     "protect",
 )

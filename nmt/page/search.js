@@ -28,20 +28,6 @@ function logProbabilities(logits) {
   return result;
 }
 
-/** Exclude tokens that are not allowed at this step. If no token is allowed, the hypothesis may end. */
-function filterTokens(logp, hypothesis, minLength, maxLength, config) {
-  const { tokens } = hypothesis, n = config.no_repeat_ngram, end = logp[EOS];
-  if (tokens.length + 1 < minLength) logp[EOS] = -Infinity;
-  if (n && tokens.length + 1 >= n) {  // `<s>` is part of the first n-gram
-    const all = [BOS, ...tokens], last = all.slice(all.length - n + 1);
-    for (let start = 0; start + n <= all.length; start++) {
-      if (last.every((token, i) => token === all[start + i])) logp[all[start + n - 1]] = -Infinity;
-    }
-  }
-  if (logp.every(value => value === -Infinity)) logp[EOS] = end;
-  requireLiterals(logp, tokens, maxLength, config.literals);
-}
-
 /** Allow only the literal pieces that a hypothesis still has to write, and `</s>` only after all of them. */
 function requireLiterals(logp, tokens, maxLength, { vocabulary, wanted }) {
   const missing = wanted.filter(id => !tokens.includes(id)), values = missing.map(id => logp[id]);
@@ -87,9 +73,7 @@ function append(hypothesis, token, score, weights) {
  * @param onStep is called with the best hypothesis after each token, and awaited; it stops the search by throwing
  */
 async function search(model, ids, config, onStep) {
-  const minLength = Math.max(config.min_length, Math.ceil(Math.min(config.max_length, config.min_ratio * ids.length)));
-  const ratioLimit = Math.floor(Math.min(config.max_length, config.max_ratio * ids.length + 20));
-  const maxLength = Math.min(config.max_length, Math.max(ratioLimit, minLength));
+  const maxLength = Math.floor(Math.min(config.max_length, config.max_ratio * ids.length + 20));
   const coverage = config.coverage_penalty ? new Float32Array(ids.length) : null;
   const order = hypothesis => rank(hypothesis.score, hypothesis.length, logCoverage(hypothesis), config);
   const { memory, state: start } = model.start(ids);
@@ -100,7 +84,7 @@ async function search(model, ids, config, onStep) {
     const candidates = beam.flatMap(hypothesis => {
       if (hypothesis.finished) return [{ hypothesis }];
       const row = active.indexOf(hypothesis), logp = logProbabilities(read.logits[row]);
-      filterTokens(logp, hypothesis, minLength, maxLength, config);
+      requireLiterals(logp, hypothesis.tokens, maxLength, config.literals);
       return largestIndices(logp, config.beam).filter(token => logp[token] > -Infinity).map(token =>
         ({ row, hypothesis: append(hypothesis, token, hypothesis.score + logp[token], read.weights?.[row]) }));
     });

@@ -166,7 +166,7 @@ def test_other_runtime_errors_are_raised(model: nmt.Model, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"beem": 3}, "search.beem does not exist; available are batch_sentences, .*beam"),
+        ({"beem": 3}, "search.beem does not exist; available are batch_tokens, .*beam"),
         ({"precision": "bf17"}, "precision=bf17 is not one of"),
         ({"average": 0}, "average=0 must be"),
         ({"beam": 0}, "search.beam=0"),

@@ -168,8 +168,6 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
     for translations in (n_best[:4], n_best[4:]):
         nonempty = [line for line in translations if line]
         assert len(set(nonempty)) == len(nonempty)
-    long = translate("search.min_length=30", "search.max_ratio=9", "search.no_repeat_ngram=3")
-    assert all(len(line) > len(other) for line, other in zip(long, plain, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -180,9 +178,7 @@ def test_search_options(home: Path, tmp_path: Path) -> None:
             "links.* applies to links only; set alignments=FILE, format=links or format=jsonl",
         ),
         (("checkpoint=runs/blind", "alignments=none.jsonl"), "alignments=none.jsonl needs a model with attention"),
-        (("search.min_ratio=3",), "search.min_ratio=3.0 must not exceed search.max_ratio=2.0"),
         (("checkpoint=runs/blind", "format=links"), "format=links needs a model with attention"),
-        (("search.min_length=3000",), "search.min_length=3000 must not exceed search.max_length=2000"),
         (("prefix=short",), "prefix=short and the input have different numbers of lines: only one"),
         (("prefix=nothing",), "prefix=nothing is not a file"),
         (("checkpoint=[]",), "checkpoint is not set"),

@@ -312,7 +312,6 @@ def test_command_line_in_process_of_its_own(
         (lambda: EvaluateRun(["x", "y"]), "checkpoint=.*: this command takes one model"),
         (lambda: TranslateRun(checkpoint="x", mode="score"), "mode=score needs two files"),
         (lambda: TranslateRun(checkpoint="x", target="y"), "target=y is for mode=score only"),
-        (lambda: SearchConfig(sample=True, top_p=0.0), "search.top_p=0.0 must be greater than 0 and at most 1"),
         (lambda: DataConfig(split="../test"), "data.split=../test is a path"),
         (lambda: LinksConfig(threshold=0), "links.threshold=0 must be greater than 0 and at most 1"),
         (lambda: LinksConfig(threshold=math.nan), "links.threshold=nan"),

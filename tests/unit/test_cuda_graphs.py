@@ -39,7 +39,11 @@ LITERALS = Literals([10, 11], [[], [10], [11, 10]] * 4)
 OPTIONS: dict[str, dict[str, Any]] = {
     **SEARCH_OPTIONS,
     "greedy": {"beam": 1, "n_best": 1},
-    "long": {"min_length": 34, "max_length": 40},  # more positions than there is room for at first
+    "long": {
+        "max_length": 40,
+        "max_ratio": 20.0,
+        "length_penalty": 9.0,
+    },  # more tokens than fit at first
 }
 MODELS: dict[str, Callable[[], Any]] = {
     "bahdanau": lambda: sharpen(make_model("bahdanau", "gru")),

@@ -68,12 +68,6 @@ def test_more_literals_than_pieces_are_left_out_and_counted() -> None:
     assert prepared.text == f"{A} {B} {C} {D} a@b.org 4711" and prepared.left_out == 2
 
 
-def test_patterns_come_before_literals() -> None:
-    preparer = make_preparer(protect=True, patterns=[r"[A-Z]+-\d+", r"x*"])
-    prepared = preparer.prepare("Teil AB-12345 und xx")
-    assert prepared.text == f"Teil {A} und {B}" and prepared.originals == {A: "AB-12345", B: "xx"}
-
-
 def test_terms_come_back_as_their_translations(tmp_path: Path) -> None:
     terms = "Hund\tdoggy\nkleiner Hund\tlittle doggy\n犬\tdog\nC++\tC plus plus\n"
     preparer = make_preparer(tmp_path, terms)
@@ -96,11 +90,6 @@ def test_model_without_literal_pieces_raises() -> None:
     plain = train_tokenizer(make_sentences(200), make_sentences(200), TokenizerConfig(vocab_size=300))
     with pytest.raises(UserError, match="search.protect=true needs a model with pieces that stand for literals"):
         Preparer(SearchConfig(protect=True), plain, ("", ""))
-
-
-def test_broken_pattern_raises() -> None:
-    with pytest.raises(UserError, match="search.patterns has '\\(', which is not a regular expression"):
-        SearchConfig(protect=True, patterns=["("])
 
 
 @pytest.mark.parametrize(
