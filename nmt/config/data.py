@@ -15,10 +15,9 @@ SIDES = ("source", "target")
 TOKENIZER_TYPES = ("bpe", "unigram", "char", "word")
 # Keys that tokenizers of some types cannot have, the value that turns them off, and the types that can.
 KEYS_OF_SOME_TOKENIZERS = (
-    ("sampling", "0", ("bpe", "unigram")),
+    ("sampling", "0", ("bpe",)),
     ("split_digits", "false", ("bpe", "unigram")),
     ("path", "null", ("bpe", "unigram")),
-    ("symbols", "[]", ("bpe", "unigram", "char")),
     ("literals", "0", ("bpe", "unigram", "char")),
 )
 MAX_LITERALS = 256  # literal pieces
@@ -63,7 +62,6 @@ class DataConfig:
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
     invalid: str = setting("refuse", "invalid UTF-8 or JSON, missing columns: refuse | drop (and count)")
     alignments: str | None = setting(None, "format=text: extension of the files with gold links (not an output)")
-    seed: int = setting(1, "random seed of the built-in corpus, independent of the seed of the run")
     max_length: int = setting(100, "maximum pieces on either side; longer training pairs are dropped and counted")
     cache: str | None = setting(None, "folder for cached text and tokens; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")
     streaming: bool = setting(False, "read the training text while training, without caching it")
@@ -74,7 +72,6 @@ class DataConfig:
         check_choice("data.format", self.format, CORPUS_FORMATS)
         check_choice("data.invalid", self.invalid, ("refuse", "drop"))
         check_at_least(1, "data.", self, "limit", "max_length", "buffer")
-        check_at_least(0, "data.", self, "seed")
         if self.split != Path(self.split).name:
             raise UserError(
                 f"data.split={self.split} is a path; give the name of a split, such as train, valid or test"
@@ -114,47 +111,26 @@ class TokenizerConfig:
     type: str = setting("bpe", "bpe | unigram | char | word")
     vocab_size: int = setting(8000, "vocabulary size; per side if joint=false")
     joint: bool = setting(True, "share one tokenizer between source and target")
-    source_vocab_size: int | None = setting(None, "joint=false: source vocabulary size; null: vocab_size")
-    target_vocab_size: int | None = setting(None, "joint=false: target vocabulary size; null: vocab_size")
-    sampling: float = setting(0.0, "in training: BPE dropout rate, or 1 / temperature for unigram; 0: off")
+    sampling: float = setting(0.0, "type=bpe: share of merges that are dropped in training (BPE dropout); 0: off")
     normalization: str = setting("identity", "identity | nmt_nfkc")
     split_digits: bool = setting(False, "make each digit 0-9 a piece of its own, so that all numbers are split alike")
     path: str | None = setting(None, "use this SentencePiece model (BPE or unigram), or that of a run; null: train one")
-    symbols: list[str] = setting(list, "text that is always a piece of its own: ['<br>','@@']")
     literals: int = setting(0, "pieces that stand for numbers, addresses and tags with search.protect; see augment.*")
 
     def __post_init__(self) -> None:
         check_choice("tokenizer.type", self.type, TOKENIZER_TYPES)
         check_choice("tokenizer.normalization", self.normalization, ("identity", "nmt_nfkc"))
-        check_at_least(8, "tokenizer.", self, "vocab_size", "source_vocab_size", "target_vocab_size")
-        for side in SIDES:
-            if self.joint and (key := self.size_key(side)) != "vocab_size":
-                raise UserError(
-                    f"tokenizer.{key}={self.size(side)} needs separate tokenizers; set tokenizer.joint=false as well"
-                )
+        check_at_least(8, "tokenizer.", self, "vocab_size")
         check_fraction("tokenizer.sampling", self.sampling)
         for key, off, types in KEYS_OF_SOME_TOKENIZERS:
             if (value := getattr(self, key)) and self.type not in types:
                 also = ", and leave out augment.* with '~augment'" if key == "literals" else ""
                 raise UserError(
                     f"tokenizer.{key}={str(value).lower() if value is True else value} needs tokenizer.type="
-                    f"{', '.join(types[:-1])} or {types[-1]}, not {self.type}; set tokenizer.{key}={off}{also}"
+                    f"{' or '.join(types)}, not {self.type}; set tokenizer.{key}={off}{also}"
                 )
         if not 0 <= self.literals <= MAX_LITERALS:
             raise UserError(f"tokenizer.literals={self.literals} must be at least 0 and at most {MAX_LITERALS}")
-        for symbol in self.symbols:
-            if not symbol or len(symbol.split()) != 1 or symbol != symbol.strip() or "▁" in symbol:
-                raise UserError(f"tokenizer.symbols has {symbol!r}; a symbol is text without spaces and without U+2581")
-            if self.symbols.count(symbol) > 1:
-                raise UserError(f"tokenizer.symbols has {symbol!r} more than once")
-
-    def size_key(self, side: str) -> str:
-        """Return the key that sets the vocabulary size of a side, `source` or `target`."""
-        return "vocab_size" if getattr(self, f"{side}_vocab_size") is None else f"{side}_vocab_size"
-
-    def size(self, side: str) -> int:
-        """Return the vocabulary size of a side, `source` or `target`."""
-        return int(getattr(self, self.size_key(side)))
 
 
 @dataclass(slots=True)
@@ -202,7 +178,6 @@ class DataOverride:
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
     invalid: str | None = None
     alignments: str | None = None
-    seed: int | None = None
     cache: str | None = setting(None, "folder for cached text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")
 
     def apply_to(self, run: DataConfig) -> DataConfig:

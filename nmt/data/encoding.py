@@ -288,8 +288,7 @@ def get_or_train_tokenizer(pairs: pa.Table, run: TrainRun) -> Tokenizer:
     settings = dataclasses.replace(config, sampling=0.0)  # does not affect tokenizer training
     key_parts = (text_key(pairs), settings, limit, tags, TOKENIZER_SAMPLE, sentencepiece.__version__)
     key = xxh3_128(repr(key_parts).encode()).hexdigest()
-    sizes = dict.fromkeys((config.size("source"), config.size("target")))
-    description = f"{config.type} tokenizer of {' and '.join(f'{size:,}' for size in sizes)} pieces"
+    description = f"{config.type} tokenizer of {config.vocab_size:,} pieces"
     is_cached = True
 
     def train(folder: Path) -> None:

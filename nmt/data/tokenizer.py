@@ -4,8 +4,8 @@ With identity normalization and byte fallback (every type but `word`), `decode(e
 unchanged, except that U+2581 (SentencePiece's symbol for a space) and line breaks within the line become spaces. Type
 `word` keeps the words of its vocabulary, separated by single spaces.
 
-Segmentations are sampled here rather than in SentencePiece, whose random generators cannot be seeded reliably (0.2.3
-salts them in each process and encodes a list in several threads). This covers both BPE dropout and unigram sampling.
+BPE dropout is done here rather than in SentencePiece, whose random generators cannot be seeded reliably (0.2.3 salts
+them in each process and encodes a list in several threads).
 """
 
 import hashlib
@@ -17,8 +17,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from math import exp, isfinite, log
+from functools import cached_property
+from math import isfinite
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,22 @@ BYTE_PIECES = 256  # ids after the specials and the user-defined symbols
 MAX_TRAINING_LINE = 1_000  # characters; longer lines are split, since SentencePiece skips lines over 4,192 bytes
 MIN_LINES_FOR_THREADS = 32  # with fewer lines, SentencePiece is faster one by one than in its threads
 DEFAULT_MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
+TRAINING_ERRORS = {  # parts of SentencePiece's messages, and what they mean
+    r"too high .* <= (\d+)": (
+        "tokenizer.vocab_size={size} is more than the text of {name} allows for tokenizer.type={type}; use "
+        "tokenizer.vocab_size={0} or less, or tokenizer.type=word or char, for which it is only an upper limit"
+    ),
+    r"smaller than required_chars\. \d+ vs (\d+)": (
+        "tokenizer.vocab_size={size} is too small for the text of {name}: 256 bytes, special pieces and each character "
+        "of the text must fit; use tokenizer.vocab_size={0} or more"
+    ),
+    r"!sentences_\.empty\(\)|all_chars_count": (
+        "there is no text on {name} to train a tokenizer on: all lines are empty, or far longer than data.max_length "
+        "pieces"
+    ),
+}
 MAX_MODEL_BYTES = 2**28  # bytes read of a model file; far more than any real model
 MAX_REPLACEMENT_BYTES = 256  # normalized form of a character; Unicode's longest in NFKC, U+FDFA, has 33
-UNKNOWN_PENALTY = 10.0  # log-probability of an unknown character below the worst piece, as in SentencePiece
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class LanguageTokenizer:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Ids of the user-defined symbols, which follow the specials: tags, `tokenizer.symbols`, and literal pieces.
+        """Ids of the user-defined symbols, which follow the specials: tags and literal pieces.
 
         Empty for type `word`, where tags are ordinary pieces.
         """
@@ -147,8 +160,7 @@ class LanguageTokenizer:
         """Return the ids of each line, without `<s>` and `</s>`; an empty list for an empty line.
 
         Args:
-            sampling: 0 for the best segmentation; otherwise the dropout of BPE (Provilkov et al. 2020), or the exponent
-                on the probability of a unigram segmentation (Kudo 2018; smaller is more random).
+            sampling: 0 for the best segmentation; otherwise the dropout of BPE (Provilkov et al. 2020).
             seed: of the sampling. The same lines, sampling and seed give the same ids on any machine.
             threads: of SentencePiece, for many lines without sampling; by default one per core.
         """
@@ -159,6 +171,8 @@ class LanguageTokenizer:
         texts = [NORMALIZED_WORD.findall(text) for text in self.processor.normalize(lines)]
         if not self.has_byte_fallback:  # SentencePiece would merge adjacent unknown words into one
             return [[self.vocabulary.get(word, UNK) for word in text if word != SPACE_SYMBOL] for text in texts]
+        if not self.is_bpe:
+            raise UserError("tokenizer.sampling needs a BPE tokenizer, not a unigram one; set tokenizer.sampling=0")
         rng = random.Random(seed)
         return [[i for word in text for i in self._sample_word(word, sampling, rng)] for text in texts]
 
@@ -205,12 +219,8 @@ class LanguageTokenizer:
         parts = re.split(f"({'|'.join(longest_first)})", word) if self.symbols else [word]
         pieces: list[str] = []
         for part in filter(None, parts):
-            if part in self.symbols:
-                pieces.append(part)
-            elif self.is_bpe:
-                pieces += segment_with_bpe_dropout(part, self.vocabulary, sampling, rng)
-            else:
-                pieces += sample_segmentation(part, compute_start_distributions(self, part, sampling), rng)
+            is_symbol = part in self.symbols
+            pieces += [part] if is_symbol else segment_with_bpe_dropout(part, self.vocabulary, sampling, rng)
         first_byte = len(SPECIALS) + len(self.symbols)
         ids: list[int] = []
         for piece in pieces:
@@ -329,40 +339,6 @@ def segment_with_bpe_dropout(word: str, vocabulary: dict[str, int], dropout: flo
         pieces[best_position : best_position + 2] = [pieces[best_position] + pieces[best_position + 1]]
 
 
-@lru_cache(maxsize=1 << 16)
-def compute_start_distributions(
-    side: LanguageTokenizer, word: str, exponent: float
-) -> list[tuple[list[int], list[float]]]:
-    """Return for each prefix of a word where its last piece may start, and the cumulative weights of these starts.
-
-    Computed by forward sums over all segmentations, with each probability raised to `exponent`. Entry i is for the
-    prefix of i + 1 characters.
-    """
-    unknown = min(side.scores.values()) - UNKNOWN_PENALTY
-    forward = [0.0]
-    distributions = []
-    for end in range(1, len(word) + 1):
-        starts = [i for i in range(end) if word[i:end] in side.scores or i == end - 1]
-        logits = [forward[i] + exponent * side.scores.get(word[i:end], unknown) for i in starts]
-        max_logit = max(logits)
-        cumulative = list(itertools.accumulate(exp(logit - max_logit) for logit in logits))
-        forward.append(max_logit + log(cumulative[-1]))
-        distributions.append((starts, cumulative))
-    return distributions
-
-
-def sample_segmentation(word: str, distributions: list[tuple[list[int], list[float]]], rng: random.Random) -> list[str]:
-    """Sample a segmentation backward from the end of a word, given `compute_start_distributions`."""
-    pieces = []
-    end = len(word)
-    while end:
-        starts, cumulative = distributions[end - 1]
-        start = rng.choices(starts, cum_weights=cumulative)[0]
-        pieces.append(word[start:end])
-        end = start
-    return pieces[::-1]
-
-
 # --------------------------------------------------------------------------------------------------- training, loading
 def train_tokenizer(
     source_lines: Iterable[str],
@@ -371,8 +347,8 @@ def train_tokenizer(
     max_length: int | None = None,
     tags: Sequence[str] = (),
 ) -> Tokenizer:
-    """Train a tokenizer on text. Each tag becomes a piece wherever it stands at the beginning of a word, and each of
-    `tokenizer.symbols` and the literal pieces wherever it stands.
+    """Train a tokenizer on text. Each tag becomes a piece wherever it stands at the beginning of a word, and each
+    literal piece wherever it stands.
 
     The same lines give the same models on any number of cores. The vocabulary size is exact for bpe and unigram, an
     upper limit for char and word. Lines with more than 16 characters for each of `max_length` pieces are skipped: the
@@ -402,7 +378,7 @@ def train_language_tokenizer(
             model_writer=model,
             model_type=config.type,
             user_defined_symbols=list_symbols(config, tags),
-            vocab_size=config.size(side),
+            vocab_size=config.vocab_size,
             hard_vocab_limit=config.type in ("bpe", "unigram"),
             byte_fallback=config.type != "word",
             character_coverage=1.0,
@@ -425,7 +401,7 @@ def train_language_tokenizer(
 def list_symbols(config: TokenizerConfig, tags: Sequence[str]) -> list[str]:
     """Return the user-defined symbols of a tokenizer, in the order of their ids."""
     literal_pieces = [chr(FIRST_LITERAL_PIECE + i) for i in range(config.literals)]
-    return [*(SPACE_SYMBOL + tag for tag in tags), *config.symbols, *literal_pieces]
+    return [*(SPACE_SYMBOL + tag for tag in tags), *literal_pieces]
 
 
 def split_long_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -437,23 +413,9 @@ def split_long_lines(lines: Iterable[str]) -> Iterator[str]:
 def explain_training_error(error: str, config: TokenizerConfig, side: str) -> str:
     """Translate an error of SentencePiece's trainer into a message with the key, its value and one that works."""
     name = "both sides" if config.joint else f"the {side} side"
-    setting = f"tokenizer.{config.size_key(side)}={config.size(side)}"
-    key = "tokenizer.vocab_size" if config.joint else f"tokenizer.{side}_vocab_size"
-    if largest := re.search(r"too high .* <= (\d+)", error):
-        return (
-            f"{setting} is more than the text of {name} allows for tokenizer.type={config.type}; use "
-            f"{key}={largest[1]} or less, or tokenizer.type=word or char, for which it is only an upper limit"
-        )
-    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
-        return (
-            f"{setting} is too small for the text of {name}: {BYTE_PIECES} bytes, special pieces and each character of "
-            f"the text must fit; use {key}={smallest[1]} or more"
-        )
-    if "!sentences_.empty()" in error or "all_chars_count" in error:
-        return (
-            f"there is no text on {name} to train a tokenizer on: all lines are empty, or far longer than "
-            "data.max_length pieces"
-        )
+    for pattern, explanation in TRAINING_ERRORS.items():
+        if match := re.search(pattern, error):
+            return explanation.format(*match.groups(), name=name, size=config.vocab_size, type=config.type)
     return f"SentencePiece cannot train a tokenizer on the text of {name}: {error}"
 
 

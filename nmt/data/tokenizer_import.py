@@ -37,8 +37,8 @@ def import_tokenizer(path: str, symbols: Sequence[str]) -> Tokenizer:
         tokenizer = load_tokenizer(Path(path))
         if missing := [symbol for symbol in symbols if symbol not in tokenizer.source.symbols]:
             raise UserError(
-                f"tokenizer.path={path}: the tokenizer lacks {missing[0]!r}, one of the tags, tokenizer.symbols or "
-                "pieces of tokenizer.literals of this run"
+                f"tokenizer.path={path}: the tokenizer lacks {missing[0]!r}, one of the tags or pieces of "
+                "tokenizer.literals of this run"
             )
         return tokenizer
     try:

@@ -10,8 +10,8 @@ from builders import ROOT, run_error, run_ok
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from nmt.config import SIDES, DataConfig, TrainRun
-from nmt.config.data import CorpusConfig, TokenizerConfig
+from nmt.config import DataConfig, TrainRun
+from nmt.config.data import CorpusConfig
 from nmt.errors import UserError
 from nmt.system.command_line import to_dataclasses
 from nmt.training.by_pairs import BY_PAIRS_SECTIONS, apply_by_pairs
@@ -50,15 +50,6 @@ def test_no_value_below_first_number(corpus: DataConfig, caplog: pytest.LogCaptu
     assert apply_by_pairs(run, ()) == replace(run, by_pairs={})
     assert caplog.messages[-1] == "no by_pairs setting applies to 30 training pairs"
     assert apply_by_pairs(replace(run, by_pairs={"model.dropout": {30: 0.4}}), ()).model.dropout == 0.4
-
-
-def test_tables_for_each_side(corpus: DataConfig) -> None:
-    tables: dict[str, dict[int, Any] | None] = {f"tokenizer.{side}_vocab_size": {0: 300, 30: 400} for side in SIDES}
-    run = TrainRun(data=corpus, tokenizer=TokenizerConfig(joint=False), by_pairs=tables)
-    tokenizer = apply_by_pairs(run, {"tokenizer.target_vocab_size"}).tokenizer
-    assert (tokenizer.size("source"), tokenizer.size("target")) == (400, 8000)
-    with pytest.raises(UserError, match="tokenizer.source_vocab_size=400 .* tokenizer.joint=false"):
-        apply_by_pairs(replace(run, tokenizer=TokenizerConfig()), ())
 
 
 def test_explicit_settings_are_kept(corpus: DataConfig) -> None:

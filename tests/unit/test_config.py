@@ -245,11 +245,7 @@ def test_command_line_in_process_of_its_own(
         (lambda: DataConfig(source="fr"), "the built-in corpus has de and en"),
         (lambda: SearchConfig(max_length=10**19), "search.max_length=1.* must be at least 1 and below 2"),
         (lambda: TokenizerConfig(type="bpee"), "tokenizer.type=bpee is not one of .*did you mean 'bpe'"),
-        (lambda: TokenizerConfig(source_vocab_size=0, joint=False), "tokenizer.source_vocab_size=0 must be at least 8"),
-        (
-            lambda: TokenizerConfig(target_vocab_size=500),
-            "tokenizer.target_vocab_size=500 .* tokenizer.joint=false as well",
-        ),
+        (lambda: TokenizerConfig(vocab_size=0), "tokenizer.vocab_size=0 must be at least 8"),
         (lambda: TokenizerConfig(sampling=1.0), "tokenizer.sampling=1.0 must be at least 0 and below 1"),
         (lambda: TokenizerConfig(type="char", sampling=0.1), "tokenizer.sampling=0.1 needs tokenizer.type=bpe"),
         (

@@ -217,11 +217,11 @@ def make_odd_texts(number: int) -> list[str]:
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize("type", TOKENIZER_TYPES)
 def test_tokenizer_matches_sentencepiece(evaluate: Evaluate, type: str, normalization: str) -> None:
-    symbols: dict[str, Any] = {} if type == "word" else {"symbols": ["<br>"], "literals": 2}
+    literals: dict[str, Any] = {} if type == "word" else {"literals": 2}
     tagged = train_tokenizer(
         [*make_sentences(200), *TEXTS],
         make_sentences(200),
-        TokenizerConfig(type=type, vocab_size=370, normalization=normalization, **symbols),
+        TokenizerConfig(type=type, vocab_size=370, normalization=normalization, **literals),
         tags=("<2de>", "<2"),
     )
     texts = ["", "a<br>\U000f0001 <br>b", *ODD_LINES, *TEXTS, *make_sentences(20), *make_odd_texts(300)]
