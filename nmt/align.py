@@ -7,14 +7,12 @@ python -m nmt.align --help
 """
 
 import nmt.system.startup  # noqa: F401  # isort: skip  before anything that imports torch
-import hashlib
 import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,25 +40,16 @@ from nmt.errors import UserError
 from nmt.evaluation.metrics import LinkCounts
 from nmt.runs.checkpoint import load_model
 from nmt.system.cli import main
-from nmt.system.device import choose_precision, prepare_model
-from nmt.system.distributed import (
-    MODEL_MISMATCH,
-    TEXT_MISMATCH,
-    check_same_on_all_ranks,
-    local_rank0_first,
-    process_group,
-    rank,
-    rank0_path,
-)
+from nmt.system.device import choose_device, choose_precision, prepare_model
 from nmt.system.logging import log, log_to_stderr
 from nmt.system.messages import format_first_lines, pluralize
 from nmt.system.text import (
     MAX_CHUNK_LINES,
     STDOUT_PATH,
     TextInput,
-    check_file_arguments,
     check_readable,
     open_output,
+    resolve_standard_streams,
     split_on_spaces,
 )
 from nmt.system.torchrun import check_single_process
@@ -116,13 +105,13 @@ def load_translator(path: str, command: AlignRun, device: torch.device) -> tuple
     Raises:
         UserError: the model has no attention.
     """
-    model, tokenizer, run, *_, key = load_model(path)
+    model, tokenizer, run, *_ = load_model(path)
     if run.model.attention.score == "none":
         raise UserError(
             f"{path} was trained with model.attention.score=none, so it cannot align; use a model with attention"
         )
     prepare_model(model, choose_precision(command.precision, device), device)
-    return Translator(model, tokenizer, SearchConfig(), device, key=key), run
+    return Translator(model, tokenizer, SearchConfig(), device), run
 
 
 def check_reverse_direction(command: AlignRun, forward: TrainRun, backward: TrainRun) -> None:
@@ -165,7 +154,7 @@ def align_pairs(
     counts, oracle_counts = LinkCounts(), LinkCounts()
     progress = command.output != STDOUT_PATH
     format_record = choose_alignment_format(command.output, command.weights)
-    with open_output(rank0_path(command.output)) as file:
+    with open_output(command.output) as file:
         for start in range(0, len(sources), MAX_CHUNK_LINES):
             source_chunk = sources[start : start + MAX_CHUNK_LINES]
             target_chunk = targets[start : start + MAX_CHUNK_LINES]
@@ -299,10 +288,10 @@ def make_word_record(
 def align(command: AlignRun) -> float | None:
     """Return the alignment error rate; None without gold links."""
     log_to_stderr()
-    check_file_arguments(command, ("source", "target", "gold"), ("output", "lexicon"))
+    check_single_process("nmt.align")
+    resolve_standard_streams(command, ("source", "target", "gold"), ("output",))
+    check_readable({"source": command.source, "target": command.target, "gold": command.gold})
     if command.checkpoint is None or is_aligner(command.checkpoint):
-        check_single_process("nmt.align with an aligner")
-        check_readable({"source": command.source, "target": command.target, "gold": command.gold})
         measures = align_with_aligner(command)
         if command.gold is not None:
             print_measures(measures, command)
@@ -311,23 +300,16 @@ def align(command: AlignRun) -> float | None:
         if value := getattr(command, key):
             shown = "true" if value is True else value
             raise UserError(f"{key}={shown} is for an aligner; remove {key}= or checkpoint={command.checkpoint}")
-    with process_group(command.device) as device:
-        inputs = {"source": command.source, "target": command.target, "gold": command.gold}
-        local_rank0_first(lambda: check_readable(inputs))
-        forward, run = local_rank0_first(partial(load_translator, command.checkpoint, command, device))
-        backward = None
-        if command.reverse_checkpoint is not None:
-            backward, reverse_run = local_rank0_first(
-                partial(load_translator, command.reverse_checkpoint, command, device)
-            )
-            check_reverse_direction(command, run, reverse_run)
-        models = [forward, backward] if backward else [forward]
-        check_same_on_all_ranks(lambda: " ".join(model.key for model in models), MODEL_MISMATCH)
-        sources, targets, gold = local_rank0_first(lambda: read_pairs(command, run))
-        check_same_on_all_ranks(lambda: hashlib.sha256(repr((sources, targets, gold)).encode()).digest(), TEXT_MISMATCH)
-        measures = align_pairs(command, forward, backward, sources, targets, gold)
-        if gold is not None and not rank():
-            print_measures(measures, command)
+    device = choose_device(command.device)
+    forward, run = load_translator(command.checkpoint, command, device)
+    backward = None
+    if command.reverse_checkpoint is not None:
+        backward, reverse_run = load_translator(command.reverse_checkpoint, command, device)
+        check_reverse_direction(command, run, reverse_run)
+    sources, targets, gold = read_pairs(command, run)
+    measures = align_pairs(command, forward, backward, sources, targets, gold)
+    if gold is not None:
+        print_measures(measures, command)
     return measures["aer"]
 
 

@@ -173,14 +173,12 @@ def open_translator(
         prepare_model(loaded.model, choose_precision(precision, device), device)
     training_data = [loaded.config.data for loaded in loaded_models]
     model = first.model if len(loaded_models) == 1 else Ensemble([loaded.model for loaded in loaded_models])
-    key = " ".join(loaded.key for loaded in loaded_models)
     return Translator(
         with_cuda_graphs(model, device),
         first.tokenizer,
         search.with_source_limit_of(*training_data),
         device,
         training_data[0].languages,
-        key,
     )
 
 

@@ -20,7 +20,6 @@ import torch
 
 from nmt.config import EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
-from nmt.data.encoding import content_key, gold_key
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
 from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
@@ -50,15 +49,7 @@ from nmt.model.kernels.cuda_graphs import with_cuda_graphs
 from nmt.runs.checkpoint import CONFIG_FILE, find_checkpoint, load_config, load_model
 from nmt.system.cli import main
 from nmt.system.device import choose_precision, prepare_model
-from nmt.system.distributed import (
-    MODEL_MISMATCH,
-    TEXT_MISMATCH,
-    broadcast_from_rank0,
-    check_same_on_all_ranks,
-    local_rank0_first,
-    process_group,
-    rank,
-)
+from nmt.system.distributed import broadcast_from_rank0, local_rank0_first, process_group, rank
 from nmt.system.files import replacing_files, write_atomically
 from nmt.system.hub_client import is_hub_address, parse_address
 from nmt.system.logging import log, log_to_stderr
@@ -180,13 +171,11 @@ def check_comparable(command: EvaluateRun, paths: Sequence[str]) -> str:
 def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     """Evaluate a run and write the result files to `eval/<split>` in its folder; in `runs/OWNER/NAME` for the hub's."""
     checkpoint = str(command.checkpoint)
-    model, tokenizer, run, folder, steps, key = local_rank0_first(lambda: load_model(checkpoint, command.average))
-    check_same_on_all_ranks(lambda: key, MODEL_MISMATCH)
+    model, tokenizer, run, folder, steps = local_rank0_first(lambda: load_model(checkpoint, command.average))
     precision = choose_precision(command.precision, device)
     prepare_model(model, precision, device)
     data = command.data.apply_to(run.data)
     pairs = local_rank0_first(lambda: load_pairs(data, data.split))
-    check_same_on_all_ranks(lambda: (content_key(pairs, tokenizer), gold_key(pairs)), TEXT_MISMATCH)
     sources, references = list(iter_column(pairs, "source")), list(iter_column(pairs, "target"))
     bleu_tokenizer = broadcast_from_rank0(
         lambda: choose_bleu_tokenizer(command.bleu_tokenizer or run.bleu_tokenizer, references, is_logged=True)

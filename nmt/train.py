@@ -26,14 +26,15 @@ from nmt.data.overlap import warn_of_overlap
 from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
 from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream
 from nmt.data.tokenizer import Tokenizer
+from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runs.folder import lock_run_folder
 from nmt.system.cli import list_given_keys, main
 from nmt.system.device import describe_unused_gpus, prepare_model
 from nmt.system.distributed import (
+    all_gather,
     broadcast_from_rank0,
-    check_same_on_all_ranks,
     local_rank0_first,
     process_group,
     rank,
@@ -100,11 +101,11 @@ def train(run: TrainRun) -> float:
 
         # Data.
         encoded, valid, key = local_rank0_first(lambda: read_corpus(run, start.tokenizer))
-        check_same_on_all_ranks(
-            lambda: key,
-            "the processes of this job have different text, or trained different tokenizers on it; make sure that "
-            f"data.path={run.data.path} has the same files on all machines",
-        )
+        if len(set(all_gather(key))) > 1:
+            raise UserError(
+                "the processes of this job have different text, or trained different tokenizers on it; make sure that "
+                f"data.path={run.data.path} has the same files on all machines"
+            )
         bleu_tokenizer = broadcast_from_rank0(
             lambda: choose_bleu_tokenizer(run.bleu_tokenizer, list(iter_column(valid, "target")), is_logged=True)
         )

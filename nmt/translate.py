@@ -12,8 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 from nmt.api import open_translator
 from nmt.config import TranslateRun
@@ -23,28 +22,18 @@ from nmt.decoding.translation import Translation, check_scores, describe_transla
 from nmt.decoding.translator import Translator
 from nmt.errors import UserError
 from nmt.system.cli import main
-from nmt.system.distributed import (
-    MODEL_MISMATCH,
-    TEXT_MISMATCH,
-    check_same_on_all_ranks,
-    local_rank0_first,
-    process_group,
-    rank0_path,
-    world_size,
-)
-from nmt.system.files import hash_file
+from nmt.system.distributed import local_rank0_first, process_group, rank0_path, world_size
 from nmt.system.logging import log, log_to_stderr
-from nmt.system.messages import pluralize
 from nmt.system.signals import held_signals
 from nmt.system.text import (
     STDIN_PATH,
     STDOUT_PATH,
     TextInput,
-    check_file_arguments,
     check_readable,
     is_regular_file,
     open_output,
     read_chunks,
+    resolve_standard_streams,
     write_utf8,
 )
 
@@ -94,22 +83,6 @@ def zip_with_file(lines: Iterable[str], command: TranslateRun, key: str) -> Iter
         yield line, file_line
 
 
-@contextmanager
-def log_progress_on_stop(source: TextInput, path: str) -> Iterator[None]:
-    """Log how many lines have been processed if a signal stops the work."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        if source.lines is not None:
-            note = f", but {path} is only written when it is complete" if is_regular_file(path) else ""
-            pending = source.lines.count - source.done
-            log.warning(
-                f"stopped: {pluralize(source.done, 'line')} translated{note}; {pluralize(pending, 'line')} read but "
-                "not translated"
-            )
-        raise
-
-
 def translate_lines(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the translations of all lines in order, a chunk at a time.
 
@@ -123,10 +96,9 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
         if command.alignments is not None:
             links_file = stack.enter_context(open_output(rank0_path(command.alignments)))
             format_record = choose_alignment_format(command.alignments)
-        stack.enter_context(log_progress_on_stop(source, command.output))
+        first_line = 1
         for pairs in read_chunks(zip_with_file(source, command, "prefix"), source.has_more):
             lines, prefixes = zip(*pairs, strict=True)
-            first_line = source.done + 1
             results = translator.translate(lines, keep_weights, first_line, progress, prefixes)
             best = [options[0] for options in results]
             check_scores(best, first_line)
@@ -139,7 +111,7 @@ def translate_lines(command: TranslateRun, translator: Translator, source: TextI
                         padding = [Translation("", score=float("-inf"))] * (command.search.n_best - len(options))
                         for record in (option.record for option in options + padding):
                             write_utf8(links_file, format_record(record, record.links(command.links)) + "\n")
-                source.done += len(results)
+            first_line += len(lines)
 
 
 def translate_document(command: TranslateRun, translator: Translator) -> None:
@@ -151,20 +123,21 @@ def translate_document(command: TranslateRun, translator: Translator) -> None:
 
 def score_pairs(command: TranslateRun, translator: Translator, source: TextInput) -> None:
     """Write the log-probability of each sentence pair, a line for each."""
-    with open_output(rank0_path(command.output)) as file, log_progress_on_stop(source, command.output):
+    first_line = 1
+    with open_output(rank0_path(command.output)) as file:
         for pairs in read_chunks(zip_with_file(source, command, "target"), source.has_more):
             sources, targets = zip(*pairs, strict=True)
             scored = translator.score(sources, targets, progress=command.output != STDOUT_PATH)
-            check_scores(scored, source.done + 1)
+            check_scores(scored, first_line)
             with held_signals():
                 write_utf8(file, "".join(f"{translation.score:.6f}\n" for translation in scored))
-                source.done += len(scored)
+            first_line += len(scored)
 
 
 @main("translate")
 def translate(command: TranslateRun) -> None:
     log_to_stderr()
-    check_file_arguments(command, ("input", "target", "prefix"), ("output", "alignments"))
+    resolve_standard_streams(command, ("input", "target", "prefix"), ("output", "alignments"))
     inputs = {"input": command.input, "target": command.target, "prefix": command.prefix}
     with process_group(command.device) as device:
         local_rank0_first(lambda: check_readable(inputs))
@@ -175,10 +148,6 @@ def translate(command: TranslateRun) -> None:
         translator = local_rank0_first(
             lambda: open_translator(command.checkpoint, device, command.precision, command.average, command.search)
         )
-        check_same_on_all_ranks(lambda: translator.key, MODEL_MISMATCH)
-        if world_size() > 1:
-            digests = local_rank0_first(lambda: [hash_file(Path(path)) for path in inputs.values() if path is not None])
-            check_same_on_all_ranks(lambda: tuple(digests), TEXT_MISMATCH)
         if (command.alignments or command.format in ("links", "html")) and not translator.model.attends:
             key = "alignments" if command.alignments else "format"
             raise UserError(f"{key}={getattr(command, key)} needs a model with attention; remove {key}")

@@ -57,7 +57,6 @@ class Translator:
     device: torch.device
     preparer: Preparer = field(init=False)
     languages: tuple[str, str] = ("", "")  # codes of source and target
-    key: str = ""  # digest of the model's checkpoints, compared between the processes of a job
 
     def __post_init__(self) -> None:
         self.preparer = Preparer(self.config, self.tokenizer, self.languages)

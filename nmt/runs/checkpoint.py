@@ -330,7 +330,6 @@ class LoadedModel(NamedTuple):
     config: TrainRun
     run_folder: Path
     checkpoints: list[Path]  # the step folders whose weights were averaged
-    key: str  # hash of their manifests, which have the hashes of everything else
 
 
 def load_model(path: str, average: int = 1) -> LoadedModel:
@@ -357,5 +356,4 @@ def load_model(path: str, average: int = 1) -> LoadedModel:
         config, tokenizer = load_config_and_tokenizer(run_folder, folder)
     model = build_model(config.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     load_weights(model, *checkpoints)
-    key = " ".join(hash_file(folder / MANIFEST_FILE) for folder in checkpoints)
-    return LoadedModel(model.eval(), tokenizer, config, run_folder, checkpoints, key)
+    return LoadedModel(model.eval(), tokenizer, config, run_folder, checkpoints)

@@ -21,12 +21,6 @@ from nmt.system.logging import log
 from nmt.system.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
-MODEL_MISMATCH = (
-    "the processes of this job have different models; make sure that the checkpoints are the same on all machines"
-)
-TEXT_MISMATCH = (
-    "the processes of this job have different text; make sure that the files have the same content on all machines"
-)
 GROUP_TIMEOUT = timedelta(days=1)  # to wait for another rank's preparations; a dead rank is noticed immediately
 _group_count = 0  # process groups that this process has joined, one per run of a sweep
 _store: Any = None  # torchrun's store, which survives restarts of the processes
@@ -173,12 +167,6 @@ def local_rank0_first(work: Callable[[], T]) -> T:
     result_if_first = run_on_some_ranks(work, is_first)
     result_otherwise = run_on_some_ranks(work, not is_first)
     return result_if_first if is_first else result_otherwise  # type: ignore[return-value]
-
-
-def check_same_on_all_ranks(compute_value: Callable[[], object], message: str) -> None:
-    """Raise a `UserError` with the message unless a hashable value is the same on all ranks."""
-    if world_size() > 1 and len(set(all_gather(compute_value()))) > 1:
-        raise UserError(message)
 
 
 def run_on_some_ranks(work: Callable[[], T], runs_here: bool) -> T | None:

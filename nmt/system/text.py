@@ -76,25 +76,18 @@ def check_readable(paths: dict[str, str | None]) -> None:
             raise UserError(f"{key}={path} is not a file")
 
 
-def check_file_arguments(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
+def resolve_standard_streams(command: Any, read: Sequence[str], written: Sequence[str]) -> None:
     """Replace `-` in keys of files by the path of standard input (keys to `read`) or output (those `written`).
 
     Raises:
-        UserError: two keys read standard input, write the same file or standard output, or read and write a file.
+        UserError: two keys read standard input.
     """
-    used: dict[str, str] = {}  # `key=value` by file
     for key in (*read, *written):
-        value = getattr(command, key)
-        if value is None:
-            continue
-        path = (STDIN_PATH if key in read else STDOUT_PATH) if value == "-" else value
-        setattr(command, key, path)
-        if path not in (STDIN_PATH, STDOUT_PATH) and not is_regular_file(path):
-            continue  # several outputs may share a pipe or a device
-        file = os.path.realpath(path) if is_regular_file(path) else path
-        if file in used and (key not in read or path == STDIN_PATH):
-            raise UserError(f"{key}={value} is the same file as {used[file]}; give another one")
-        used[file] = f"{key}={value}"
+        if getattr(command, key) == "-":
+            setattr(command, key, STDIN_PATH if key in read else STDOUT_PATH)
+    readers = [f"{key}=-" for key in read if getattr(command, key) == STDIN_PATH]
+    if len(readers) > 1:
+        raise UserError(f"{' and '.join(readers)} both read standard input; give a file for one of them")
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -180,11 +173,6 @@ class LineReader(Iterator[bytes]):
         self.complete_lines = 0  # number of complete lines read
         self.at_end = False
 
-    @property
-    def count(self) -> int:
-        """Number of lines read, including a partial one."""
-        return self.complete_lines + bool(self.rest)
-
     def __next__(self) -> bytes:
         while not self.lines:
             if self.at_end:
@@ -246,7 +234,6 @@ class TextInput(Iterable[str]):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.done = 0  # number of lines that the command has processed
         self.lines: LineReader | None = None  # set while a file is read
 
     def __iter__(self) -> Iterator[str]:

@@ -189,7 +189,6 @@ def test_very_long_pair_has_no_links_and_a_warning(folder: Path) -> None:
         (("save=run",), "save=run has other files (config.yaml); give a folder for the aligner alone"),
         (("save=test.de/x",), "test.de"),
         (("lexicon=no/such/x",), "no/such/x cannot be written: No such file or directory"),
-        (("lexicon=refused",), "lexicon=refused is the same file as output=refused"),
     ],
 )
 def test_places_of_files_are_checked_before_training(arguments: tuple[str, ...], message: str, folder: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from builders import (
     EXACT_SETTINGS,
-    list_checkpoints,
     load_last_weights,
     read_events,
     run_program,
@@ -31,7 +30,6 @@ from nmt.config import AttentionConfig, DataConfig, ModelConfig, OptimConfig, To
 from nmt.data.batch import Batch
 from nmt.data.batching import Indices, collate
 from nmt.model.seq2seq import Seq2Seq, build_model
-from nmt.runs.checkpoint import find_checkpoint
 from nmt.system.device import prepare_model
 from nmt.system.distributed import all_gather, process_group, rank
 from nmt.system.torchrun import LAUNCH_ENV
@@ -169,6 +167,12 @@ def update_and_save_weights(text: tuple[str, ...], folder: Path, accumulate: int
         save_file(dict(state.model.state_dict()), folder / f"weights.{rank()}")
 
 
+def run_in_rank_folder(folder: Path, name: str, *arguments: str) -> None:
+    """Run a command in a separate folder for each rank, as on machines without a shared disk."""
+    os.chdir(folder / str(LAUNCH_ENV["RANK"]))
+    run_program(name, *arguments)
+
+
 def test_train_rejects_different_text_on_ranks(text: tuple[str, ...], tmp_path: Path) -> None:
     for number in range(2):
         shutil.copytree(text[1].partition("=")[2], tmp_path / str(number) / "text", ignore=lambda *_: ["cache"])
@@ -258,15 +262,6 @@ def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, t
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
-def test_align_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, tmp_path: Path) -> None:
-    files = (f"checkpoint={home / 'runs' / 'mine'}", f"source={corpus / 'valid.de'}", f"target={corpus / 'valid.en'}")
-    for name, gold in (("links.pharaoh", (f"gold={corpus / 'valid.links'}",)), ("weights.jsonl", ())):
-        outputs = [run_ranks_ok(count, tmp_path, "align", *files, *gold, f"output={count}.{name}") for count in (1, 2)]
-        assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
-        scores = [re.findall("^(?:aer|oracle|prec|rec).*", output, re.MULTILINE) for output in outputs]
-        assert scores[0] == scores[1] and bool(scores[0]) == bool(gold)
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -281,43 +276,6 @@ def test_translate_reports_error_once(argument: str, message: str, home: Path, t
     (tmp_path / "more").write_text("A dog\n\n")
     model = f"checkpoint={home / 'runs' / 'mine'}"
     assert run_ranks_error(2, tmp_path, "translate", model, *argument.split()).startswith(message)
-
-
-def run_in_rank_folder(folder: Path, name: str, *arguments: str) -> None:
-    """Run a command in a separate folder for each rank, as on machines without a shared disk."""
-    os.chdir(folder / str(LAUNCH_ENV["RANK"]))
-    run_program(name, *arguments)
-
-
-RANK_FOLDER_COMMANDS = {
-    "translate": ("input=test.de", "output=out"),
-    "score": ("input=test.de", "target=test.en", "mode=score", "output=out"),
-    "evaluate": ("data.path=.", "pictures=0"),
-    "align": ("source=test.de", "target=test.en", "output=out"),
-}
-
-
-@pytest.mark.parametrize("differs", ["model", "text", "nothing"])
-@pytest.mark.parametrize("case", RANK_FOLDER_COMMANDS)
-def test_commands_reject_different_model_or_text_on_ranks(
-    case: str, differs: str, home: Path, corpus: Path, tmp_path: Path
-) -> None:
-    for number in range(2):
-        shutil.copytree(corpus, tmp_path / str(number), ignore=lambda *_: ["cache"])
-        shutil.copytree(home / "runs" / "mine", tmp_path / str(number) / "mine", ignore=lambda *_: ["eval"])
-    if differs == "text":
-        source = tmp_path / "1" / "test.de"
-        extra_line = "zu viel\n" if case == "translate" else ""
-        source.write_text("Noch " + source.read_text(encoding="utf-8") + extra_line, encoding="utf-8")
-    elif differs == "model":
-        run = tmp_path / "1" / "mine"
-        shutil.rmtree(run / "checkpoints" / max(list_checkpoints(run)))
-        assert find_checkpoint(str(tmp_path / "1" / "mine"))[1] != find_checkpoint(str(tmp_path / "0" / "mine"))[1]
-    command = case if case != "score" else "translate"
-    arguments = (command, "checkpoint=mine", "device=cpu", *RANK_FOLDER_COMMANDS[case])
-    code, output = run_ranks(2, tmp_path, run_in_rank_folder, tmp_path, *arguments)
-    assert code == (differs != "nothing"), output
-    assert output.count(f"error: the processes of this job have different {differs}") == code, output
 
 
 BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -346,7 +304,7 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
     ("name", "arguments"),
     [
         ("prepare", ["input=a.tsv", "output=b"]),
-        ("align", ["source=a.de", "target=a.en"]),
+        ("align", ["checkpoint=run"]),
         ("export", ["checkpoint=run", "output=b.html"]),
         ("serve", ["checkpoint=run"]),
     ],
@@ -354,7 +312,6 @@ def test_train_reports_error_once(name: str, text: tuple[str, ...], tmp_path: Pa
 def test_commands_that_cannot_share_their_work_refuse_several_processes(
     name: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    for file in ("a.tsv", "a.de", "a.en"):
-        (tmp_path / file).write_text("a\tb\n")
+    (tmp_path / "a.tsv").write_text("a\tb\n")
     message = run_ranks_error(2, tmp_path, name, *arguments)
     assert message.startswith(f"nmt.{name}") and message.endswith("runs in one process; start it without torchrun")
