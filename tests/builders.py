@@ -20,6 +20,7 @@ from html.parser import HTMLParser
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -231,7 +232,7 @@ def make_ragged_batch(lengths: tuple[int, ...] = (6, 3, 5, 1), target: int = 4) 
     return source_BS, torch.tensor(lengths), target_BT
 
 
-REACH = 3  # max_positions of score "location", less than the longest sentence
+LOCATION_POSITIONS = 3  # of the models below; less than the longest sentence
 ATTENTION_STYLES: dict[str, dict[str, Any]] = {
     "bahdanau": {"style": "bahdanau"},
     "input feeding": {"style": "luong", "input_feeding": True},
@@ -257,7 +258,7 @@ def make_attention_config(style: str, number: int = 0, **attention: Any) -> Mode
     `attention` are fields of AttentionConfig, and except for coverage of a Transformer's self-attention.
     """
     choose = random.Random(number).choice
-    sizes = {} if attention["score"] == "none" else {"half_width": choose([1, 2]), "max_positions": REACH}
+    sizes = {} if attention["score"] == "none" else {"half_width": choose([1, 2])}
     attention_config = AttentionConfig(**sizes, **attention)
     settings = {"cell": choose(list(CELL_SPECS)), "decoder_layers": choose([1, 2])} | ATTENTION_STYLES[style]
     settings["readout"] = choose(["tanh", "maxout"]) if style == "bahdanau" else "tanh"
@@ -278,7 +279,8 @@ def make_attention_config(style: str, number: int = 0, **attention: Any) -> Mode
 
 def make_attention_model(style: str, number: int = 0, **attention: Any) -> Seq2Seq:
     """Return a float64 model of `make_attention_config` with random parameters."""
-    model = build_model(make_attention_config(style, number, **attention), VOCABULARY, VOCABULARY).double()
+    with patch("nmt.model.attention.LOCATION_POSITIONS", LOCATION_POSITIONS):
+        model = build_model(make_attention_config(style, number, **attention), VOCABULARY, VOCABULARY).double()
     model.dtype = torch.float64
     randomize_(model, 0.4)
     return model

@@ -118,7 +118,7 @@ class FakeTranslator:
 
     config: SearchConfig = field(default_factory=SearchConfig)
     device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
-    model: Any = field(default_factory=lambda: SimpleNamespace(attends=True, reach=None))
+    model: Any = field(default_factory=lambda: SimpleNamespace(attends=True, max_source_positions=None))
     gate: threading.Event = field(default_factory=threading.Event)
     calls: list[list[str]] = field(default_factory=list)
 

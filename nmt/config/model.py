@@ -36,8 +36,6 @@ class AttentionConfig:
     normalizer: str = setting("softmax", "softmax | sparsemax | entmax15 (the last two give exact zeros)")
     heads: int = setting(1, "number of attention heads")
     coverage: bool = setting(False, "let the score see the attention that each source piece has received")
-    size: int | None = setting(None, "dimension of queries and keys; null: model.hidden")
-    max_positions: int = setting(256, "score=location: maximum source positions; later pieces get weight 0")
     layer: int | None = setting(None, "style=transformer: decoder layer whose weights are shown, from 0; null: mean")
     head: int | None = setting(None, "head whose weights are shown and guided, from 0; null: mean")
 
@@ -47,7 +45,7 @@ class AttentionConfig:
         check_choice(f"{self.section}score", self.score, ATTENTION_SCORES)
         check_choice(f"{self.section}window", self.window, ATTENTION_WINDOWS)
         check_choice(f"{self.section}normalizer", self.normalizer, ATTENTION_NORMALIZERS)
-        check_at_least(1, self.section, self, "half_width", "heads", "size", "max_positions")
+        check_at_least(1, self.section, self, "half_width", "heads")
         check_at_least(0, self.section, self, "layer", "head")
         if self.head is not None and self.head >= self.heads:
             raise UserError(f"{self.section}head={self.head} must be below {self.section}heads={self.heads}")
@@ -64,13 +62,9 @@ class AttentionConfig:
                 f"{self.section}heads={self.heads} must evenly divide {memory_size}, the size of the vectors attended "
                 "to; change model.hidden, or model.encoder_hidden for the source"
             )
-        size = self.size or query_size
         compares = self.score in ("additive", "concat") or self.has_projections and self.score != "location"
-        if compares and size % self.heads:
-            raise UserError(
-                f"{self.section}heads={self.heads} must evenly divide {size}, which is {self.section}size or else "
-                "model.hidden"
-            )
+        if compares and query_size % self.heads:
+            raise UserError(f"{self.section}heads={self.heads} must evenly divide {query_size}, which is model.hidden")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ class SearchModel(Protocol):
 
     dtype: torch.dtype
     attends: bool  # whether the model has attention
-    reach: int | None  # source positions that attention can reach; None: all
+    max_source_positions: int | None  # later ones get no attention; None: unlimited
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Any, Any]: ...
     def decode(self, tokens_NT: Tensor, state: Any, memory: Any) -> tuple[Tensor, Tensor | None, Any]: ...

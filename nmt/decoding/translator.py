@@ -88,7 +88,7 @@ class Translator:
             UserError: a prefix is longer than a translation may be, or memory is too small for a single line.
         """
         parts = self.split_lines(lines, prefixes, first_line)
-        warn_if_out_of_reach(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
+        warn_of_long_sources(self.model, [len(part.ids) + 1 for part in parts], "lines or parts of lines")
         options_of_lines: list[list[list[Translation]]] = [[] for _ in lines]
         for part, options in zip(parts, self.translate_parts(parts, keep_weights, progress), strict=True):
             options_of_lines[part.line].append(options)
@@ -181,7 +181,7 @@ class Translator:
         """Return the given targets with their log-probabilities, computed by forced decoding."""
         source_ids = self.tokenizer.source.encode(list(sources))
         target_ids = self.tokenizer.target.encode(list(targets))
-        warn_if_out_of_reach(self.model, [len(ids) + 1 for ids in source_ids], "lines")
+        warn_of_long_sources(self.model, [len(ids) + 1 for ids in source_ids], "lines")
         hypotheses = self.force_decode(source_ids, target_ids, progress, keep_weights=False)
         return [
             self.to_translation(source, hypothesis) for source, hypothesis in zip(source_ids, hypotheses, strict=True)
@@ -221,7 +221,7 @@ class Translator:
         target_ids, target_index = self.tokenizer.target.encode_words(target_parts)
         lengths = [max(len(s), len(t)) + 1 for s, t in zip(source_ids, target_ids, strict=True)]
         rows = [row for row, length in enumerate(lengths) if length <= max_length]
-        warn_if_out_of_reach(self.model, [len(source_ids[row]) + 1 for row in rows], "lines")
+        warn_of_long_sources(self.model, [len(source_ids[row]) + 1 for row in rows], "lines")
         decoded = self.force_decode([source_ids[row] for row in rows], [target_ids[row] for row in rows], progress)
         hypotheses = dict(zip(rows, decoded, strict=True))
         records = []
@@ -390,15 +390,13 @@ def split_unspaced_words(lines: Sequence[list[str]], side: LanguageTokenizer) ->
     return [split_words(line) if side.has_byte_fallback else [[word] for word in line] for line in lines]
 
 
-def warn_if_out_of_reach(model: SearchModel, lengths: Sequence[int] | np.ndarray, what: str) -> None:
-    """Warn of sources that are longer than the attention can reach. `what` names the sources in the message."""
-    if model.reach is None:
-        return
-    count = int((np.asarray(lengths) > model.reach).sum())
-    if count:
+def warn_of_long_sources(model: SearchModel, lengths: Sequence[int] | np.ndarray, what: str) -> None:
+    """Warn of sources that have more pieces than attention can have weights for. `what` names the sources."""
+    limit = model.max_source_positions
+    if limit is not None and (count := int((np.asarray(lengths) > limit).sum())):
         log.warning(
-            f"{count:,} of {len(lengths):,} {what} have more than model.attention.max_positions={model.reach} source "
-            "pieces; later pieces get no attention"
+            f"{count:,} of {len(lengths):,} {what} have more than {limit} source pieces; with "
+            "model.attention.score=location later pieces get no attention"
         )
 
 

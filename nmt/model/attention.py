@@ -4,7 +4,7 @@ A score compares queries with keys, a window limits which source positions a que
 normalizer turns scores into weights that sum to 1. The context is the weighted sum of the values.
 
 Shapes: B sentences, Q queries of a sentence (K hypotheses x T target positions), S source positions (`</s>` included),
-D query (decoder) size, M memory (encoder output) size, A size of the space in which queries and keys are compared. H
+D query (decoder) size, M memory (encoder output) size, A size in which queries and keys are compared (D or M). H
 heads: in shapes that contain H, sizes are per head. N = B x Q queries.
 """
 
@@ -23,6 +23,7 @@ from nmt.model.parts import resize_last
 from nmt.model.reference import LinearFn
 from nmt.model.windows import WINDOW_CLASSES, Memory, build_memory
 
+LOCATION_POSITIONS = 256  # source positions that score `location` has a weight for
 MAX_QUERIES_AT_ONCE = 16  # queries of a row that attend in one call if no gradient is needed
 
 
@@ -42,7 +43,7 @@ class Score(nn.Module):
     inside of tanh.
     """
 
-    reach: int | None = None  # number of source positions that it can score; None: unlimited
+    max_source_positions: int | None = None  # later ones get no weight; None: unlimited
     query: nn.Module  # projection of query_ND for all heads, concatenated
     key: nn.Module  # projection of values_BSM for all heads, concatenated
     score_keys: Callable[[Tensor, Tensor], Tensor]  # (query_BHQA, keys_BHSA) -> scores_BHQS without coverage
@@ -51,7 +52,6 @@ class Score(nn.Module):
         super().__init__()
         self.kernels = kernels
         self.heads = config.heads
-        self.size = config.size or query_size
         if config.coverage:
             self.coverage = nn.Parameter(torch.zeros(self.heads, 1, coverage_size))
 
@@ -74,11 +74,11 @@ class Additive(Score):
     """
 
     def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
-        super().__init__(config, query_size, kernels, coverage_size=(config.size or query_size) // config.heads)
-        self.query = kernels.Linear(query_size, self.size, bias=False)
-        self.key = kernels.Linear(memory_size, self.size)
-        self.v = nn.Parameter(torch.empty(self.size))
-        init_uniform_(self.v.detach(), self.size)
+        super().__init__(config, query_size, kernels, coverage_size=query_size // config.heads)
+        self.query = kernels.Linear(query_size, query_size, bias=False)
+        self.key = kernels.Linear(memory_size, query_size)
+        self.v = nn.Parameter(torch.empty(query_size))
+        init_uniform_(self.v.detach(), query_size)
 
     def forward(self, query_BHQA: Tensor, keys_BHSA: Tensor, coverage_BQS: Tensor | None) -> Tensor:
         v_HA = self.v.to(keys_BHSA.dtype).view(self.heads, -1)
@@ -96,8 +96,8 @@ class Dot(Score):
         self.query = nn.Identity()
         self.key = nn.Identity()
         if config.has_projections:
-            self.query = kernels.Linear(query_size, self.size, bias=False)
-            self.key = kernels.Linear(memory_size, self.size, bias=False)
+            self.query = kernels.Linear(query_size, query_size, bias=False)
+            self.key = kernels.Linear(memory_size, query_size, bias=False)
 
     def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
         return query_BHQA @ keys_BHSA.transpose(2, 3)
@@ -137,12 +137,12 @@ class Location(Score):
 
     def __init__(self, config: AttentionConfig, query_size: int, memory_size: int, kernels: Kernels) -> None:
         super().__init__(config, query_size, kernels)
-        self.reach = config.max_positions
-        self.query = kernels.Linear(query_size, self.heads * self.reach, bias=False)
+        self.max_source_positions = LOCATION_POSITIONS
+        self.query = kernels.Linear(query_size, self.heads * LOCATION_POSITIONS, bias=False)
         self.key = NoKeys()
 
     def score_keys(self, query_BHQA: Tensor, keys_BHSA: Tensor) -> Tensor:
-        return resize_last(query_BHQA, keys_BHSA.shape[2])  # positions out of reach are hidden
+        return resize_last(query_BHQA, keys_BHSA.shape[2])  # later ones are hidden
 
 
 # --------------------------------------------------------------------------------------------------------- attention
@@ -159,7 +159,7 @@ class Attention(nn.Module):
         self.uses_position = config.window == "local_m"
         self.has_coverage = config.coverage
         self.score = SCORE_CLASSES[config.score](config, query_size, memory_size, kernels)
-        self.reach = self.score.reach  # number of source positions that can have weight; None: unlimited
+        self.max_source_positions = self.score.max_source_positions
         self.window = WINDOW_CLASSES[config.window](config, query_size, kernels, is_causal)
         self.normalize = NORMALIZER_FNS[config.normalizer]
         self.value = nn.Identity()
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 
         They are kept in `step_dtype`: on a CPU, tanh and products with a single query are faster in fp32 than in bf16.
         """
-        return build_memory(*self.project(values_BSM), length_B, self.reach)
+        return build_memory(*self.project(values_BSM), length_B, self.max_source_positions)
 
     def project(self, values_BSM: Tensor) -> tuple[Tensor, Tensor]:
         """Return values_BHSM and keys_BHSA."""
@@ -248,10 +248,10 @@ class NoAttention(nn.Module):
     """The encoder-decoder without attention (Sutskever et al. 2014): contexts of size 0, and no weights."""
 
     context_size = 0
-    reach = None
+    max_source_positions = None
 
     def project_memory(self, values_BSM: Tensor, length_B: Tensor) -> Memory:
-        return build_memory(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B, self.reach)
+        return build_memory(values_BSM.unsqueeze(1), values_BSM[..., :0].unsqueeze(1), length_B)
 
     def init_state(self, memory: Memory) -> tuple[None, None]:
         return None, None

@@ -98,7 +98,7 @@ class RecurrentDecoder(nn.Module):
         self.has_input_feeding = config.style == "luong" and config.input_feeding
         # Whether attention feeds the recurrence, which needs a loop over target positions.
         self.has_step_loop = self.has_input_feeding or config.style == "bahdanau" and context > 0
-        self.reach = self.attention.reach
+        self.max_source_positions = self.attention.max_source_positions
         self.query_layer = 0 if config.style == "gnmt" else layers - 1  # the layer whose output is the query
         feed = {"bahdanau": context, "luong": config.hidden if self.has_input_feeding else 0, "gnmt": 0}[config.style]
         upper = config.hidden + (context if config.style == "gnmt" else 0)

@@ -22,8 +22,8 @@ class Ensemble:
         self.dtype = members[0].dtype
         self.is_fast = all(member.is_fast for member in members)
         self.attends = any(member.attends for member in members)
-        # Number of source positions that all members can attend to; None: unlimited.
-        self.reach = min((member.reach for member in members if member.reach is not None), default=None)
+        limits = (member.max_source_positions for member in members)
+        self.max_source_positions = min((limit for limit in limits if limit is not None), default=None)
 
     def start(self, source_BS: Tensor, length_B: Tensor) -> tuple[Parts, Parts]:
         """Encode with all members. Return their memories and initial decoder states."""

@@ -51,7 +51,7 @@ class Seq2Seq(nn.Module):
         self.encoder = ENCODER_CLASSES[config.encoder](config)
         self.decoder: RecurrentDecoder | TransformerDecoder = DECODER_CLASSES[config.style](config)
         self.attends = config.attention.score != "none"
-        self.reach = self.decoder.reach  # number of source positions that attention can reach; None: all
+        self.max_source_positions = self.decoder.max_source_positions  # later ones get no attention; None: unlimited
         self.dropout = kernels.Dropout(config.dropout)
         is_tied = config.tie != "none"
         needs_map = is_tied and config.features != config.embed

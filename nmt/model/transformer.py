@@ -198,7 +198,7 @@ class TransformerDecoderLayer(nn.Module):
         normed_NTD = self.self_attention_norm(x_NTD)
         state = state.write(*self.self_attention.project(normed_NTD), position_NT)
         room_N = torch.full_like(position_N, state.keys_NHCA.shape[2])
-        past = build_memory(state.values_NHCD, state.keys_NHCA, room_N, self.self_attention.reach)
+        past = build_memory(state.values_NHCD, state.keys_NHCA, room_N, self.self_attention.max_source_positions)
         past_context = AttentionContext(self.self_attention, past, position_N, None, x_NTD.dtype)
         x_NTD = x_NTD + self.dropout(past_context.attend(normed_NTD))
 
@@ -219,7 +219,7 @@ class TransformerDecoder(nn.Module):
         layers = [TransformerDecoderLayer(config) for _ in range(config.decoder_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = LayerNorm(config.hidden)
-        self.reach = layers[0].attention.reach
+        self.max_source_positions = layers[0].attention.max_source_positions
         self.show_attention(LayerAndHead(config.attention.layer, config.attention.head))
 
     def show_attention(self, shown: LayerAndHead) -> None:

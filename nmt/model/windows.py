@@ -27,7 +27,7 @@ class Memory(NamedTuple):
     values_BHSM: Tensor
     keys_BHSA: Tensor  # the values as the score needs them, projected once per sentence
     length_B: Tensor  # source length, `</s>` included
-    bias_BS: Tensor  # fp32, added to scores: 0, and `MASK_BIAS` at padding and out of reach
+    bias_BS: Tensor  # fp32, added to scores: 0, and `MASK_BIAS` at padding and beyond `max_source_positions`
 
     @property
     def positions(self) -> int:
@@ -44,10 +44,10 @@ class Memory(NamedTuple):
         return Memory(values_BHSM, keys_BHSA, self.length_B, bias_BS)
 
 
-def build_memory(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, reach: int | None) -> Memory:
-    """Return the memory, with positions from `reach` on (None: no limit) and padding masked."""
+def build_memory(values_BHSM: Tensor, keys_BHSA: Tensor, length_B: Tensor, max_positions: int | None = None) -> Memory:
+    """Return the memory, with padding and positions from `max_positions` on (None: no limit) masked."""
     position_S = torch.arange(values_BHSM.shape[2], device=length_B.device)
-    visible_B = length_B if reach is None else length_B.clamp(max=reach)
+    visible_B = length_B if max_positions is None else length_B.clamp(max=max_positions)
     bias_BS = (position_S >= visible_B.unsqueeze(1)) * MASK_BIAS
     return Memory(values_BHSM, keys_BHSA, length_B, bias_BS)
 

@@ -353,6 +353,8 @@ class Attention {
     const linear = part => weights.linear(`${name}.${part}`) ?? (x => x);
     this.query = linear("score.query");
     this.key = config.score === "location" ? null : linear("score.key");
+    const queryRows = weights.get(`${name}.score.query.weight`)?.rows;
+    this.maxPositions = config.score === "location" ? queryRows / config.heads : Infinity;
     this.value = linear("value");
     this.output = linear("output");
     this.v = weights.get(`${name}.score.v`);
@@ -368,8 +370,8 @@ class Attention {
 
   /** Return the source positions that a query sees, and a function that gives the gain of each. */
   view(pointed, position, length) {
-    const { window, half_width: halfWidth, score, max_positions: reach } = this.config;
-    const visible = score === "location" ? Math.min(length, reach) : length;
+    const { window, half_width: halfWidth } = this.config;
+    const visible = Math.min(length, this.maxPositions);
     let first = 0, end = visible, focus = position;
     if (window === "local_p") {
       focus = length * sigmoid(dot(pointed.map(Math.tanh), this.pointV) / Math.sqrt(this.pointV.length));

@@ -86,7 +86,7 @@ def describe_model(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: 
         "languages": {"source": run.data.source, "target": run.data.target},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "model": asdict(run.model) | {"memory": run.model.memory},
-        "reach": model.reach,
+        "maxSourcePositions": model.max_source_positions,
         "attends": model.attends,
         "literals": {"pattern": translate_pattern(LITERAL.pattern), "finalMarks": FINAL_MARKS},
         "search": {key: getattr(search, key) for key in SEARCH_KEYS},

@@ -67,7 +67,7 @@ class Translator {
     this.source = load(source, "source");
     this.target = target ? load(target, "target") : this.source;
     this.model = new Seq2Seq(weights, data.model);
-    this.reach = data.reach;
+    this.maxSourcePositions = data.maxSourcePositions;
     this.config = data.search;
     this.literals = data.literals;
     this.languages = [data.languages.source, data.languages.target].map(languageOfCase);
@@ -121,7 +121,7 @@ class Translator {
       },
       options: options.map(hypotheses => this.join(hypotheses, source, finish)),
       parts: parts.length,
-      isBeyondReach: this.reach !== null && parts.some(part => part.length + 1 > this.reach),
+      isBeyondReach: parts.some(part => part.length + 1 > (this.maxSourcePositions ?? Infinity)),
       isCut: results.some(([best]) => !best.finished),
     };
   }

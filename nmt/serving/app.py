@@ -218,7 +218,7 @@ class Service:
                 )
                 if wanted.attention:
                     for line, described in zip(options, details[-1], strict=True):
-                        room -= add_attention(described, line, translator.model.reach, room)
+                        room -= add_attention(described, line, translator.model.max_source_positions, room)
             cut = [str(number) for number, line in enumerate(options, 1) if not line[0].ended]
             if cut:
                 warnings.append(f"text {len(texts)}, line {', '.join(cut)}: cut at the maximum length")

@@ -14,7 +14,7 @@ from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, TrainConfig
 from nmt.data.batching import padding_waste
 from nmt.data.corpus import take_rows
 from nmt.data.encoding import EncodedPairs, Indices
-from nmt.decoding.translator import warn_if_out_of_reach
+from nmt.decoding.translator import warn_of_long_sources
 from nmt.errors import UserError
 from nmt.system.distributed import all_reduce_max, rank
 from nmt.system.files import write_atomically
@@ -110,8 +110,8 @@ def log_plan(state: TrainState, total_steps: int) -> None:
             f"train.max_epochs={config.max_epochs} ends training at step {total_steps}, before "
             f"train.max_steps={config.max_steps}; train.max_epochs=null removes the limit on epochs"
         )
-    if state.model.reach is not None:
-        warn_if_out_of_reach(state.model, data.pairs.source_lengths, "training pairs")
+    if state.model.max_source_positions is not None:
+        warn_of_long_sources(state.model, data.pairs.source_lengths, "training pairs")
     if is_finished(state, total_steps) and not is_validation_due(state, total_steps):
         limit = "train.max_epochs or train.max_steps" if is_at_limit(state, total_steps) else "train.patience"
         log.info(f"{state.folder} is already finished; increase {limit} to continue training")

@@ -5,6 +5,7 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -66,13 +67,13 @@ def test_command_writes_page_or_folder(home: Path) -> None:
 def make_page(title: str | None = None, score: str = "additive", **data: Any) -> str:
     """Return the page of a random model."""
     tokenizer = make_tokenizer("bpe", joint=False)
-    attention = {} if score == "none" else {"max_positions": 6}
     run = TrainRun(
         data=DataConfig(format="text", path="x", max_length=9, **data),
-        model=ModelConfig(embed=8, hidden=16, attention=AttentionConfig(score=score, **attention)),
+        model=ModelConfig(embed=8, hidden=16, attention=AttentionConfig(score=score)),
     )
     torch.manual_seed(1)
-    model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
+    with patch("nmt.model.attention.LOCATION_POSITIONS", 6):
+        model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
     return build_page(model.eval(), tokenizer, run, SEARCH, title)
 
 

@@ -2,17 +2,26 @@
 
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from builders import ATTENTION_STYLES, REACH, VOCABULARY, make_attention_model, make_ragged_batch, randomize_, search
+from builders import (
+    ATTENTION_STYLES,
+    LOCATION_POSITIONS,
+    VOCABULARY,
+    make_attention_model,
+    make_ragged_batch,
+    randomize_,
+    search,
+)
 from torch import Tensor
 
 from nmt.config import BOS, EOS, PAD, AttentionConfig, ModelConfig, SearchConfig
 from nmt.config import model as schema
 from nmt.decoding.search import score_targets
-from nmt.decoding.translator import warn_if_out_of_reach
+from nmt.decoding.translator import warn_of_long_sources
 from nmt.model.attention import SCORE_CLASSES, Attention
 from nmt.model.encoder import RecurrentEncoder
 from nmt.model.kernels import KERNELS
@@ -43,8 +52,9 @@ def describe(options: dict[str, Any]) -> str:
 
 
 def make_attention(half_width: int, hidden: int = 8, **options: Any) -> Attention:
-    config = AttentionConfig(half_width=half_width, max_positions=REACH, **options)
-    attention = Attention(config, hidden, hidden, KERNELS["fast"]).double()
+    config = AttentionConfig(half_width=half_width, **options)
+    with patch("nmt.model.attention.LOCATION_POSITIONS", LOCATION_POSITIONS):
+        attention = Attention(config, hidden, hidden, KERNELS["fast"]).double()
     randomize_(attention, 1.0)
     return attention
 
@@ -68,7 +78,7 @@ REFERENCE_NORMALIZERS = {
 def reference_score(
     p: dict[str, np.ndarray], config: AttentionConfig, head: int, q: np.ndarray, h: np.ndarray, s: int, c: float
 ) -> float | None:
-    """Return the score of query q and encoder output h at position s, with coverage c; None if s is out of reach."""
+    """Return the score of query q and encoder output h at position s, with coverage c; None if it has none."""
 
     def head_slice(x: np.ndarray) -> np.ndarray:
         return np.split(x, config.heads)[head]
@@ -80,7 +90,7 @@ def reference_score(
         return head_slice(p["score.v"]) @ np.tanh(projected_query + projected_key + coverage_term)
     coverage_term = p["score.coverage"][head, 0, 0] * c if config.coverage else 0
     if config.score == "location":
-        return (head_slice(p["score.query.weight"]) @ q)[s] + coverage_term if s < REACH else None
+        return (head_slice(p["score.query.weight"]) @ q)[s] + coverage_term if s < LOCATION_POSITIONS else None
     if config.heads > 1:
         q, h = head_slice(p["score.query.weight"]) @ q, head_slice(p["score.key.weight"]) @ h
     elif config.score == "general":
@@ -155,7 +165,7 @@ def test_attention_matches_reference_equations(score: str, window: str, kernels:
             ).any()  # exactly 0 outside the window and at padding
             num_empty += not expected_weights.any()
             num_clipped += len(positions) < min(S, 2 * half_width + 1)
-    assert (num_empty > 0) == (score == "location" and window != "global")  # windows beyond the reach of the score
+    assert (num_empty > 0) == (score == "location" and window != "global")  # windows beyond all positions
     assert (num_clipped > 0) == (window != "global")
 
 
@@ -472,11 +482,8 @@ def test_implementations_match_config_choices() -> None:
     assert SCORE_CLASSES["concat"] is SCORE_CLASSES["additive"]  # tested as "additive"
 
 
-def test_warning_counts_sources_longer_than_max_positions(caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_out_of_reach(make_attention_model("luong", score="location"), [2, REACH, REACH + 1, 9], "lines")
-    warn_if_out_of_reach(make_attention_model("luong", score="dot"), [9], "lines")
-    warn_if_out_of_reach(make_attention_model("luong", score="none"), [9], "lines")
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        f"2 of 4 lines have more than model.attention.max_positions={REACH} source pieces; later pieces get no "
-        "attention"
-    ]
+def test_warning_counts_sources_longer_than_location_can_score(caplog: pytest.LogCaptureFixture) -> None:
+    for score in ("location", "dot", "none"):
+        warn_of_long_sources(make_attention_model("luong", score=score), [2, 3, 4, 9], "lines")
+    [record] = caplog.records
+    assert record.message.startswith("2 of 4 lines have more than 3 source pieces")

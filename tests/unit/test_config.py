@@ -281,8 +281,8 @@ def test_command_line_in_process_of_its_own(
             "model.self_attention.heads=4 must evenly divide 6",
         ),
         (
-            lambda: ModelConfig(attention=AttentionConfig(heads=4, size=6)),
-            "model.attention.heads=4 must evenly divide 6, which is model.attention.size",
+            lambda: ModelConfig(hidden=6, encoder_hidden=4, attention=AttentionConfig(heads=4)),
+            "model.attention.heads=4 must evenly divide 6, which is model.hidden",
         ),
         (lambda: ModelConfig(style="gnmt"), "model.style=gnmt needs model.decoder_layers=2 or more"),
         (

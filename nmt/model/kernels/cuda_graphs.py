@@ -233,7 +233,7 @@ class GraphedModel:
         self.model = model
         self.dtype = model.dtype
         self.attends = model.attends
-        self.reach = model.reach
+        self.max_source_positions = model.max_source_positions
         self.start = model.start
         self.decode = model.decode
         self.logits = model.logits
