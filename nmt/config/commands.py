@@ -51,13 +51,11 @@ MUTABLE_KEYS = {"model.kernels"}
 NON_NUMERIC_KEYS = {
     "name",
     "resume",
-    "overwrite",
     "data.path",
     "data.cache",
     "data.split",
     "data.invalid",
     "train.log_every",
-    "train.save_every",
     "train.save_minutes",
     "train.keep",
 }
@@ -146,7 +144,6 @@ class TrainRun(ComputeSettings):
     name: str = setting("run", "name of the run; its folder is runs/<name>")
     seed: int = setting(1, "random seed for initial weights, dropout and data order")
     resume: str = setting("false", "if the run exists: false (refuse) | true (continue) | auto (continue or start)")
-    overwrite: bool = setting(False, "delete an existing run and start over, even with resume=auto")
     init_from: str | None = setting(None, "start from the weights and tokenizer of another run")
     new_tokenizer: bool = setting(False, "init_from: train a tokenizer; embeddings of common pieces are kept")
     bleu_tokenizer: str = setting("auto", "BLEU tokenizer: auto (by writing system) | 13a | intl | zh | ja-mecab | ...")
@@ -177,8 +174,6 @@ class TrainRun(ComputeSettings):
             raise UserError(f"name={self.name!r} is not a valid folder name; use name=NAME for the folder runs/NAME")
         self.resume = self.resume.lower()
         check_choice("resume", self.resume, ("false", "true", "auto"))
-        if self.overwrite and self.resume == "true":
-            raise UserError(f"overwrite=true contradicts resume={self.resume}; set only one of them")
         if self.new_tokenizer and not self.init_from:
             raise UserError(
                 "new_tokenizer=true needs init_from=RUN, the run whose weights to start from; set init_from or remove "

@@ -45,8 +45,7 @@ class TrainConfig:
     batch_sentences: int | None = setting(None, "sentences per update, instead of batch_tokens")
     accumulate: int = setting(1, "micro-batches per update, which divide its pairs to save memory")
     validate_every: int | None = setting(None, "steps between validations; null: once per epoch")
-    save_every: int | None = setting(None, "steps between checkpoints; null: only at validations and by save_minutes")
-    save_minutes: float | None = setting(10.0, "save a checkpoint after this many minutes; null: never")
+    save_minutes: float | None = setting(10.0, "minutes between checkpoints; null: only at validations")
     log_every: int = setting(50, "steps between log lines")
     monitor: str = setting("bleu", "metric for the best checkpoint and early stopping: bleu | loss | ppl | accuracy")
     coverage_loss: float = setting(0.0, "weight of the coverage loss (See et al. 2017), for attention.coverage")
@@ -58,7 +57,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choice("train.monitor", self.monitor, MONITOR_METRICS)
         check_at_least(1, "train.", self, "max_steps", "max_epochs", "batch_tokens", "log_every", "keep", "accumulate")
-        check_at_least(1, "train.", self, "batch_sentences", "validate_every", "save_every", "patience")
+        check_at_least(1, "train.", self, "batch_sentences", "validate_every", "patience")
         check_above_zero("train.", self, "save_minutes")
         check_at_least(0, "train.", self, "coverage_loss", "r_drop", "guided_alignment")
         if self.max_steps is None and self.max_epochs is None:

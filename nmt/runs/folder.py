@@ -1,6 +1,6 @@
 """The folder of a run: which checkpoints it has and keeps, and who may train there.
 
-runs/<name>/config.yaml  tokenizer*.model  train.log  metrics.jsonl  samples.jsonl  tensorboard/  eval/SPLIT/
+runs/<name>/config.yaml  tokenizer*.model  train.log  metrics.jsonl  samples.jsonl  eval/SPLIT/
 runs/<name>/checkpoints/step_000500/    a checkpoint; that of the largest step is the last one
 runs/<name>/checkpoints/best            a line with the name of the best checkpoint, for people and scripts
 """
@@ -18,9 +18,7 @@ from nmt.system.files import remove_path, write_atomically
 
 RUN_FILE_PATTERNS = (
     "checkpoints",
-    ".checkpoints.old",
     "eval",
-    "tensorboard",
     "tokenizer*.model",
     METRICS_FILE,
     SAMPLES_FILE,
@@ -96,16 +94,3 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 def list_run_files(folder: Path) -> list[Path]:
     """List the existing files and folders that a run writes, except its settings."""
     return [path for pattern in RUN_FILE_PATTERNS for path in sorted(folder.glob(pattern))]
-
-
-def clear_run_folder(folder: Path) -> None:
-    """Remove the files of an earlier run, and nothing else; of a symbolic link, not its target.
-
-    All checkpoints are renamed first, so that a process that dies does not leave only some of them.
-    """
-    checkpoints, old = folder / "checkpoints", folder / ".checkpoints.old"
-    if checkpoints.exists():
-        remove_path(old)
-        checkpoints.rename(old)
-    for path in list_run_files(folder):
-        remove_path(path)

@@ -42,7 +42,6 @@ KEY_SYNONYMS = {
     "train.max_steps": "steps num_steps train_steps max_update max_updates",
     "train.accumulate": "accum_count update_freq gradient_accumulation_steps",
     "train.validate_every": "valid_steps eval_steps valid_freq",
-    "train.save_every": "save_steps save_freq save_interval save_checkpoint_steps",
     "train.log_every": "log_interval report_every logging_steps disp_freq",
     "train.patience": "early_stopping early_stop early_stopping_patience",
     "train.keep": "keep_checkpoint keep_last save_total_limit",

@@ -4,24 +4,24 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from signal import Signals
 from typing import Any
 
 from tqdm import tqdm
 
-from nmt.config import MONITOR_FLOORS, MONITOR_METRICS, TrainConfig
+from nmt.config import MONITOR_FLOORS, MONITOR_METRICS
 from nmt.data.batching import padding_waste
 from nmt.data.corpus import take_rows
 from nmt.data.encoding import EncodedPairs, Indices
 from nmt.decoding.translator import warn_of_long_sources
 from nmt.errors import UserError
+from nmt.runs.history import METRICS_FILE
 from nmt.system.distributed import all_reduce_max, rank
 from nmt.system.files import write_atomically
 from nmt.system.logging import log
 from nmt.system.memory import peak_device_memory, release_memory
 from nmt.system.signals import deferred_signals
-from nmt.training.meter import EventWriter, ProgressMeter, UpdateResult
+from nmt.training.meter import ProgressMeter, UpdateResult, write_event
 from nmt.training.progress import ValidatedCheckpoint
 from nmt.training.state import TrainState, save_state
 from nmt.training.step import train_step
@@ -47,20 +47,19 @@ def fit(state: TrainState) -> float:
     meter, saved_step, saved_at = ProgressMeter(), progress.step, time.monotonic()
     with (
         deferred_signals() as signals,
-        closing(EventWriter(state.folder, progress.step)) as events,
         # None shows the bar if standard error is a terminal.
         tqdm(total=total_steps, initial=progress.step, unit=" steps", disable=True if rank() else None) as bar,
     ):
         while True:
             # Ranks agree on what to do next: any of them may have received a signal, and their clocks differ.
             # The signal and the flag travel in one number to save a message.
-            is_due_here = is_save_due(config, progress.step, time.monotonic() - saved_at)
+            is_due_here = config.save_minutes is not None and time.monotonic() - saved_at >= 60 * config.save_minutes
             signal, is_due = divmod(all_reduce_max(2 * max(signals, default=0) + is_due_here), 2)
 
             # Evaluate. A run that a signal stopped where a validation was due resumes with that validation.
             if is_validation_due(state, total_steps) and not signal:
                 with meter.paused():
-                    record_validation(state, validate(state, events))
+                    record_validation(state, validate(state))
                 saved_step, saved_at = progress.step, time.monotonic()
                 signal = all_reduce_max(max(signals, default=0))  # one may have arrived during the validation
 
@@ -90,7 +89,7 @@ def fit(state: TrainState) -> float:
 
             # Log.
             if progress.step % config.log_every == 0 or is_validation_due(state, total_steps):
-                bar.set_postfix_str(report(state, meter, events, total_steps, quiet=not bar.disable))
+                bar.set_postfix_str(report(state, meter, total_steps, quiet=not bar.disable))
                 release_memory()
 
     best = progress.best[0]
@@ -125,12 +124,6 @@ def is_validation_due(state: TrainState, total_steps: int) -> bool:
     else:
         is_due = progress.step > 0 and progress.step % config.validate_every == 0
     return (is_due or is_at_limit(state, total_steps)) and progress.validated_step != progress.step
-
-
-def is_save_due(config: TrainConfig, step: int, seconds: float) -> bool:
-    """Whether to save after this step, `seconds` after the last checkpoint."""
-    by_steps = config.save_every is not None and step % config.save_every == 0
-    return by_steps or config.save_minutes is not None and seconds >= 60 * config.save_minutes
 
 
 def is_at_limit(state: TrainState, total_steps: int) -> bool:
@@ -176,7 +169,7 @@ def record_validation(state: TrainState, scores: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ log
-def report(state: TrainState, meter: ProgressMeter, events: EventWriter, total_steps: int, quiet: bool) -> str:
+def report(state: TrainState, meter: ProgressMeter, total_steps: int, quiet: bool) -> str:
     """Log loss and speed, append them to metrics.jsonl, and return a summary for the bar.
 
     With `quiet` the log line goes to the file only, because the bar already shows it.
@@ -185,7 +178,8 @@ def report(state: TrainState, meter: ProgressMeter, events: EventWriter, total_s
     progress, updates, failed, measures = state.progress, len(meter.failed), sum(meter.failed), meter.measure()
     learning_rate = state.optimizer.param_groups[0]["lr"]
     event = {"event": "train", "step": progress.step, "epoch": progress.epoch, **measures, "lr": learning_rate}
-    events.write(event | {"skipped": progress.skipped, "device_memory": peak_device_memory(state.device)})
+    event |= {"skipped": progress.skipped, "device_memory": peak_device_memory(state.device)}
+    write_event(state.folder / METRICS_FILE, event)
     speed, target_speed = measures["tokens_per_second"], measures["target_tokens_per_second"]
     summary = f"loss {measures['loss']:.3f}, {speed:,.0f} tokens/s ({target_speed:,.0f} target)"
     if failed:

@@ -13,7 +13,6 @@ import torch
 
 from nmt.data.encoding import Indices
 from nmt.errors import with_filename
-from nmt.runs.history import METRICS_FILE
 from nmt.system.distributed import rank
 from nmt.system.text import replace_nonfinite
 
@@ -93,31 +92,9 @@ class ProgressMeter:
         }
 
 
-class EventWriter:
-    """Appends events to the files of a run, and their numbers to TensorBoard if it is installed; on rank 0 only."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        """Continue after `step`."""
-        self.folder = folder
-        self.tensorboard: Any = None
-        if not rank():
-            with contextlib.suppress(ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-
-    def write(self, event: dict[str, Any], name: str = METRICS_FILE) -> None:
-        if rank():
-            return
-        event = replace_nonfinite(event)
-        path = self.folder / name
-        with with_filename(path), open(path, "a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(event) + "\n")
-        if self.tensorboard is not None:
-            for key, value in event.items():
-                if isinstance(value, float):
-                    self.tensorboard.add_scalar(f"{event['event']}/{key}", value, event["step"])
-
-    def close(self) -> None:
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+def write_event(path: Path, event: dict[str, Any]) -> None:
+    """Append an event to a file of the run, on rank 0 only."""
+    if rank():
+        return
+    with with_filename(path), open(path, "a", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(replace_nonfinite(event)) + "\n")

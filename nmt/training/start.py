@@ -21,9 +21,10 @@ from nmt.runs.checkpoint import (
     load_weights,
     save_config,
 )
-from nmt.runs.folder import clear_run_folder, find_last_checkpoint, list_run_files
+from nmt.runs.folder import find_last_checkpoint, list_run_files
 from nmt.system.device import choose_precision
 from nmt.system.distributed import mark_started, was_started
+from nmt.system.files import remove_path
 from nmt.system.logging import log
 from nmt.system.quoting import quote_setting
 from nmt.training.by_pairs import apply_by_pairs
@@ -51,7 +52,7 @@ def find_starting_point(run: TrainRun, folder: Path, device: torch.device, given
         UserError: the folder cannot be used, a checkpoint is missing or damaged, or immutable settings have changed.
     """
     if was_started(folder):  # torchrun has restarted this job after a process died
-        run = dataclasses.replace(run, resume="auto", overwrite=False)
+        run = dataclasses.replace(run, resume="auto")
     is_resuming = check_run_folder(folder, run)
     run = apply_by_pairs(run, given)
     origin = None
@@ -107,7 +108,7 @@ def check_run_folder(folder: Path, run: TrainRun) -> bool:
     """Check that the run may use its folder, and return whether it resumes there.
 
     Raises:
-        UserError: the folder is in use for something else, or needs resume= or overwrite=.
+        UserError: the folder is in use for something else, or needs resume=.
     """
     names = [path.name for path in list_run_files(folder)]
     if (folder / MODEL_FILE).is_file():
@@ -121,13 +122,11 @@ def check_run_folder(folder: Path, run: TrainRun) -> bool:
                 f"{folder} contains {', '.join(names)} but is not a run of this program ({error}); "
                 "name=ANOTHER uses another folder"
             ) from None
-    if run.overwrite:
-        return False
     has_checkpoint = find_last_checkpoint(folder) is not None
     if has_checkpoint and run.resume == "false":
         raise UserError(
-            f"{folder} already contains a trained model; resume=true continues it, overwrite=true deletes it, "
-            "name=ANOTHER uses another folder"
+            f"{folder} already contains a trained model; resume=true continues it, name=ANOTHER uses another folder; "
+            "to start over, delete the folder"
         )
     if run.resume == "true" and not has_checkpoint:
         raise UserError(f"resume=true, but {folder} has no checkpoint; use resume=auto to start a new run there")
@@ -144,7 +143,7 @@ def start_run(
 ) -> Progress:
     """Load the weights that a run starts from, write its settings and tokenizer, and return its progress.
 
-    The folder of a new run is cleared. `corpus` is the key of the text.
+    What a run that died before its first checkpoint has left is removed. `corpus` is the key of the text.
     """
     progress = Progress(corpus)
     if start.is_resuming:
@@ -155,7 +154,8 @@ def start_run(
             transfer_weights(model, tokenizer, start.checkpoint, start.parent_tokenizer)
         elif start.checkpoint:
             load_weights(model, start.checkpoint)
-        clear_run_folder(folder)
+        for path in list_run_files(folder):
+            remove_path(path)
     mark_started(folder)
     save_config(folder, start.run)  # the first file, because it identifies the folder as a run
     tokenizer.save(folder)
@@ -169,7 +169,7 @@ def check_resumed_settings(run: TrainRun, before: TrainRun) -> None:
     if refused := [text for key, text in changed.items() if key in immutable]:
         raise UserError(
             f"a resumed run keeps its settings, but these differ: {', '.join(refused)}; "
-            "give the old values, or start a new run with name=ANOTHER or overwrite=true"
+            "give the old values, or start a new run with name=ANOTHER"
         )
     if changed:
         log.info(f"changed since this run last trained: {', '.join(changed.values())}")

@@ -26,11 +26,11 @@ from nmt.evaluation.report import build_pair
 from nmt.model.loss import Loss
 from nmt.model.out_of_memory import halve_until_it_fits, run_unless_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
-from nmt.runs.history import SAMPLES_FILE
+from nmt.runs.history import METRICS_FILE, SAMPLES_FILE
 from nmt.system.distributed import all_gather, shard
 from nmt.system.logging import log
 from nmt.system.messages import format_first_lines, pluralize
-from nmt.training.meter import EventWriter
+from nmt.training.meter import write_event
 from nmt.training.state import TrainState
 
 SAMPLES = 4  # validation pairs whose translations are written down at each validation
@@ -46,7 +46,7 @@ class ForcedBatch(NamedTuple):
     entropy: float  # of the weights, summed over target tokens, in nats; 0 without attention
 
 
-def validate(state: TrainState, events: EventWriter) -> dict[str, Any]:
+def validate(state: TrainState) -> dict[str, Any]:
     """Measure the scores of `evaluate_loss`, and BLEU of greedy translations against the raw references.
 
     They are logged and written to metrics.jsonl, and the first translations to samples.jsonl.
@@ -67,7 +67,7 @@ def validate(state: TrainState, events: EventWriter) -> dict[str, Any]:
         build_pair(row + 1, sources[row], references[row], options[0], chrf[row]) for row, options in enumerate(samples)
     ]
     event = {"event": "validate", "step": state.progress.step, "epoch": state.progress.epoch}
-    events.write(event | {"pairs": pairs}, SAMPLES_FILE)
+    write_event(state.folder / SAMPLES_FILE, event | {"pairs": pairs})
     attention = {"AER": scores["aer"], "attention entropy": scores["entropy"]}
     log.info(
         f"validation at step {state.progress.step}: loss {scores['loss']:.3f}, ppl {format_perplexity(scores['ppl'])}, "
@@ -75,7 +75,7 @@ def validate(state: TrainState, events: EventWriter) -> dict[str, Any]:
         + "".join(f", {name} {value:.3f}" for name, value in attention.items() if value is not None)
         + f" ({time.perf_counter() - started:.0f} s)"
     )
-    events.write(event | scores)
+    write_event(state.folder / METRICS_FILE, event | scores)
     return scores
 
 

@@ -322,7 +322,7 @@ def test_train_rejects_existing_run_folder(home: Path, corpus: Path) -> None:
     before = read_last_weights(home / "runs" / "mine")
     settings = ("name=mine", "data=text", f"data.path={corpus}", *TINY_SETTINGS)
     message = run_error("train", *settings, folder=home)
-    assert "resume=true" in message and "overwrite=true" in message
+    assert "resume=true" in message and "delete the folder" in message
     assert "model.hidden=64 (was 32)" in run_error("train", *settings, "resume=true", "model.hidden=64", folder=home)
     assert read_last_weights(home / "runs" / "mine") == before
     assert "resume=auto" in run_error("train", "name=none", "resume=true", folder=home)

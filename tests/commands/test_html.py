@@ -91,7 +91,7 @@ INVALID = [
     (("prefix=x",), b"", "prefix=x is for lines of text, but format=html; remove prefix"),
     (("links.threshold=0.2",), b"", "links.* applies to links only"),
     (("mode=score", "target=x"), b"", "mode=score writes one number per line"),
-    (("checkpoint=runs/blind",), b"", "format=html needs a model with attention"),
+    (("checkpoint=runs/sightless",), b"", "format=html needs a model with attention"),
 ]
 
 
@@ -99,13 +99,13 @@ INVALID = [
 def blind(home: Path, corpus: Path) -> Path:
     """`home`, with a model without attention."""
     settings = ("data=text", f"data.path={corpus}", *TINY_SETTINGS, "train.max_steps=1", "model.attention.score=none")
-    run_ok("train", "name=blind", *settings, "overwrite=true", folder=home)
+    run_ok("train", "name=sightless", *settings, folder=home)
     return home
 
 
 @pytest.mark.parametrize(("settings", "text", "message"), INVALID)
 def test_invalid_input_is_an_error(blind: Path, settings: tuple[str, ...], text: bytes, message: str) -> None:
-    arguments = settings if "checkpoint=runs/blind" in settings else (*SETTINGS, *settings)
+    arguments = settings if "checkpoint=runs/sightless" in settings else (*SETTINGS, *settings)
     assert message in run_error("translate", *arguments, "format=html", folder=blind, text=text)
 
 
@@ -114,7 +114,7 @@ def test_python_rejects_what_is_not_text_and_models_without_attention(blind: Pat
         with pytest.raises(nmt.UserError, match=message):
             nmt.load(blind / "runs" / "mine").translate_html(document)  # type: ignore[arg-type]
     with pytest.raises(nmt.UserError, match="a model without attention cannot translate HTML"):
-        nmt.load(blind / "runs" / "blind").translate_html("<p>x</p>")
+        nmt.load(blind / "runs" / "sightless").translate_html("<p>x</p>")
 
 
 def test_name_of_a_file_does_not_choose_the_format_but_gives_a_hint(home: Path) -> None:
@@ -134,7 +134,7 @@ def test_server_answers_as_the_command(blind: Path) -> None:
         assert answers["translatedText"] == [expected, "", "<p></p>", model.translate_html(texts[3])]
         assert [len(details) for details in answers["details"]] == [len(read_blocks(text)) for text in texts]
         assert list_tags(answers["alternatives"][0][0]) == list_tags(PAGE)
-    with running(blind, "checkpoint=runs/blind") as started:
+    with running(blind, "checkpoint=runs/sightless") as started:
         status, answer = post(started.url, {"q": "<p>x</p>", "format": "html"} | DIRECTION)
         assert (status, answer["error"]) == (
             400,

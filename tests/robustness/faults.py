@@ -130,7 +130,7 @@ def check_kills(times: int, folder: Path, number: signal.Signals = signal.SIGKIL
         *SMALL_SETTINGS,
         f"train.max_steps={6 * times + 12}",
         "train.max_epochs=null",
-        "train.save_every=2",
+        "train.save_minutes=1e-6",
         "train.validate_every=8",
         "train.log_every=10",
         "resume=auto",

@@ -48,16 +48,14 @@ from nmt.runs.checkpoint import (
     find_checkpoint,
     find_last_intact_checkpoint,
     load_model,
-    save_config,
 )
-from nmt.runs.folder import clear_run_folder, find_last_checkpoint
 from nmt.system.command_line import describe_error
 from nmt.system.files import hash_file, replacing_files, write_atomically
 from nmt.system.logging import log, log_to_file, log_to_stderr
 from nmt.system.text import echo, open_output, write_utf8
 from nmt.training import step as training_step
 from nmt.training.loop import fit
-from nmt.training.meter import EventWriter
+from nmt.training.meter import write_event
 from nmt.training.progress import ValidatedCheckpoint, read_progress
 from nmt.training.start import check_resumed_settings
 from nmt.training.state import resume, save_state
@@ -226,17 +224,6 @@ def test_save_killed_at_any_point_leaves_consistent_state(overwrites: bool, text
     assert validated_steps[0] == 6 and validated_steps[-1] == 9 and len(validated_steps) > 6
 
 
-def test_clear_run_folder_killed_at_any_point(text: Path, trained: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    save_config(run, make_state(text, run, validate_every=2, monitor="loss").run)
-    for copy in kill_at_every_operation(run, clear_run_folder):
-        if find_last_checkpoint(copy):
-            load_model(str(copy))
-        clear_run_folder(copy)
-        assert [path.name for path in copy.iterdir()] == ["config.yaml"]
-
-
 def test_results_killed_at_any_point_are_from_one_evaluation(tmp_path: Path) -> None:
     folder = tmp_path / "test"
     folder.mkdir()
@@ -351,11 +338,10 @@ def test_failed_save_keeps_last_checkpoint(text: Path, trained: Path, tmp_path: 
 
 def test_error_names_file_that_cannot_grow(tmp_path: Path) -> None:
     """The error of the system itself names no file."""
-    events = EventWriter(tmp_path, 0)
     with log_to_file(tmp_path / "train.log"), limit_file_size(100):
         for path, write in (
             (tmp_path / "train.log", lambda: log.warning("a word " * 100)),
-            (tmp_path / "metrics.jsonl", lambda: events.write({"event": "train", "words": "a word " * 100})),
+            (tmp_path / "metrics.jsonl", lambda: write_event(tmp_path / "metrics.jsonl", {"words": "a word " * 100})),
             (tmp_path / "page", lambda: write_atomically(tmp_path / "page", ["a word " * 100])),
         ):
             with pytest.raises(OSError) as caught:

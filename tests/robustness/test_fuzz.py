@@ -478,7 +478,7 @@ def read_weights(run: Path) -> dict[str, bytes]:
 
 def test_damaged_run_is_rejected_or_unchanged(home: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval", "tensorboard"))
+    shutil.copytree(home / "runs" / "mine", run, ignore=shutil.ignore_patterns("eval"))
     names = ("config.yaml", "tokenizer.model", "checkpoints/*/manifest.json", "checkpoints/best", "checkpoints/last")
     expected = {tuple(read_weights(step).items()) for step in (run / "checkpoints").glob("step_*")}
     outcomes = Counter[bool]()

@@ -37,7 +37,7 @@ SETTINGS = (
     "train.max_steps=16",
     "train.max_epochs=null",
     "train.validate_every=16",
-    "train.save_every=2",
+    "train.save_minutes=1e-6",
     "train.log_every=8",
 )
 
@@ -156,7 +156,7 @@ def test_killed_rank_ends_job_and_resume_is_exact(
 @pytest.mark.parametrize("number", [0, 1])
 def test_torchrun_restart_is_exact(number: int, uninterrupted: Path, text: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / f"signal.{number}").write_text(str(int(signal.SIGKILL)))
-    launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, "overwrite=true", restarts=2, fresh=number == 0)
+    launcher = start_torchrun(tmp_path, "name=x", *text, *SETTINGS, restarts=2, fresh=number == 0)
     code, output = launcher.wait(120), (tmp_path / "output").read_text()
     assert code == 0 and "resource_tracker" not in output, output
     assert not (tmp_path / f"signal.{number}").exists()

@@ -94,7 +94,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("data.path=~/text", "data.path=~/text cannot be read; the shell did not expand ~; use data.path=$HOME/text"),
         ("name=a=b", """name=a=b cannot be read; quote values with special characters: 'name="a=b"'"""),
         ("model.hidden=big", "model.hidden=big: Value 'big' of type 'str' could not be converted to Integer"),
-        ("overwrite=maybe", "overwrite=maybe: Value 'maybe' is not a valid bool (type str)"),
+        ("new_tokenizer=maybe", "new_tokenizer=maybe: Value 'maybe' is not a valid bool (type str)"),
         ("seed=null", "seed=null: field 'seed' is not Optional"),
         ("model.hidden=${nothing}", "model.hidden: Interpolation key 'nothing' not found"),
         ("model.attention=dot", "model.attention=dot: model.attention is a section; set its keys"),
@@ -235,7 +235,6 @@ def test_command_line_in_process_of_its_own(
         (lambda: TrainRun(name=".."), "name='..' is not a valid folder name"),
         (lambda: TrainRun(device="gpu"), "device=gpu is not one of auto, cpu, cuda, cuda:N, mps"),
         (lambda: TrainRun(precision="fp23"), "precision=fp23 is not one of .*did you mean 'fp32'"),
-        (lambda: TrainRun(resume="true", overwrite=True), "overwrite=true contradicts resume=true"),
         (
             lambda: TrainRun(tokenizer=TokenizerConfig(joint=False), model=ModelConfig(tie="three")),
             "model.tie=three .* use model.tie=two, .* or tokenizer.joint=true",

@@ -425,7 +425,7 @@ def test_run_stops_at_invalid_line_and_resumes_without_it(text: Path, tmp_path: 
     lines = file.read_bytes().split(b"\n")
     lines[37] = b"\xff" * len(lines[37])
     file.write_bytes(b"\n".join(lines))
-    process = run_in_new_process("train", *arguments, "train.save_every=1", folder=tmp_path)
+    process = run_in_new_process("train", *arguments, "train.save_minutes=1e-6", folder=tmp_path)
     message = process.stderr.decode()
     assert process.returncode == 1 and "Traceback" not in message and "Exception" not in message
     assert message.splitlines()[-1].startswith(f"error: {file}:38: not UTF-8 (byte 0xFF at position 1); fix the line")

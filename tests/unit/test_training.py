@@ -27,7 +27,6 @@ from nmt.runs.folder import lock_run_folder
 from nmt.training import loop
 from nmt.training import step as training_step
 from nmt.training.loop import fit, is_finished, record_validation
-from nmt.training.meter import EventWriter
 from nmt.training.start import check_run_folder
 from nmt.training.state import TrainState
 from nmt.training.step import train_step
@@ -133,7 +132,7 @@ def test_validation_bleu_compares_greedy_translations_with_targets(corpus: Path,
     state.data.valid = pa.table({"source": sources, "target": targets})
     greedy_bleu, beam_5_bleu = (sacrebleu.corpus_bleu(texts, [targets]).score for texts in (greedy, beam_5))
     assert 99 > greedy_bleu > beam_5_bleu + 20
-    scores = validate(state, EventWriter(tmp_path, 0))
+    scores = validate(state)
     assert scores["bleu"] == pytest.approx(greedy_bleu) == read_events(tmp_path, "validate")[0]["bleu"]
 
 
@@ -236,7 +235,7 @@ def test_no_epoch_beyond_the_last(corpus: Path, tmp_path: Path, monkeypatch: pyt
     validated: list[int] = []
     monkeypatch.setattr(
         "nmt.training.loop.validate",
-        lambda state, _: validated.append(state.progress.step) or {"bleu": 0.0, "loss": 1.0},
+        lambda state: validated.append(state.progress.step) or {"bleu": 0.0, "loss": 1.0},
     )
     whole_epoch = epoch_batches
     monkeypatch.setattr(
@@ -297,7 +296,7 @@ def test_non_finite_update_is_skipped_and_counted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "nmt")
-    state = make_state(corpus, tmp_path, max_steps=8, log_every=4, save_every=5)
+    state = make_state(corpus, tmp_path, max_steps=8, log_every=4)
     backward, biases = training_step.backward, []
 
     def failing_backward(*args: Any) -> Any:
@@ -351,16 +350,6 @@ def test_batch_too_large_for_memory_is_split(
     assert "out of memory for 20 pairs of up to" in caplog.text and "train.accumulate=4" in caplog.text
 
 
-def test_events_are_written_to_tensorboard(corpus: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch.utils.tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    fit(make_state(corpus, tmp_path, max_steps=4))
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [2, 4]
-    assert events.Scalars("validate/loss")[0].value == pytest.approx(read_events(tmp_path, "validate")[0]["loss"])
-
-
 def test_run_folder_is_locked_and_must_contain_a_run(corpus: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     with lock_run_folder(new), pytest.raises(UserError, match="another process"), lock_run_folder(new):
@@ -371,7 +360,7 @@ def test_run_folder_is_locked_and_must_contain_a_run(corpus: Path, tmp_path: Pat
         with lock_run_folder(tmp_path):
             pass
     with pytest.raises(UserError, match="contains tokenizer.model but is not a run"):
-        check_run_folder(tmp_path, TrainRun(overwrite=True))
+        check_run_folder(tmp_path, TrainRun())
     save_config(tmp_path, TrainRun())
     assert not check_run_folder(tmp_path, TrainRun(resume="auto"))
     with pytest.raises(UserError, match="resume=true, but .* has no checkpoint"):
@@ -380,7 +369,6 @@ def test_run_folder_is_locked_and_must_contain_a_run(corpus: Path, tmp_path: Pat
     with pytest.raises(UserError, match="already contains a trained model"):
         check_run_folder(tmp_path, TrainRun())
     assert check_run_folder(tmp_path, TrainRun(resume="auto"))
-    assert not check_run_folder(tmp_path, TrainRun(overwrite=True))
 
 
 def test_validation_skips_very_long_lines_and_splits_large_batches(
