@@ -54,7 +54,6 @@ NON_NUMERIC_KEYS = {
     "data.path",
     "data.cache",
     "data.split",
-    "data.invalid",
     "train.log_every",
     "train.save_minutes",
     "train.keep",

@@ -53,14 +53,13 @@ class DataConfig:
     """Source of sentence pairs, which `corpus.py` reads and `batching.py` groups into batches."""
 
     format: str = setting("toy", "toy | text | tsv | jsonl | parquet | hub")
-    path: str | None = setting(None, "folder with {train,valid,test}.*; format=hub: dataset name or such a folder")
+    path: str | None = setting(None, "folder with {train,valid,test}.*; format=hub: name of a dataset, or a folder")
     subset: str | None = setting(None, "format=hub: dataset configuration, such as de-en")
     revision: str | None = setting(None, "format=hub: branch, tag or commit; null: latest")
     source: str = setting("de", "file extension, column name or number, or nested column (translation.de)")
     target: str = setting("en", "same as source, for the target side")
     split: str = setting("test", "split that evaluate and align read")
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
-    invalid: str = setting("refuse", "invalid UTF-8 or JSON, missing columns: refuse | drop (and count)")
     alignments: str | None = setting(None, "format=text: extension of the files with gold links (not an output)")
     max_length: int = setting(100, "maximum pieces on either side; longer training pairs are dropped and counted")
     cache: str | None = setting(None, "folder for cached text and tokens; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")
@@ -70,7 +69,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_choice("data.format", self.format, CORPUS_FORMATS)
-        check_choice("data.invalid", self.invalid, ("refuse", "drop"))
         check_at_least(1, "data.", self, "limit", "max_length", "buffer")
         if self.split != Path(self.split).name:
             raise UserError(
@@ -88,8 +86,8 @@ class DataConfig:
             )
         if self.corpora and (self.format == "toy" or self.alignments is not None):
             raise UserError("data.corpora does not support the built-in corpus or gold links; remove data.corpora")
-        if self.alignments is not None and (self.format != "text" or self.invalid != "refuse"):
-            raise UserError(f"data.alignments={self.alignments} needs data.format=text and data.invalid=refuse")
+        if self.alignments is not None and self.format != "text":
+            raise UserError(f"data.alignments={self.alignments} needs data.format=text")
         if self.source == self.target:
             raise UserError(f"data.source and data.target are both '{self.source}'; they must differ")
         if self.format == "toy" and {self.source, self.target} != {"de", "en"}:
@@ -164,8 +162,7 @@ class DataOverride:
     """`data.*` of commands that read a run.
 
     Null means the value of the run, with these exceptions: a null `limit` is no limit; a null `cache` is the default
-    folder. With another format or path, null `subset`, `revision` and `alignments` mean none; a null `alignments` also
-    means none with `invalid=drop`.
+    folder. With another format or path, null `subset`, `revision` and `alignments` mean none.
     """
 
     format: str | None = setting(None, "null: same as the run, here and below")
@@ -176,7 +173,6 @@ class DataOverride:
     target: str | None = None
     split: str | None = None
     limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
-    invalid: str | None = None
     alignments: str | None = None
     cache: str | None = setting(None, "folder for cached text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")
 
@@ -191,8 +187,6 @@ class DataOverride:
             unset_keys |= {"subset", "revision", "alignments"}
         if self.format == "toy":
             unset_keys.add("path")
-        if self.invalid == "drop":
-            unset_keys.add("alignments")
         changes: dict[str, Any] = dict.fromkeys(unset_keys)
         changes["streaming"] = run.streaming and (self.format or run.format) == "hub"  # fetches only the split
         changes["corpora"] = []

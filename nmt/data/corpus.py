@@ -1,12 +1,10 @@
 """Load sentence pairs from any source as a memory-mapped Arrow table with the columns `source` and `target`.
 
 Parquet, folders and the hub are read by the `datasets` library, which also caches them. Line-based files have readers
-of our own, whose errors name file and line; their pairs also have the column `line`, the line number, unless the split
-is in shards. Nothing of a refused file is cached.
+of our own, whose errors name file and line. Nothing of a refused file is cached.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,33 +19,24 @@ from xxhash import xxh3_128
 
 from nmt.config import SIDES, DataConfig
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.readers import LINE_READERS, LINE_SCHEMA, TEXT_SCHEMA, BadLine
-from nmt.data.splits import (
-    VALID_SPLITS,
-    SplitFiles,
-    describe_shards,
-    find_files,
-    list_split_names,
-    require_folder,
-)
+from nmt.data.readers import LINE_READERS, TEXT_SCHEMA, BadLine
+from nmt.data.splits import VALID_SPLITS, SplitFiles, find_files, list_split_names
 from nmt.data.toy import corpus as toy
 from nmt.data.word_links import GoldLinks, read_gold_links
 from nmt.errors import UserError, suggest
-from nmt.system.messages import MAX_LISTED_LINES, clip_repr, first_line, format_first_lines, list_names, pluralize
-from nmt.system.text import COMPRESSION_BY_SUFFIX, NOT_UTF8, describe_decode_error, split_on_spaces
+from nmt.system.messages import clip_repr, first_line, list_names
+from nmt.system.text import COMPRESSION_BY_SUFFIX, describe_decode_error, split_on_spaces
 
 log = logging.getLogger("nmt")
 READ_BATCH_SIZE = 10_000  # pairs in memory at a time
 PAIRS_FILE = "pairs.arrow"
-DROPPED_LINES_FILE = "dropped.json"  # messages about lines that were left out, next to PAIRS_FILE in the cache
-TEXT_CACHE_VERSION = 2  # layout of these files; part of their cache key
+TEXT_CACHE_VERSION = 3  # of what is read from the same files; part of the cache key
 # Arrow types that may hold text; some writers store strings as bytes.
 TEXT_TYPES = [
     *(pa.string(), pa.large_string(), pa.string_view()),
     *(pa.binary(), pa.large_binary(), pa.binary_view()),
 ]
 LINKS_TYPE = pa.list_(pa.list_(pa.int64()))  # [source word, target word] of each link of a pair
-DroppedLines = dict[tuple[Path, str], list[int]]  # by file and kind of problem: the count, then first line numbers
 
 
 def load_pairs(data: DataConfig, split: str) -> pa.Table:
@@ -62,8 +51,8 @@ def load_pairs(data: DataConfig, split: str) -> pa.Table:
     """
     if data.format == "toy":
         pairs = read_toy(data, split)
-    elif (files := find_line_files(data, split)) is not None:
-        pairs = read_files(files, data)
+    elif data.format in LINE_READERS:
+        pairs = read_lines(data, split)
     else:
         pairs = read_dataset(data, split)
     if not len(pairs):
@@ -99,50 +88,25 @@ def map_table(path: Path) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
-def cache_tables(tables: Iterable[pa.Table], key: str, data: DataConfig) -> pa.Table:
+def cache_tables(tables: Iterable[pa.Table | pa.RecordBatch], key: object, data: DataConfig) -> pa.Table:
     """Return the pairs of these tables, memory-mapped from a file of the cache that is found by the key."""
 
     def fill(part: Path) -> None:
         with pa.OSFile(str(part / PAIRS_FILE), "wb") as file, pa.ipc.new_stream(file, TEXT_SCHEMA) as writer:
             for table in tables:
-                writer.write_table(table)
+                writer.write(table)
 
-    folder = cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest()
+    folder = cache_folder(data) / "text" / xxh3_128(repr((TEXT_CACHE_VERSION, key)).encode()).hexdigest()
     return map_table(get_or_build(folder, fill) / PAIRS_FILE)
 
 
 # ---------------------------------------------------------------------------------------------------- line-based files
-def find_line_files(data: DataConfig, split: str) -> SplitFiles | None:
-    """Return the files of a split if they are line-based."""
+def read_lines(data: DataConfig, split: str) -> pa.Table:
+    """Read the pairs of line-based files, cached under a digest of the files."""
     files = find_files(data, split)
-    return files if files is not None and files.format in LINE_READERS else None
-
-
-def read_files(files: SplitFiles, data: DataConfig) -> pa.Table:
-    """Read the pairs of line-based files, cached under a digest of the files, and log which lines were dropped.
-
-    Dropped lines are also logged if the pairs come from the cache.
-    """
-
-    def fill(part: Path) -> None:
-        dropped: DroppedLines = {}
-        rows = 0
-        with pa.OSFile(str(part / PAIRS_FILE), "wb") as file, pa.ipc.new_stream(file, LINE_SCHEMA) as writer:
-            for batch in read_shards(files, dropped, data):
-                rows += len(batch)
-                writer.write_batch(batch)
-        messages = describe_dropped_lines(dropped)
-        if not rows:
-            raise UserError("; ".join([f"{files.files[0]} has no sentence pairs", *messages]))
-        (part / DROPPED_LINES_FILE).write_text(json.dumps(messages), encoding="utf-8")
-
-    digests = [(str(file.resolve()), digest_file(file)) for file in files.files]
-    key = repr((TEXT_CACHE_VERSION, files.format, files.columns, data.invalid, digests))
-    folder = get_or_build(cache_folder(data) / "text" / xxh3_128(key.encode()).hexdigest(), fill)
-    for message in json.loads((folder / DROPPED_LINES_FILE).read_bytes()):
-        log.warning(message)
-    pairs = map_table(folder / PAIRS_FILE)
-    return pairs if len(files.shards) == 1 else pairs.drop_columns("line")  # ambiguous in shards
+    assert files is not None
+    digests = [(str(path.resolve()), digest_file(path)) for path in files.paths]
+    return cache_tables(read_shards(files, data), (data.format, files.columns, digests), data)
 
 
 def digest_file(path: Path) -> str:
@@ -150,47 +114,25 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, xxh3_128).hexdigest()
 
 
-def read_shards(files: SplitFiles, dropped: DroppedLines, data: DataConfig) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs of line-based files; count invalid lines in `dropped` and note the first line numbers.
+def read_shards(files: SplitFiles, data: DataConfig) -> Iterator[pa.RecordBatch]:
+    """Yield the pairs of line-based files.
 
     Raises:
-        UserError: a line is invalid, with data.invalid=refuse.
+        UserError: a line is invalid.
     """
     for shard in files.shards:
-        for item in LINE_READERS[files.format](*shard, *files.columns):
-            if not isinstance(item, BadLine):
-                yield item
-            elif data.invalid == "refuse":
-                hint = "; if the whole file has another encoding, convert it to UTF-8: iconv -f LATIN1 -t UTF-8"
+        for batch in LINE_READERS[data.format](*shard, *files.columns):
+            if isinstance(batch, BadLine):
                 raise UserError(
-                    f"{item.file}:{item.number}: {item.reason}; fix the line, or drop such lines: data.invalid=drop"
-                    + (hint if item.kind == NOT_UTF8 else "")
+                    f"{batch.file}:{batch.number}: {batch.reason}; fix the line, or let nmt.prepare make a corpus "
+                    "without such lines"
                 )
-            else:
-                counts = dropped.setdefault((item.file, item.kind), [0])
-                counts[0] += 1
-                if len(counts) <= MAX_LISTED_LINES:
-                    counts.append(item.number)
-
-
-def describe_dropped_lines(dropped: DroppedLines) -> list[str]:
-    return [
-        f"data.invalid=drop: left out {pluralize(count, 'line')} of {file}: {problem} ({format_first_lines(first)})"
-        for (file, problem), (count, *first) in dropped.items()
-    ]
+            yield batch.select(SIDES)
 
 
 def describe_origins(data: DataConfig, split: str) -> tuple[str, str]:
-    """Return how messages refer to the source and target of a split: their files, or the common file and columns."""
-    if split == "train" and data.corpora:
-        where = f"data.path={data.path} and data.corpora"
-    elif (files := find_files(data, split)) is None:
-        where = data.path or "the built-in corpus"
-    elif files.format == "text":
-        source, target = (describe_shards(list(side)) for side in zip(*files.shards, strict=True))
-        return source, target
-    else:
-        where = describe_shards(files.files)
+    """Return how messages refer to the source and target of a split."""
+    where = f"the split {split} of {data.path or 'the built-in corpus'}"
     return f"{where}, {data.source}", f"{where}, {data.target}"
 
 
@@ -201,7 +143,7 @@ def add_gold_links(pairs: pa.Table, data: DataConfig, split: str) -> pa.Table:
         for name in list_split_names(split)
         for suffix in ("", *COMPRESSION_BY_SUFFIX)
     ]
-    paths = [require_folder(data) / name for name in names]
+    paths = [Path(str(data.path), name) for name in names]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         log.warning(f"data.alignments={data.alignments}: {paths[0]} does not exist, so {split} has no gold links")
@@ -278,31 +220,25 @@ def select_texts(table: pa.Table, rows: Sequence[int], source: str, target: str,
 
 def check_text(value: pa.Scalar) -> str:
     """Return why a value is not text, empty if it is."""
-    if value.type not in TEXT_TYPES or not value.is_valid:
-        return f"{clip_repr(value.as_py())}, of type {value.type}, not text"
     try:
-        value.cast(pa.large_binary()).as_py().decode()
+        text = value.as_py()
+        text = text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         return describe_decode_error(error)
-    return ""
+    return "" if isinstance(text, str) else f"{clip_repr(text)}, of type {value.type}, not text"
 
 
 def open_dataset(data: DataConfig, split: str, streaming: bool) -> Any:
     """Return a split as a `Dataset`, cached in data.cache, or as an `IterableDataset`.
 
     Raises:
-        UserError: there is no such split, or the path of the folder would be read as a glob pattern.
+        UserError: there is no such split.
     """
     load = partial(import_datasets().load_dataset, cache_dir=str(cache_folder(data) / "datasets"), streaming=streaming)
     if files := find_files(data, split):
-        paths = [escape(str(file)) for file in files.files]
-        return load(files.format, data_files={split: paths}, split=split)
-    folder = Path(str(data.path)).resolve()
-    if folder.is_dir() and str(folder) != escape(str(folder)):
-        raise UserError(
-            f"data.path={data.path}: the datasets library reads *, ? and [ in {folder} as a pattern; rename it"
-        )
-    log.info(f"loading {data.path}" + ("" if folder.is_dir() else " from the hub"))
+        paths = [escape(str(path)) for path in files.paths]
+        return load(data.format, data_files={split: paths}, split=split)
+    log.info(f"loading {data.path}" + ("" if Path(str(data.path)).is_dir() else " from the hub"))
     splits = load(str(data.path), data.subset, revision=data.revision)
     name = next((name for name in list_split_names(split) if name in splits), None)
     if name is None:
@@ -333,11 +269,10 @@ def convert_errors(data: DataConfig) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        keys = "".join(f" data.{key}={value}" for key in ("subset", "revision") if (value := getattr(data, key)))
-        advice = "Check the name, the subset, the revision and the connection, or use a local folder: data.path=FOLDER"
-        if data.format == "parquet" or isinstance(cause, OSError) and cause.errno:
-            advice = f"Check the files, and whether the disk of the cache, {cache_folder(data)}, is full"
-        raise UserError(f"data.path={data.path}{keys} cannot be loaded: {first_line(cause)}. {advice}") from error
+        raise UserError(
+            f"data.path={data.path} cannot be loaded: {first_line(cause)}. Check data.path, data.subset, "
+            f"data.revision, the connection, and whether the disk of the cache, {cache_folder(data)}, is full"
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- toy

@@ -6,7 +6,6 @@ A row is the index of a pair in the corpus, including pairs that are left out of
 import dataclasses
 import hashlib
 import itertools
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -26,19 +25,19 @@ from nmt.config import SIDES, TrainRun
 from nmt.data.augmentation import Augmenter
 from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import describe_origins, get_gold_links, take_rows
+from nmt.data.corpus import get_gold_links
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, list_symbols, load_tokenizer, train_tokenizer
 from nmt.data.tokenizer_import import import_tokenizer
 from nmt.errors import UserError
 from nmt.system.memory import release_memory
-from nmt.system.messages import MAX_LISTED_LINES, format_first_lines, pluralize
+from nmt.system.messages import MAX_LISTED_LINES, format_first_lines
 
 log = logging.getLogger("nmt")
 ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory
 TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
 ORDER_FILE = "order"
 RUNS_FILE = "runs"
-ENCODING_REPORT = "report.json"
+MESSAGE_FILE = "message"
 IdArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 RowArray = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -121,7 +120,7 @@ def encode_corpus(
     """Encode the training pairs, or load them from the cache if the same texts were encoded with the same tokenizer.
 
     Pairs with a side that is empty or only white space, or has more than `data.max_length` pieces, are left out. The
-    log has their number and the first such lines of each side.
+    log has their number and where the first ones are.
 
     Raises:
         UserError: no pair is left, gold links are missing, or the cache cannot be written.
@@ -143,11 +142,8 @@ def encode_corpus(
         write_order(folder, limit)
 
     # The limit is part of the name, since lines that must exceed it are not tokenized.
-    folder = get_or_build(cache_folder(run.data) / "ids" / f"{key}.{limit}", write_encoding)
-    report = json.loads((folder / ENCODING_REPORT).read_bytes())
-    log_dropped(len(pairs), report["kept"], report["empty"], limit)
-    for reason, i, count, first in report["left out"]:
-        log_left_out(describe_origins(run.data, "train")[i], reason, count, first, pairs)
+    folder = get_or_build(cache_folder(run.data) / "pairs" / f"{key}.{limit}", write_encoding)
+    log.info((folder / MESSAGE_FILE).read_text(encoding="utf-8"))
     order = map_file(folder / ORDER_FILE, row_dtype(len(pairs)))
     main_pairs = mixture_weights[0][0] if mixture_weights else len(pairs)  # pairs of `data.corpora` come after these
     if not (order < main_pairs).any():
@@ -214,39 +210,37 @@ def encode_side(
 
 
 def write_order(folder: Path, limit: int) -> None:
-    """Write which rows are kept, in which order, and a report of what was left out."""
+    """Write which rows are kept, in which order, and a message about the others."""
     lengths = np.stack(
         [
             np.minimum(np.diff(map_file(folder / f"{name}.offsets", np.int64)), limit + 1).astype(np.int32)
             for name in SIDES
         ]
     )
-    is_empty = lengths == 0
-    is_too_long = lengths > limit
-    has_empty_side = is_empty.any(axis=0)
-    is_kept = ~(is_empty | is_too_long).any(axis=0)
-    left_out = []
-    for reason, sides in (
-        ("empty or only white space", is_empty),
-        (f"longer than data.max_length={limit} pieces", is_too_long),
-    ):
-        for i, side in enumerate(sides):
-            if side.any():
-                left_out.append((reason, i, int(side.sum()), np.flatnonzero(side)[:MAX_LISTED_LINES].tolist()))
-    report = {"kept": int(is_kept.sum()), "empty": int(has_empty_side.sum()), "left out": left_out}
-    (folder / ENCODING_REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    rows = np.flatnonzero(is_kept).astype(row_dtype(len(is_kept)))
-    lengths = lengths[:, is_kept]
-    lengths += 1
-    order, runs = sort_by_length(lengths) if len(rows) else (rows, np.zeros((3, 0), dtype=np.int64))
+    rows, message = choose_rows(lengths, limit)
+    rows = rows.astype(row_dtype(lengths.shape[1]))
+    order, runs = sort_by_length(lengths[:, rows] + 1) if len(rows) else (rows, np.zeros((3, 0), dtype=np.int64))
     (folder / ORDER_FILE).write_bytes(rows[order].data)
     (folder / RUNS_FILE).write_bytes(runs.tobytes())
+    (folder / MESSAGE_FILE).write_text(message, encoding="utf-8")
 
 
-def log_dropped(pairs: int, kept: int, empty: int, limit: int) -> None:
-    """Log how many of the training pairs are left out and why."""
-    too_long = f"{pairs - kept - empty:,} longer than data.max_length={limit} pieces"
-    log.info(f"train: {pairs:,} pairs; dropped {empty:,} with an empty side and {too_long}")
+def choose_rows(lengths: Array, limit: int) -> tuple[Indices, str]:
+    """Return the rows of the pairs to train on, and a message for the log about those that are left out.
+
+    Args:
+        lengths: source and target pieces without `</s>`, shape (2, pairs).
+    """
+    is_empty = (lengths == 0).any(axis=0)
+    is_dropped = is_empty | (lengths > limit).any(axis=0)
+    dropped, empty = np.flatnonzero(is_dropped), int(is_empty.sum())
+    message = (
+        f"train: {len(is_dropped):,} pairs; dropped {empty:,} with an empty side and {len(dropped) - empty:,} longer "
+        f"than data.max_length={limit} pieces"
+    )
+    if len(dropped):
+        message += f" ({format_first_lines((dropped[:MAX_LISTED_LINES] + 1).tolist())})"
+    return np.flatnonzero(~is_dropped), message
 
 
 def make_no_pairs_error(limit: int, where: str = "") -> UserError:
@@ -254,18 +248,6 @@ def make_no_pairs_error(limit: int, where: str = "") -> UserError:
         f"no training pair{where} is left: every pair has an empty side or a side longer than "
         f"data.max_length={limit} pieces; check the text or raise data.max_length"
     )
-
-
-def log_left_out(where: str, reason: str, count: int, first: list[int], pairs: pa.Table) -> None:
-    """Log which lines of a side are left out, or which pairs if the text was not read from lines.
-
-    Args:
-        first: the first rows that are left out.
-    """
-    has_lines = "line" in pairs.column_names
-    numbers = take_rows(pairs, first)["line"].to_pylist() if has_lines else [row + 1 for row in first]
-    lines = pluralize(count, "line" if has_lines else "pair")
-    log.info(f"left out {lines} of {where}: {reason} ({format_first_lines(numbers)})")
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizer

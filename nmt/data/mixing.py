@@ -98,7 +98,7 @@ def tag_corpus(pairs: pa.Table, tag: str | None, data: DataConfig) -> pa.Table:
         return pairs
     parts = (pairs.slice(row, READ_BATCH_SIZE) for row in range(0, len(pairs), READ_BATCH_SIZE))
     tables = (prepend_tag(part.cast(TEXT_SCHEMA), tag) for part in parts)
-    return cache_tables(tables, f"{text_key(pairs)} {tag}", data)
+    return cache_tables(tables, (text_key(pairs), tag), data)
 
 
 def prepend_tag(table: pa.Table, tag: str | None) -> pa.Table:

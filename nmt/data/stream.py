@@ -4,6 +4,7 @@ It comes in windows of `data.buffer` pairs, each of which is shuffled, sorted by
 Every process reads and tokenizes all text, so that windows do not depend on the number of processes.
 """
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,24 +16,25 @@ from xxhash import xxh3_128
 
 from nmt.config import SIDES, DataConfig, TrainRun
 from nmt.data.batch_encode import concatenate_ids, concatenate_parts, encode_texts, to_list
-from nmt.data.corpus import DroppedLines, describe_dropped_lines, find_line_files, log, read_shards, stream_pairs
+from nmt.data.corpus import read_shards, stream_pairs
 from nmt.data.encoding import (
     TOKENIZER_SAMPLE,
     EncodedPairs,
     EncodedSide,
+    choose_rows,
     iterate_texts,
-    log_dropped,
     make_no_pairs_error,
     sort_by_length,
 )
 from nmt.data.mixing import MixturePart, list_corpora, name_corpus_in_errors, prepend_tag
-from nmt.data.readers import TEXT_SCHEMA
+from nmt.data.readers import LINE_READERS, TEXT_SCHEMA
 from nmt.data.resampling import sample_ids
 from nmt.data.splits import find_files
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.system.distributed import run_on_some_ranks
 
+log = logging.getLogger("nmt")
 StreamOffset = list[int]  # position in a corpus: [epochs completed, pairs read in the current epoch]
 
 
@@ -105,9 +107,8 @@ def encode_window(
         ids, lengths = concatenate_parts(chunks, side)
         sides.append(EncodedSide(ids, np.append(0, np.cumsum(lengths))))
     lengths = np.stack([np.diff(side.offsets) for side in sides])
-    empty = (lengths == 0).any(axis=0)
-    rows = np.flatnonzero(~(empty | (lengths > limit).any(axis=0)))
-    log_dropped(len(table), len(rows), int(empty.sum()), limit)
+    rows, message = choose_rows(lengths, limit)
+    log.info(message)
     if not len(rows):
         raise make_no_pairs_error(limit)
     order, runs = sort_by_length(lengths[:, rows] + 1)
@@ -177,23 +178,17 @@ def read_corpus_once(data: DataConfig, seed: int, epoch: int) -> Iterator[pa.Tab
     """Yield all training pairs of a corpus.
 
     The shards of line-based files are shuffled again for each epoch, unless `data.limit` asks for the first pairs.
-    Dropped lines are logged at the end, or when the iterator is closed.
     """
-    files = find_line_files(data, "train")
-    if files is None:
+    files = find_files(data, "train")
+    if files is None or data.format not in LINE_READERS:
         yield from stream_pairs(data, "train")
         return
     shards = files.shards
     if data.limit is None:
         order = np.random.default_rng((seed, epoch)).permutation(len(shards))
         shards = [shards[i] for i in order]
-    dropped: DroppedLines = {}
-    try:
-        for batch in read_shards(files._replace(shards=shards), dropped, data):
-            yield pa.Table.from_batches([batch]).select(SIDES)
-    finally:
-        for message in describe_dropped_lines(dropped):
-            log.warning(message)
+    for batch in read_shards(files._replace(shards=shards), data):
+        yield pa.Table.from_batches([batch])
 
 
 def sample_stream(run: TrainRun) -> pa.Table:
@@ -219,7 +214,7 @@ def compute_stream_key(data: DataConfig, tokenizer: Tokenizer) -> str:
     for number, part in enumerate(list_corpora(data)):
         with name_corpus_in_errors(number):
             found = find_files(part.data, "train")
-        files = found.files if found else sorted(filter(Path.is_file, Path(str(part.data.path)).rglob("*")))
+        files = found.paths if found else sorted(filter(Path.is_file, Path(str(part.data.path)).rglob("*")))
         hub = [part.data.path, part.data.subset, *filter(None, [part.data.revision])]
         sources += [(file.name, file.stat().st_size) for file in files] or hub
     return xxh3_128(repr(sources).encode()).hexdigest()

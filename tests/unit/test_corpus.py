@@ -26,8 +26,8 @@ from nmt.config import DataConfig
 from nmt.config.data import DataOverride
 from nmt.data import cache, corpus
 from nmt.data.cache import cache_folder
-from nmt.data.corpus import describe_origins, load_pairs, stream_pairs
-from nmt.data.readers import LINE_READERS
+from nmt.data.corpus import load_pairs, stream_pairs
+from nmt.data.readers import LINE_READERS, BadLine
 from nmt.data.splits import VALID_SPLITS
 from nmt.data.toy import corpus as toy
 from nmt.errors import UserError
@@ -47,8 +47,7 @@ def read(tmp_path: Path) -> Read:
             (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         data = DataConfig(**{"format": format, "path": str(folder), "cache": str(tmp_path / "cache"), **settings})
         pairs = load_pairs(data, split)
-        assert pairs.column_names in (["source", "target"], ["source", "target", "line"])
-        read.lines = pairs["line"].to_pylist() if "line" in pairs.column_names else None  # type: ignore[attr-defined]
+        assert pairs.column_names == ["source", "target"]
         return pairs["source"].to_pylist(), pairs["target"].to_pylist()
 
     return read
@@ -109,9 +108,10 @@ def test_limit_applies_only_to_training_split(read: Read) -> None:
         ({"train.de": "a\n", "train.en": "a\nb\nc"}, r"train.de has 1 line and .*train.en has 3;"),
         ({"train.de": "a\n", "train.en": "\n\n\n\n"}, r"train.de has 1 line and .*train.en has 4;"),
         ({"train.de": "", "train.en": "a\n"}, r"train.de has 0 lines and .*train.en has 1;"),
-        ({"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"}, r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); fix"),
-        ({"train.de": b"ab\xfc\n", "train.en": b"\xe4\n"}, r"train.de:1: not UTF-8 \(byte 0xFC at position 3\); fix"),
-        ({"train.de": "", "train.en": ""}, "train.de has no sentence pairs"),
+        (
+            {"train.de": "a\nb\n", "train.en": b"a\n\xe4\n"},
+            r"train.en:2: not UTF-8 \(byte 0xE4 at position 1\); fix .* nmt.prepare",
+        ),
         ({"train.de": "a\n"}, r"train.en does not exist; .*data.source=de data.target=en.* The folder has train.de$"),
         ({"train.fr": "a\n"}, r"train.de does not exist; .*The folder has train.fr$"),
         ({}, r"train.de does not exist; .*The folder has nothing$"),
@@ -127,34 +127,22 @@ def test_missing_folder_raises(tmp_path: Path) -> None:
         load_pairs(DataConfig(format="text", path="nowhere", cache=str(tmp_path)), "train")
 
 
-def test_invalid_lines_are_dropped_on_both_sides_and_counted_on_every_read(
-    read: Read, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = {"train.de": b"a\n\xff\nc\nd\n\xff\n\nf", "train.en": b"A\nB\nC\n\xe4\n\xe4\nE\nF"}
-    for _ in range(2):
-        caplog.clear()
-        assert read(files, invalid="drop") == (["a", "c", "", "f"], ["A", "C", "E", "F"])
-        assert read.lines == [1, 3, 6, 7]
-        assert "data.invalid=drop: left out 2 lines of " in caplog.text
-        assert "train.de: not UTF-8 (first: 2, 5)" in caplog.text and "train.en: not UTF-8 (first: 4, 5)" in caplog.text
-    with pytest.raises(UserError, match="has no sentence pairs"):
-        read({"train.de": b"\xff", "train.en": b"a"}, invalid="drop")
-
-
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_errors_name_other_encodings(read: Read, ending: str) -> None:
-    for invalid in ("refuse", "drop"):
-        with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"):
-            text = compress("ä\nb\n".encode("utf-16"), ending) if ending else "ä\nb\n".encode("utf-16")
-            read({f"train.de{ending}": text, "train.en": b"x\ny\n"}, invalid=invalid)
-    with pytest.raises(UserError, match="train.en:1: not UTF-8 .*whole file has another encoding, .*: iconv -f LATIN1"):
-        read({"train.de": b"x\n", "train.en": "ä\n".encode("latin-1")})
+def test_error_names_utf16(read: Read, ending: str) -> None:
+    text = "ä\nb\n".encode("utf-16")
+    with pytest.raises(UserError, match=f"train.de{ending} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8"):
+        read({f"train.de{ending}": compress(text, ending) if ending else text, "train.en": b"x\ny\n"})
 
 
 @pytest.mark.parametrize(
     "format, sides, lines, expected",
     [
-        ("tsv", ("1", "2"), [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"], {"too few columns": [2, 5]}),
+        (
+            "tsv",
+            ("1", "2"),
+            [b"a\tb", b"c", b"c\td", b"\xff\tb", b"", b"\t"],
+            {"too few columns": [2, 5], "not UTF-8": [4]},
+        ),
         ("tsv", ("1", "2"), [b"a\tb\tc", b"c\td", b"c\td\te\tf"], {"too many columns": [3]}),
         ("tsv", ("x", "y"), [b"x\ty", b"c", b"a\tb", b"c"], {"too few columns": [2, 4]}),
         ("tsv", ("x", "y"), [b"x\ty", b"a\ta\tb", b"a\tb"], {"too many columns": [2]}),
@@ -175,39 +163,19 @@ def test_errors_name_other_encodings(read: Read, ending: str) -> None:
         ),
     ],
 )
-def test_dropped_lines_are_counted_by_reason(
-    read: Read,
-    caplog: pytest.LogCaptureFixture,
-    format: str,
-    sides: tuple[str, str],
-    lines: list[bytes],
-    expected: dict[str, list[int]],
+def test_readers_report_invalid_lines(
+    tmp_path: Path, format: str, sides: tuple[str, str], lines: list[bytes], expected: dict[str, list[int]]
 ) -> None:
     """Line numbers must count header lines, invalid lines and empty lines."""
     end = {"tsv": b"\nn\tm\n", "jsonl": b'\n{"x": "n", "y": "m"}\n'}[format]
-    files = {f"train.{format}": b"\n".join(lines) + end}
-    sources, targets = read(files, format=format, source=sides[0], target=sides[1], invalid="drop")
-    assert (sources[-1], targets[-1], read.lines[-1]) == ("n", "m", len(lines) + 1)
-    for reason, numbers in expected.items():
-        count = "1 line" if len(numbers) == 1 else f"{len(numbers)} lines"
-        first = ", ".join(map(str, numbers))
-        assert f"left out {count} of " in caplog.text and f"train.{format}: {reason} (first: {first})" in caplog.text
-
-
-def test_describe_origins_names_files_or_columns(tmp_path: Path) -> None:
-    for name in ("train.de", "train.en", "dev.jsonl", "only/news.de", "only/news.en"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    path = str(tmp_path)
-    text = (f"{path}/train.de", f"{path}/train.en")
-    assert describe_origins(DataConfig(format="text", path=path), "train") == text
-    assert describe_origins(DataConfig(format="hub", path=path, source="translation.de"), "train") == text
-    news = (f"{path}/only/news.de", f"{path}/only/news.en")  # a hub recipe, evaluated on a folder of text
-    assert describe_origins(DataConfig(format="hub", path=f"{path}/only"), "news") == news
-    dev = (f"{path}/dev.jsonl, de", f"{path}/dev.jsonl, en")
-    assert describe_origins(DataConfig(format="jsonl", path=path), "valid") == dev
-    assert describe_origins(DataConfig(format="hub", path="own/er"), "train") == ("own/er, de", "own/er, en")
-    assert describe_origins(DataConfig(), "train") == ("the built-in corpus, de", "the built-in corpus, en")
+    (tmp_path / "file").write_bytes(b"\n".join(lines) + end)
+    items = list(LINE_READERS[format](tmp_path / "file", *sides))
+    bad: dict[str, list[int]] = {}
+    for item in items:
+        if isinstance(item, BadLine):
+            bad.setdefault(item.kind, []).append(item.number)
+    assert bad == expected
+    assert items[-1].to_pylist()[-1] == {"source": "n", "target": "m", "line": len(lines) + 1}
 
 
 def test_cache_is_rebuilt_only_if_text_changes(read: Read, tmp_path: Path) -> None:
@@ -299,8 +267,8 @@ def test_full_disk_raises_and_leaves_nothing_that_counts(read: Read, tmp_path: P
 
 
 # --- blocks, compressed files, shards
-def read_naively(source: bytes, target: bytes, drop: bool) -> list[tuple[int, str, str]] | str:
-    """Return numbered pairs, or the beginning of the error message."""
+def read_naively(source: bytes, target: bytes) -> list[tuple[str, str]] | str:
+    """Return pairs, or the beginning of the error message."""
     sides = []
     for text in (source, target):
         *lines, last = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -310,12 +278,11 @@ def read_naively(source: bytes, target: bytes, drop: bool) -> list[tuple[int, st
         if left is None or right is None:
             return f"train.de has {len(sides[0])} line"
         try:
-            pairs.append((number, left.decode(), right.decode()))
+            pairs.append((left.decode(), right.decode()))
         except UnicodeDecodeError:
-            if not drop:
-                side = "de" if left.decode(errors="replace").encode() != left else "en"
-                return f"train.{side}:{number}: not UTF-8"
-    return pairs or "train.de has no sentence pairs"
+            side = "de" if left.decode(errors="replace").encode() != left else "en"
+            return f"train.{side}:{number}: not UTF-8"
+    return pairs or "the split train of data.path="
 
 
 bytes_of_text = st.lists(
@@ -326,22 +293,20 @@ bytes_of_text = st.lists(
 
 
 @settings(max_examples=200)
-@given(source=bytes_of_text, target=bytes_of_text, drop=st.booleans())
+@given(source=bytes_of_text, target=bytes_of_text)
 def test_text_reader_matches_naive_reader(
-    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes, drop: bool
+    tmp_path_factory: pytest.TempPathFactory, source: bytes, target: bytes
 ) -> None:
     if source.count(b"\n") > target.count(b"\n"):  # make most examples have as many lines on both sides
         target += b"x\n" * (source.count(b"\n") - target.count(b"\n"))
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "train.de").write_bytes(source)
     (folder / "train.en").write_bytes(target)
-    data = DataConfig(
-        format="text", path=str(folder), cache=str(folder / "cache"), invalid="drop" if drop else "refuse"
-    )
-    expected = read_naively(source, target, drop)
+    data = DataConfig(format="text", path=str(folder), cache=str(folder / "cache"))
+    expected = read_naively(source, target)
     try:
         pairs = load_pairs(data, "train")
-        actual: Any = list(zip(*(pairs[name].to_pylist() for name in ("line", "source", "target")), strict=True))
+        actual: Any = list(zip(pairs["source"].to_pylist(), pairs["target"].to_pylist(), strict=True))
     except UserError as error:
         actual = str(error).removeprefix(f"{folder}/")
     assert actual == expected if isinstance(expected, list) else actual.startswith(expected)
@@ -379,33 +344,20 @@ def test_read_sharded_text(read: Read, names: tuple[str, ...], tmp_path: Path) -
     files = {f"train{name}.{side}": f"{side}{i}\n{i}\n" for i, name in enumerate(names) for side in ("de", "en")}
     files |= {"train.tok.de": "unrelated", "trainer.00.de": "unrelated"}
     assert read(files) == (["de0", "0", "de1", "1", "de2", "2"], ["en0", "0", "en1", "1", "en2", "2"])
-    assert read.lines is None  # a line number would not identify the shard
-    first, last = (tmp_path / "data" / f"train{name}" for name in (names[0], names[2]))
-    data = DataConfig(format="text", path=str(tmp_path / "data"))
-    assert describe_origins(data, "train") == (f"{first}.de to {last.name}.de", f"{first}.en to {last.name}.en")
-    with pytest.raises(UserError, match=f"train{names[1]}.en has 3 lines|train{names[1]}.de has 2 lines and .* has 3;"):
+    with pytest.raises(UserError, match=f"train{names[1]}.de has 2 lines and .*train{names[1]}.en has 3;"):
         read({f"train{names[1]}.en": "a\nb\nc"})
-    with pytest.raises(UserError, match=f"train{names[1]}.en:2: not UTF-8"):
-        read({f"train{names[1]}.en": b"a\n\xff"})
-    with pytest.raises(UserError, match=f"has train.de and train{names[0]}.de: the split train as a whole and in sha"):
+    with pytest.raises(UserError, match="has the split train both as a whole and in shards"):
         read({"train.de": "a\n"})
     (tmp_path / "data" / "train.de").unlink()
     (tmp_path / "data" / f"train{names[1]}.en").unlink()
     with pytest.raises(UserError, match=f"train{names[1]}.en does not exist; "):
         read({})
-    (tmp_path / "data" / f"train{names[1]}.de").unlink()
-    if "-of-" in names[1]:
-        with pytest.raises(UserError, match="data has 2 of the 3 shards of train"):
-            read({})
-    else:
-        assert read({}) == (["de0", "0", "de2", "2"], ["en0", "0", "en2", "2"])
 
 
 def test_pairs_are_parsed_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nmt.data.readers.BATCH_PAIRS", 3)
     table = "".join(f"{i}\t{-i}\n" for i in range(20))
     assert read({"train.tsv": table}, format="tsv", source="1", target="2")[0] == [str(i) for i in range(20)]
-    assert read.lines == list(range(1, 21))
 
 
 # --- tsv
@@ -433,7 +385,7 @@ def test_read_tsv_by_column_number_or_name(read: Read) -> None:
             ("german", "englisch"),
             "no column 'englisch' .* german, english; did you mean 'english'",
         ),
-        (b"de\ten\n", ("de", "en"), "no sentence pairs"),
+        (b"de\ten\n", ("de", "en"), "the split train of data.path=.* is empty"),
         (b"", ("de", "en"), "no column 'de'"),
     ],
 )
@@ -483,11 +435,10 @@ def test_read_jsonl(read: Read, keys: tuple[str, str]) -> None:
         (r'{"de": "\ud800", "en": "b"}', "train.jsonl:2: .*surrogates not allowed"),
     ],
 )
-def test_invalid_jsonl_raises_or_is_dropped(read: Read, line: Any, message: str) -> None:
+def test_invalid_jsonl_raises(read: Read, line: Any, message: str) -> None:
     files = {"train.jsonl": to_json_lines({"de": "a", "en": "b"}, line)}
     with pytest.raises(UserError, match=message):
         read(files, format="jsonl")
-    assert read(files, format="jsonl", invalid="drop") == (["a"], ["b"])
 
 
 # --- parquet and hub
@@ -511,8 +462,6 @@ def test_read_parquet(read: Read, tmp_path: Path) -> None:
     write_parquet(tmp_path, "test.parquet", {"de": ["c"], "en": ["d"]})
     assert read({}, "test", "parquet") == (["c"], ["d"])
     write_parquet(tmp_path, "train-00000-of-00002-0123456789abcdef.parquet", {"de": ["a"], "en": ["b"]})
-    with pytest.raises(UserError, match="data has 1 of the 2 shards of train"):
-        read({}, "train", "parquet")
     write_parquet(tmp_path, "train-00001-of-00002-fedcba9876543210.parquet", {"de": ["c"], "en": ["d"]})
     assert read({}, "train", "parquet") == (["a", "c"], ["b", "d"])
 
@@ -581,8 +530,6 @@ def test_folder_names_with_glob_characters(tmp_path: Path) -> None:
             format="parquet", path=str(tmp_path / "x[1]"), streaming=streaming, cache=str(tmp_path / "cache")
         )
         assert load_pairs(data, "valid")["source"].to_pylist() == ["x[1]"]
-        with pytest.raises(UserError, match="as a pattern; rename it"):
-            load_pairs(replace(data, format="hub"), "valid")
 
 
 def test_streamed_hub_dataset_fetches_only_requested_split(read: Read, tmp_path: Path) -> None:
@@ -610,15 +557,6 @@ def test_read_folder_in_hub_layout(read: Read) -> None:
         read(files, "test", "hub")
 
 
-def test_text_folder_replaces_hub_dataset(read: Read) -> None:
-    files = {f"{split}.{side}": f"{split} {side}\n" for split in ("train", "valid") for side in ("de", "en")}
-    expected = (["valid de"], ["valid en"])
-    assert read(files, "valid", "hub") == expected
-    assert read(files, "valid", "hub", source="translation.de", target="translation.en") == expected
-    with pytest.raises(UserError, match="test.de does not exist"):
-        read(files, "test", "hub")
-
-
 def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def offline(path: str, subset: str | None, revision: str | None, **_: Any) -> None:
         assert (subset, revision) == ("de-en", "a1b2")
@@ -628,7 +566,7 @@ def test_unreachable_hub_dataset_raises(monkeypatch: pytest.MonkeyPatch, tmp_pat
     data = DataConfig(format="hub", path="nobody/nothing", subset="de-en", revision="a1b2", cache=str(tmp_path))
     with pytest.raises(
         UserError,
-        match=r"data.path=nobody/nothing data.subset=de-en data.revision=a1b2 .*Enabled\)\. .*data.path=FOLDER$",
+        match=r"data.path=nobody/nothing cannot be loaded: .*Enabled\)\. Check data.path, data.subset, data.revision",
     ):
         load_pairs(data, "train")
 
