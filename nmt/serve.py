@@ -20,7 +20,6 @@ from nmt.system.memory import configure_malloc
 from nmt.system.torchrun import check_single_process
 
 KEY_VARIABLE = "NMT_API_KEY"
-MAX_WAITING = 1_000  # requests that wait; others are refused
 
 
 def find_directions(models: list[list[str]]) -> list[tuple[str, str]]:
@@ -50,33 +49,28 @@ def serve(command: ServeRun) -> None:
     log_to_stderr()
     check_single_process("nmt.serve")
     try:
-        from nmt.serving.app import Direction, Service, build_app
+        from nmt.serving.app import Service, build_app
         from nmt.serving.batcher import Batcher
         from nmt.serving.server import bind, build_server
     except ImportError as error:
         raise UserError(f"nmt.serve needs {error.name}; install it with: {extra_command('serve')}") from None
     device = choose_device(command.device)
     configure_malloc()
-    with bind(command) as listener:
+    with bind(command.host, command.port) as listener:
         models = [[*map(fetch_model, paths)] for paths in command.checkpoint]
         directions = find_directions(models)
         translators = [
             open_translator(paths, device, command.precision, command.average, command.search) for paths in models
         ]
-        batcher = Batcher(translators, MAX_WAITING)
-        api_key = command.api_key or os.environ.get(KEY_VARIABLE) or None
-        service = Service(command, [Direction(*direction) for direction in directions], batcher, api_key)
+        service = Service(command, directions, Batcher(translators), os.environ.get(KEY_VARIABLE) or None)
         host, port = listener.getsockname()[:2]
         languages = ", ".join(f"{source} to {target}" for source, target in directions)
         listener.listen()  # from now on connections wait for the server instead of being refused
         log.info(f"translating {languages} at http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it")
-        try:
-            # Uvicorn ends cleanly and then repeats the signal, which scripts let background processes ignore.
-            with contextlib.suppress(KeyboardInterrupt, SystemExit):
-                build_server(build_app(service), command).run(sockets=[listener])
-            log.info("stopped")
-        finally:
-            batcher.close()
+        # Uvicorn ends cleanly and then repeats the signal, which scripts let background processes ignore.
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            build_server(build_app(service)).run(sockets=[listener])
+        log.info("stopped")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from nmt.config import SearchConfig, ServeRun
 from nmt.decoding.translation import Translation
 from nmt.errors import UserError
 from nmt.serving import server
-from nmt.serving.app import Direction, Service, build_app
+from nmt.serving.app import Service, build_app
 from nmt.serving.batcher import Batcher
 
 SERVE_SETTINGS = ("device=cpu", "precision=fp32", "search.beam=3")
@@ -95,10 +95,10 @@ def running(
             started.stop(signal.SIGKILL)
 
 
-def post(url: str, fields: Any, content_type: str = "application/json", path: str = "/translate") -> tuple[int, Any]:
+def post(url: str, fields: Any, content_type: str = "application/json") -> tuple[int, Any]:
     """Send a request, and return status and answer."""
     body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    request = urllib.request.Request(url + path, body, {"Content-Type": content_type})
+    request = urllib.request.Request(f"{url}/translate", body, {"Content-Type": content_type})
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, json.load(response)
@@ -118,7 +118,7 @@ class FakeTranslator:
 
     config: SearchConfig = field(default_factory=SearchConfig)
     device: Any = field(default_factory=lambda: SimpleNamespace(type="cpu"))
-    model: Any = field(default_factory=lambda: SimpleNamespace(attends=True, max_source_positions=None))
+    model: Any = field(default_factory=lambda: SimpleNamespace(attends=True))
     gate: threading.Event = field(default_factory=threading.Event)
     calls: list[list[str]] = field(default_factory=list)
 
@@ -138,28 +138,24 @@ class FakeTranslator:
 
 @contextmanager
 def fake_service(
-    directions: Sequence[tuple[str, str]] = (("de", "en"),),
-    api_key: str | None = None,
-    max_waiting: int = 5,
-    **settings: Any,
+    directions: Sequence[tuple[str, str]] = (("de", "en"),), api_key: str | None = None
 ) -> Iterator[tuple[Service, FakeTranslator]]:
     """A service whose models are all the same fake one."""
     translator = FakeTranslator()
     models: list[Any] = [translator for _ in directions]
-    batcher = Batcher(models, max_waiting)
-    command = ServeRun("runs/x", **settings)
+    service = Service(ServeRun("runs/x"), [*directions], Batcher(models), api_key)
     try:
-        yield Service(command, [Direction(*direction) for direction in directions], batcher, api_key), translator
+        yield service, translator
     finally:
         translator.gate.set()
-        batcher.close()
+        service.batcher.thread.shutdown()
 
 
 @contextmanager
 def listening(service: Service) -> Iterator[int]:
     """Run a server in a thread. Returns its port."""
-    with server.bind(service.command) as listener:
-        instance = server.build_server(build_app(service), service.command)
+    with server.bind("127.0.0.1", 0) as listener:
+        instance = server.build_server(build_app(service))
         thread = threading.Thread(target=lambda: instance.run(sockets=[listener]))
         thread.start()
         while not instance.started:

@@ -10,7 +10,7 @@ from nmt.config.model import ModelConfig
 from nmt.config.prepare import PrepareRun
 from nmt.config.search import LinksConfig, SearchConfig
 from nmt.config.training import OptimConfig, TrainConfig
-from nmt.errors import UserError, check_above_zero, check_at_least, check_choice
+from nmt.errors import UserError, check_at_least, check_choice
 
 BLEU_TOKENIZERS = (
     "auto",
@@ -298,9 +298,6 @@ class ServeRun(ComputeSettings, ModelSettings):
     checkpoint: Any = setting(None, "run or step folder; [A,B]: a model for each direction; [[A,B]]: ensemble")
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: all, so that other machines can connect")
     port: int = setting(5000, "port to listen on; 0: any free one, which the log names")
-    api_key: str | None = setting(None, "key that requests must have; null: $NMT_API_KEY, and none if that is not set")
-    max_characters: int = setting(10_000, "maximum characters of a request")
-    timeout: float = setting(60.0, "seconds within which a request must be answered, else it is given up")
     links: LinksConfig = field(default_factory=LinksConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
@@ -309,8 +306,6 @@ class ServeRun(ComputeSettings, ModelSettings):
         ModelSettings.__post_init__(self)
         models = self.checkpoint if isinstance(self.checkpoint, list) else [self.checkpoint]
         self.checkpoint = [[*map(str, model)] if isinstance(model, list) else [str(model)] for model in models]
-        check_at_least(1, "", self, "max_characters")
-        check_above_zero("", self, "timeout")
         check_port(self.port)
 
 

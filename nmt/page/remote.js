@@ -3,7 +3,6 @@ const CACHED_LINES = 500;
 const REASONS = {  // by the status of an answer
   403: "The API key is missing or wrong.",
   429: "The server is busy. Try again in a moment.",
-  503: "The server is being stopped.",
   504: "The server took too long.",
 };
 
@@ -12,7 +11,7 @@ function reportLostServer() {
 }
 
 /** Return the details of a line, as the server sends them, as a result for the page. */
-function toResult({ translations, parts, beyond_reach: isBeyondReach }) {
+function toResult({ translations, parts }) {
   const [best] = translations;
   const options = translations.map(option => ({
     text: option.text,
@@ -26,7 +25,6 @@ function toResult({ translations, parts, beyond_reach: isBeyondReach }) {
     source: { words: best.source_words, glued: best.source_glued },
     options: best.source_pieces.length ? options : [],  // an empty line has no pieces
     parts,
-    isBeyondReach,
     isCut: !best.ended,
   };
 }

@@ -1,35 +1,31 @@
 """Translate the lines of many requests in common batches.
 
-Requests are handled by an event loop, translation by one thread. The thread takes the jobs that wait, in the order of
+Requests are handled by an event loop, translation by one thread. The thread gets the jobs that wait, in the order of
 their arrival, and translates all their lines at once; the search groups them by length. While it works, others arrive
 and wait. So a request that is alone is translated at once, and the batch grows with the load.
 """
 
+import asyncio
 import copy
-import threading
-import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
+
+from starlette.exceptions import HTTPException
 
 from nmt.decoding.translation import Translation, check_scores
 from nmt.decoding.translator import Translator, default_batch_tokens
-from nmt.serving.prometheus import SEARCH_LINES, WAITING
 from nmt.system.logging import log
 
+MAX_WAITING = 1_000  # jobs
 GATHER_SECONDS = 0.005  # that a job waits for others to share its batch
-CHARACTERS_PER_PIECE = 4  # of source text, about; limits what is translated at once, which is not tokenized yet
-BATCHES_AT_ONCE = 8  # of the search, about; in a larger share lines of similar length find each other
+# Characters of source text translated at once, for each of `search.batch_tokens`: about 4 of a piece, and 8 batches of
+# the search, which then have lines of similar length.
+CHARACTERS_PER_TOKEN = 32
 
-
-class QueueFullError(Exception):
-    """Too many requests wait."""
-
-
-class ClosedError(Exception):
-    """The server is being stopped."""
+Results = list[list[Translation]]  # the `n_best` translations of each line, best first
 
 
 class Group(NamedTuple):
@@ -46,118 +42,81 @@ class Job:
 
     group: Group
     lines: Sequence[str]
-    future: "Future[list[list[Translation]]]" = field(default_factory=Future)
+    future: asyncio.Future[Results]
 
 
 class Batcher:
-    """A queue of jobs and the thread that works on them.
+    """A queue of jobs and the thread that works on them. All methods but `translate` run in the event loop.
 
-    Args:
-        translators: the models. Only the thread of the batcher translates with them; others may read what does not
-            change, such as their tokenizers.
-        max_waiting: number of jobs that may wait, those being translated included.
+    Only the thread translates with the models; others may read what does not change, such as their tokenizers.
     """
 
-    def __init__(self, translators: Sequence[Translator], max_waiting: int) -> None:
+    def __init__(self, translators: Sequence[Translator]) -> None:
         self.translators = translators
-        self.max_waiting = max_waiting
-        self.waiting: deque[Job] = deque()
-        self.in_work: list[Job] = []
-        self.changed = threading.Condition()
-        self.closed = False
-        self.thread = threading.Thread(target=self.run, name="translation", daemon=True)
-        self.thread.start()
+        self.waiting: list[Job] = []
+        self.thread = ThreadPoolExecutor(1, "translation")
+        self.worker: asyncio.Task[None] | None = None
 
-    def submit(self, group: Group, lines: Sequence[str]) -> "Future[list[list[Translation]]]":
+    def submit(self, group: Group, lines: Sequence[str]) -> asyncio.Future[Results]:
         """Add a job, and return the future of its translations. Cancel it if nobody waits for them any more.
 
         Raises:
-            QueueFullError, ClosedError: the job is not accepted.
+            HTTPException: 429 if too many jobs wait.
         """
-        job = Job(group, lines)
-        with self.changed:
-            if self.closed:
-                raise ClosedError
-            self.waiting = deque(other for other in self.waiting if not other.future.cancelled())
-            if len(self.waiting) + len(self.in_work) >= self.max_waiting:
-                raise QueueFullError
-            self.waiting.append(job)
-            self.count_jobs()
-            self.changed.notify()
+        self.waiting = [job for job in self.waiting if not job.future.cancelled()]
+        if len(self.waiting) >= MAX_WAITING:
+            raise HTTPException(429, "too many requests wait; try again later", {"Retry-After": "1"})
+        job = Job(group, lines, asyncio.get_running_loop().create_future())
+        self.waiting.append(job)
+        if self.worker is None or self.worker.done():
+            self.worker = asyncio.create_task(self.run())
         return job.future
 
-    def close(self) -> None:
-        """Refuse new jobs, and end the thread after those in work. The others are cancelled."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify()
-        self.thread.join()
-        for job in self.waiting:
-            job.future.cancel()
-
-    def run(self) -> None:
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.closed)
-                if self.closed:
-                    return
-            time.sleep(GATHER_SECONDS)
-            with self.changed:
-                self.in_work = self.take()
-                self.count_jobs()
-            self.translate(self.in_work)
-            with self.changed:
-                self.in_work = []
-                self.count_jobs()
-
-    def count_jobs(self) -> None:
-        WAITING.set(len(self.waiting) + len(self.in_work))
+    async def run(self) -> None:
+        """Translate until nothing waits."""
+        while self.waiting:
+            await asyncio.sleep(GATHER_SECONDS)
+            jobs = self.take()
+            translating = asyncio.get_running_loop().run_in_executor(self.thread, self.translate, jobs)
+            for job, results in zip(jobs, await translating, strict=True):
+                if job.future.cancelled():
+                    continue
+                if isinstance(results, Exception):
+                    job.future.set_exception(results)
+                else:
+                    job.future.set_result(results)
 
     def take(self) -> list[Job]:
-        """Return the first job and others of its group, in the order of their arrival, up to a limit of characters.
-
-        From then on they cannot be cancelled.
-        """
+        """Return the first job and others of its group, in the order of their arrival, up to a limit of characters."""
+        waiting = [job for job in self.waiting if not job.future.cancelled()]
         taken: list[Job] = []
-        others: deque[Job] = deque()
         characters = 0
-        for job in self.waiting:
-            if taken and (job.group != taken[0].group or characters >= self.max_characters(job.group)):
-                others.append(job)
-            elif job.future.set_running_or_notify_cancel():
+        for job in waiting:
+            translator = self.translators[job.group.translator]
+            tokens = translator.config.batch_tokens or default_batch_tokens(translator.device)
+            limit = CHARACTERS_PER_TOKEN * tokens // translator.config.width
+            if job.group == waiting[0].group and characters < limit:
                 taken.append(job)
                 characters += sum(map(len, job.lines))
-        self.waiting = others
+        self.waiting = [job for job in waiting if job not in taken]
         return taken
 
-    def max_characters(self, group: Group) -> int:
-        """Return how many characters of source text are translated at once, about."""
-        translator = self.translators[group.translator]
-        tokens = translator.config.batch_tokens or default_batch_tokens(translator.device)
-        return BATCHES_AT_ONCE * CHARACTERS_PER_PIECE * tokens // translator.config.width
-
-    def translate(self, jobs: Sequence[Job]) -> None:
-        """Translate jobs of a group; if that fails, each half of them, so that only the bad ones fail."""
+    def translate(self, jobs: Sequence[Job]) -> list[Results | Exception]:
+        """Translate jobs of a group; if that fails, each by itself, so that only the bad ones fail."""
         if not jobs:
-            return
+            return []
         group = jobs[0].group
         translator = copy.copy(self.translators[group.translator])
         translator.config = replace(translator.config, n_best=group.n_best)
         lines = [line for job in jobs for line in job.lines]
         try:
-            results = iter(translator.translate(lines, group.keep_weights))
-            options_of_jobs = [[next(results) for _ in job.lines] for job in jobs]
-            for options in options_of_jobs:
+            translations = iter(translator.translate(lines, group.keep_weights))
+            results = [list(islice(translations, len(job.lines))) for job in jobs]
+            for options in results:
                 check_scores([line[0] for line in options], 1)
+            return [*results]
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].future.set_exception(error)
-                return
-            log.warning(f"a batch of {len(jobs)} requests failed; translating each half of them")
-            half = len(jobs) // 2
-            self.translate(jobs[:half])
-            self.translate(jobs[half:])
-            return
-        SEARCH_LINES.observe(len(lines))
-        for job, options in zip(jobs, options_of_jobs, strict=True):
-            job.future.set_result(options)
+                return [error]
+            log.warning(f"a batch of {len(jobs)} requests failed; translating each by itself")
+            return [result for job in jobs for result in self.translate([job])]

@@ -3,20 +3,22 @@
 import asyncio
 import json
 import re
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import quote as percent_encode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nmt.data.html_document import Block, parse_document
-from nmt.decoding.html_translation import list_texts
+from nmt.decoding.html_translation import list_texts, restore_document
+from nmt.decoding.translation import Translation
 
+MAX_CHARACTERS = 10_000  # of all texts of a request
+MAX_BODY_BYTES = 12 * MAX_CHARACTERS + 2**14  # a character can be \ud83d\ude00 in JSON and %F0%9F%98%80 in a form
 BODY_SECONDS = 10.0  # within which a client must send the body of a request
-BYTES_PER_CHARACTER = 12  # of a body: a character beyond U+FFFF as \ud83d\ude00 in JSON, or as %F0%9F%98%80 in a form
-OTHER_FIELDS_BYTES = 2**14  # everything but the text
-MAX_FORM_FIELDS = 1000
 MAX_QUOTED_CHARS = 40  # of a value in an error message
 CLOSE = {"Connection": "close"}  # after an answer to a request that has not been read to its end
 HALF_SURROGATE_PAIR = re.compile("[\ud800-\udfff]")
@@ -36,69 +38,65 @@ class TranslationRequest:
     attention: bool  # whether the details have attention weights between words, and what else it takes to show them
     documents: list[list[str | Block]]  # each text, if these are HTML; else empty
 
+    @property
     def lines(self) -> list[list[str]]:
-        """Return the lines of each text, without line breaks; of HTML the text of each block."""
+        """The lines of each text, without line breaks; of HTML the text of each block."""
         if self.documents:
             return [list_texts(document) for document in self.documents]
         return [LINE_BREAK.split(text)[::2] for text in self.texts]
 
+    def restore(self, index: int, translations: list[Translation]) -> str:
+        """Return a text with the translations of its lines in their place."""
+        if self.documents:
+            return restore_document(self.documents[index], translations)
+        parts = LINE_BREAK.split(self.texts[index])
+        parts[::2] = [translation.text for translation in translations]
+        return "".join(parts)
 
-def restore_line_breaks(text: str, translations: list[str]) -> str:
-    """Join the translations of the lines of a text by the line breaks of the text."""
-    parts = LINE_BREAK.split(text)
-    parts[::2] = translations
-    return "".join(parts)
 
-
-async def read_fields(request: Request, max_characters: int) -> dict[str, Any]:
+async def read_fields(request: Request) -> dict[str, Any]:
     """Return the fields of a JSON object or form. In a form, fields that are repeated become lists.
 
     Raises:
         HTTPException: 408, 413, 415, or 400 if the body is not valid.
     """
-    body = await read_body(request, BYTES_PER_CHARACTER * max_characters + OTHER_FIELDS_BYTES)
+    body = await read_body(request)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if content_type == "application/json":
+    if content_type == "application/json":
+        try:
             fields = json.loads(body)
-        elif content_type == "application/x-www-form-urlencoded":
-            form = parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MAX_FORM_FIELDS)
-            fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
-        elif content_type == "multipart/form-data":
-            fields = await parse_multipart(request, body)
-        else:
-            raise HTTPException(415, "send JSON (Content-Type: application/json) or a form")
-    except (ValueError, RecursionError):
-        raise HTTPException(400, f"the body of the request is not valid {content_type}") from None
-    if not isinstance(fields, dict):
-        raise HTTPException(400, 'the body of the request is not a JSON object; send {"q": TEXT, ...}')
-    return fields
+        except (ValueError, RecursionError):
+            raise HTTPException(400, "the body of the request is not valid JSON") from None
+        if not isinstance(fields, dict):
+            raise HTTPException(400, 'the body of the request is not a JSON object; send {"q": TEXT, ...}')
+        return fields
+    if content_type == "application/x-www-form-urlencoded":  # with UTF-8 that is not encoded, as curl -d sends it
+        body = percent_encode(body, safe=string.printable).encode()
+    elif content_type != "multipart/form-data":
+        raise HTTPException(415, "send JSON (Content-Type: application/json) or a form")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    form = await Request(request.scope, receive).form(max_files=0)
+    lists = {name: form.getlist(name) for name in form}
+    return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limit:
-                    raise HTTPException(413, f"the request has more than {limit:,} bytes", CLOSE)
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the request has more than {MAX_BODY_BYTES:,} bytes", CLOSE)
     except TimeoutError:
         raise HTTPException(408, f"the request did not arrive within {BODY_SECONDS:g} seconds", CLOSE) from None
     return bytes(body)
 
 
-async def parse_multipart(request: Request, body: bytes) -> dict[str, Any]:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    parser = Request(request.scope, receive)
-    async with parser.form(max_files=0, max_fields=MAX_FORM_FIELDS, max_part_size=len(body)) as form:
-        lists = {name: form.getlist(name) for name in form}
-    return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}
-
-
-def parse_translation_request(fields: dict[str, Any], max_characters: int, max_alternatives: int) -> TranslationRequest:
+def parse_translation_request(fields: dict[str, Any], max_alternatives: int) -> TranslationRequest:
     """Check the fields of a request.
 
     Raises:
@@ -109,53 +107,43 @@ def parse_translation_request(fields: dict[str, Any], max_characters: int, max_a
         raise HTTPException(400, "q, the text to translate, is missing")
     texts = q if isinstance(q, list) else [q]
     for text in texts:
-        if not isinstance(text, str):
-            raise HTTPException(422, "q is not a text or a list of texts")
-        if HALF_SURROGATE_PAIR.search(text):
-            raise HTTPException(422, "q has half of a surrogate pair, which is not valid text")
+        if not isinstance(text, str) or HALF_SURROGATE_PAIR.search(text):
+            raise HTTPException(422, "q is not a text or a list of texts; a text has no half of a surrogate pair")
     characters = sum(map(len, texts))
-    if characters > max_characters:
-        raise HTTPException(413, f"q has {characters:,} characters, and a request may have {max_characters:,}")
+    if characters > MAX_CHARACTERS:
+        raise HTTPException(413, f"q has {characters:,} characters, and a request may have {MAX_CHARACTERS:,}")
     for name in ("source", "target"):
         if not isinstance(fields.get(name), str):
             raise HTTPException(400, f"{name}, the code of a language, is missing; /languages lists the codes")
-    if fields.get("format") not in (None, "", "text", "html"):
-        raise HTTPException(400, f"format={quote(fields['format'])} is not one of text, html")
-    attention = parse_flag(fields, "attention")
+    attention = is_set(fields, "attention")
+    is_html = parse_choice(fields, "format", ["text", "html"]) == "html"
     return TranslationRequest(
         texts=texts,
         is_list=isinstance(q, list),
         source=fields["source"],
         target=fields["target"],
-        alternatives=parse_number(fields, "alternatives", max_alternatives),
-        details=parse_flag(fields, "details") or attention,
+        alternatives=int(parse_choice(fields, "alternatives", [str(n) for n in range(max_alternatives + 1)])),
+        details=is_set(fields, "details") or attention,
         attention=attention,
-        documents=[*map(parse_document, texts)] if fields.get("format") == "html" else [],
+        documents=[*map(parse_document, texts)] if is_html else [],
     )
 
 
-def parse_number(fields: dict[str, Any], name: str, maximum: int) -> int:
+def is_set(fields: dict[str, Any], name: str) -> bool:
+    return parse_choice(fields, name, ["false", "true", "0", "1"]) in ("true", "1")
+
+
+def parse_choice(fields: dict[str, Any], name: str, choices: Sequence[str]) -> str:
+    """Return the choice that a field names; the first one if the field is missing, null, empty or false."""
     value = fields.get(name)
     if value in (None, "", False):
-        return 0
-    is_number = (
-        isinstance(value, int) and value is not True or isinstance(value, str) and re.fullmatch(r"\d{1,9}", value)
-    )
-    if not is_number or not 0 <= int(value) <= maximum:
-        raise HTTPException(400, f"{name}={quote(value)} is not a whole number from 0 to {maximum}")
-    return int(value)
-
-
-def parse_flag(fields: dict[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value in (None, False, "", "false", "0"):
-        return False
-    if value in (True, "true", "1"):
-        return True
-    raise HTTPException(400, f"{name}={quote(value)} is neither true nor false")
+        return choices[0]
+    if str(value).lower() not in choices:
+        raise HTTPException(400, f"{name}={quote(value)} is not one of {', '.join(choices)}")
+    return str(value).lower()
 
 
 def quote(value: object) -> str:
     """Return a value of a request for an error message."""
-    text = value if isinstance(value, str) else repr(value)
+    text = str(value)
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]}..."

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from nmt.config import SearchConfig
 from nmt.data.words import find_glued_words
 from nmt.decoding.translator import Translator
 from nmt.runs.checkpoint import load_model
+from nmt.serving import app, batcher, translation_request
+from nmt.serving.app import build_app
 
 LINES = ["Der Hund schläft .", "", "Die Frau liest ein Buch ."]
 
@@ -35,9 +38,9 @@ def page(browser: Browser, served: Running) -> TranslatingPage:
 
 
 @contextmanager
-def fake_page(browser: Browser, **settings: Any) -> Iterator[tuple[TranslatingPage, FakeTranslator]]:
+def fake_page(browser: Browser, **options: Any) -> Iterator[tuple[TranslatingPage, FakeTranslator]]:
     """The page of a server with a fake model, whose gate is closed."""
-    with fake_service(port=0, **settings) as (service, translator), listening(service) as port:
+    with fake_service(**options) as (service, translator), listening(service) as port:
         try:
             yield TranslatingPage(browser, f"http://127.0.0.1:{port}/"), translator
         finally:
@@ -62,7 +65,7 @@ def test_translations_and_attention_match_python(page: TranslatingPage, home: Pa
     actual = page.evaluate(f"translator.translate({json.dumps(chr(10).join(lines))}, () => {{}})")
     for line, options, result in zip(lines, expected, actual, strict=True):
         assert [option["text"] for option in result["options"]] == [option.text for option in options if line.strip()]
-        assert result["isCut"] == (not options[0].ended) and not result["isBeyondReach"]
+        assert result["isCut"] == (not options[0].ended)
         for got, python in zip(result["options"], options, strict=False):
             assert got["score"] == pytest.approx(python.score, abs=1e-4)
             assert got["ranking"] == pytest.approx(python.ranking_score, abs=1e-4)
@@ -99,11 +102,16 @@ def test_new_text_ends_the_request_of_the_old_and_known_lines_are_not_sent_again
         assert page.write("olderest\nnew\nnew") == ["OLDEREST", "NEW", "NEW"] and translator.calls[-1] == ["new"]
 
 
-def test_errors_are_sentences_in_the_status_line(browser: Browser) -> None:
-    with fake_page(browser, max_characters=20, max_waiting=1, timeout=1.0) as (page, translator):
+def test_errors_are_sentences_in_the_status_line(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ANSWER_SECONDS", 1.0)
+    for module in (app, translation_request):
+        monkeypatch.setattr(module, "MAX_CHARACTERS", 20)
+    with fake_page(browser) as (page, translator):
         assert page.write("late") == [""]
         assert page.evaluate("state.textContent") == "The server took too long."
-        page.write("waiting")  # while the line that nobody waits for any more is in work
+        with monkeypatch.context() as patch:
+            patch.setattr(batcher, "MAX_WAITING", 0)
+            page.write("waiting")
         assert page.evaluate("state.textContent") == "The server is busy. Try again in a moment."
         translator.gate.set()
         assert page.write("good") == ["GOOD"]
@@ -122,18 +130,8 @@ def test_errors_are_sentences_in_the_status_line(browser: Browser) -> None:
         assert page.evaluate("state.textContent") == message
 
 
-def test_busy_and_lost_server_are_reported(browser: Browser) -> None:
-    with fake_page(browser, max_waiting=1) as (page, translator):
-        page.evaluate(
-            "fetch('translate', {method: 'POST', headers: {'Content-Type': 'application/json'}, "
-            "body: JSON.stringify({q: 'first', source: 'de', target: 'en'})}) && 0"
-        )
-        while not translator.calls:
-            time.sleep(0.01)
-        assert page.write("second") == [""]
-        assert page.evaluate("state.textContent") == "The server is busy. Try again in a moment."
-        translator.gate.set()
-    with fake_service(port=0) as (service, translator):
+def test_lost_server_is_reported(browser: Browser) -> None:
+    with fake_service() as (service, translator):
         translator.gate.set()
         with listening(service) as port:
             page = TranslatingPage(browser, f"http://127.0.0.1:{port}/")
@@ -166,7 +164,8 @@ def test_languages_and_key_are_chosen_in_the_page(browser: Browser) -> None:
 
 def read_page(*directions: tuple[str, str]) -> PageReader:
     with fake_service(directions) as (service, _):
-        return PageReader(bytes(asyncio.run(service.page(None)).body).decode())  # type: ignore[arg-type]
+        request: Any = SimpleNamespace(app=build_app(service))
+        return PageReader(bytes(asyncio.run(app.page(request)).body).decode())
 
 
 def test_names_of_languages_cannot_change_the_page() -> None:
