@@ -101,7 +101,7 @@ class Model:
         """
         export_checkpoint(self.get_only_path(), path, self.average, self.translator.config)
 
-    def push_to_hub(self, address: str, *, license: str | None = None, private: bool = False) -> str:
+    def push_to_hub(self, address: str, *, license: str | None = None) -> str:
         """Publish the model on the Hugging Face hub, with a model card. Returns the address of the commit.
 
         The checkpoint is read again, as in `export`. Log in first, with `hf auth login` or HF_TOKEN.
@@ -109,9 +109,8 @@ class Model:
         Args:
             address: `OWNER/NAME`, or `hf://OWNER/NAME`. The repository is created if it does not exist.
             license: identifier of the model's license, such as `cc-by-4.0`. It is required.
-            private: whether a new repository is private.
         """
-        return push_model(self.get_only_path(), address, license, private, self.average)
+        return push_model(self.get_only_path(), address, license, self.average)
 
     def get_only_path(self) -> str:
         if len(self.paths) > 1:
@@ -182,9 +181,7 @@ def open_translator(
     )
 
 
-def export_checkpoint(
-    checkpoint: str, output: str | Path, average: int, search: SearchConfig, title: str | None = None
-) -> None:
+def export_checkpoint(checkpoint: str, output: str | Path, average: int, search: SearchConfig) -> None:
     """Export a model to a page or a folder, for `Model.export` and `nmt.export`.
 
     Raises:
@@ -193,7 +190,7 @@ def export_checkpoint(
     """
     model, tokenizer, config, *_ = load_model(checkpoint, average)
     if str(output).lower().endswith(".html"):
-        page = build_page(model, tokenizer, config, search, title)
+        page = build_page(model, tokenizer, config, search)
         with open_output(str(output)) as file:
             file.write(page.encode())
     else:

@@ -22,10 +22,10 @@ def export(command: ExportRun) -> None:
     check_single_process("nmt.export")
     output = str(command.output)
     if is_hub_address(output):
-        commit = push_model(command.checkpoint, output, command.license, command.private, command.average)
+        commit = push_model(command.checkpoint, output, command.license, command.average)
         log.info(f"published {command.checkpoint} as {commit}")
         return
-    export_checkpoint(command.checkpoint, output, command.average, command.search, command.title)
+    export_checkpoint(command.checkpoint, output, command.average, command.search)
     log.info(f"exported {command.checkpoint} to {output}")
 
 

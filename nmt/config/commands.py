@@ -371,9 +371,7 @@ class ExportRun(ModelSettings):
     """Settings of `python -m nmt.export`."""
 
     output: str | None = setting(None, "FILE.html: a page that translates | hf://OWNER/NAME | a new folder")
-    title: str | None = setting(None, "output=FILE.html: title of the page; null: the two languages")
     license: str | None = setting(None, "output=hf://OWNER/NAME: identifier of the license, such as cc-by-4.0")
-    private: bool = setting(False, "output=hf://OWNER/NAME: whether a new repository is private")
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def __post_init__(self) -> None:

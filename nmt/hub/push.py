@@ -15,14 +15,13 @@ CARD_FILE = "README.md"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # identifiers of the hub
 
 
-def push_model(path: str, address: str, license: str | None, private: bool = False, average: int = 1) -> str:
+def push_model(path: str, address: str, license: str | None, average: int = 1) -> str:
     """Upload a model with a model card to the hub. Returns the address of the commit.
 
     Args:
         path: a run, a step folder or an exported model.
         address: `hf://OWNER/NAME` or `OWNER/NAME`. The repository is created if it does not exist.
         license: identifier of the license, such as `cc-by-4.0`.
-        private: whether a new repository is private.
         average: number of checkpoints whose weights are averaged.
 
     Raises:
@@ -38,7 +37,7 @@ def push_model(path: str, address: str, license: str | None, private: bool = Fal
         folder = Path(temporary, "model")
         export_model(loaded.model, loaded.tokenizer, strip_local_paths(loaded.config), folder)
         (folder / CARD_FILE).write_text(build_model_card(loaded, repository, license), encoding="utf-8")
-        return upload(folder, address, EXPORTED_FILES, private, f"Upload {describe_direction(loaded)} model")
+        return upload(folder, address, EXPORTED_FILES, f"Upload {describe_direction(loaded)} model")
 
 
 def check_license(license: str | None) -> None:

@@ -39,15 +39,12 @@ SEARCH_KEYS = (
 )
 
 
-def build_page(
-    model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: SearchConfig, title: str | None = None
-) -> str:
+def build_page(model: Seq2Seq, tokenizer: Tokenizer, run: TrainRun, search: SearchConfig) -> str:
     """Return the HTML page of a model.
 
     Args:
         run: settings of the training, for the model's shape and the languages.
         search: settings of search; the reader of the page may change the beam.
-        title: by default made of the languages.
 
     Raises:
         UserError: a setting of search does not work in the page.
@@ -55,7 +52,7 @@ def build_page(
     check_search(search, tokenizer)
     search = search.with_source_limit_of(run.data)
     index, weights = pack_tensors(quantize_tensors(model) | get_scores(tokenizer))
-    title = title or f"{run.data.source} \N{RIGHTWARDS ARROW} {run.data.target}"
+    title = f"{run.data.source} \N{RIGHTWARDS ARROW} {run.data.target}"
     data = describe_model(model, tokenizer, run, search) | {"title": title, "tensors": index}
     parts = {
         "TITLE": escape(title),

@@ -94,7 +94,7 @@ def download(address: str, patterns: Sequence[str]) -> Path:
         )
 
 
-def upload(folder: Path, address: str, patterns: Sequence[str], private: bool, message: str) -> str:
+def upload(folder: Path, address: str, patterns: Sequence[str], message: str) -> str:
     """Upload the files of a folder to a repository, which is created if it does not exist, as one commit.
 
     Other files of the repository that match the patterns are deleted, since they are of an earlier model. Returns the
@@ -110,7 +110,7 @@ def upload(folder: Path, address: str, patterns: Sequence[str], private: bool, m
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
         api = HfApi(library_name=LIBRARY)
-        api.create_repo(repository, private=private, exist_ok=True)
+        api.create_repo(repository, exist_ok=True)
         files = {path.name: path for path in sorted(folder.iterdir())}
         earlier = [name for name in api.list_repo_files(repository) if name not in files]
         outdated = [name for name in earlier if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]

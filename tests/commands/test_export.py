@@ -64,7 +64,7 @@ def test_command_writes_page_or_folder(home: Path) -> None:
     assert (page.data["search"]["beam"], page.data["search"]["length_penalty"]) == (2, 0.5)
 
 
-def make_page(title: str | None = None, score: str = "additive", **data: Any) -> str:
+def make_page(score: str = "additive", **data: Any) -> str:
     """Return the page of a random model."""
     tokenizer = make_tokenizer("bpe", joint=False)
     run = TrainRun(
@@ -74,7 +74,7 @@ def make_page(title: str | None = None, score: str = "additive", **data: Any) ->
     torch.manual_seed(1)
     with patch("nmt.model.attention.LOCATION_POSITIONS", 6):
         model = build_model(run.model, tokenizer.source.vocab_size, tokenizer.target.vocab_size)
-    return build_page(model.eval(), tokenizer, run, SEARCH, title)
+    return build_page(model.eval(), tokenizer, run, SEARCH)
 
 
 PLAIN = PageReader(make_page())
@@ -82,10 +82,10 @@ PLAIN = PageReader(make_page())
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_cannot_change_the_page(text: str) -> None:
-    page = PageReader(make_page(title=text, source=text, target=text + "x"))
+    page = PageReader(make_page(source=text, target=text + "x"))
     assert page.elements == PLAIN.elements and page.policy == PLAIN.policy
     assert page.text["script"] == PLAIN.text["script"] and page.text["worker"] == PLAIN.text["worker"]
-    assert page.text["title"].strip() == page.text["h1"].strip() == page.data["title"].strip() == text.strip()
+    assert page.text["title"].strip() == page.text["h1"].strip() == page.data["title"].strip() == f"{text} → {text}x".strip()
     assert page.data["languages"] == {"source": text, "target": text + "x"}
     assert not re.search("[<>&\u2028\u2029]", page.text["data"])
 
@@ -271,12 +271,12 @@ def test_long_lines_are_split_and_cut_with_a_note(browser: Browser, folder: Path
 
 
 def test_model_without_attention(browser: Browser, folder: Path) -> None:
-    page = open_random(browser, folder, score="none", title="no attention", source="1", target="2")
+    page = open_random(browser, folder, score="none", source="1", target="2")
     assert page.write("der Hund")[0]
     assert page.evaluate("grid.parentNode.hidden") and "no attention" in page.evaluate("about.textContent")
     page.browser.hover("#translation .word")
     assert page.highlights()["mirror"] == {"der": 0, "Hund": 0}
-    assert page.texts("#source-name") == ["1"] and page.evaluate("document.title") == "no attention"
+    assert page.texts("#source-name") == ["1"] and page.evaluate("document.title") == "1 → 2"
 
 
 def test_right_to_left_text_color_schemes_and_narrow_window(page: TranslatingPage) -> None:
