@@ -3,12 +3,10 @@
 import argparse
 import contextlib
 import functools
-import gc
 import os
 import re
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +31,7 @@ from nmt.system.command_line import (
     remove_empty_folders,
     to_dataclasses,
 )
-from nmt.system.text import discard_output, echo, use_utf8
+from nmt.system.text import echo, use_utf8
 from nmt.system.torchrun import LAUNCH_ENV
 
 Command = Callable[[Any], float | None]  # a function of the settings; for sweeps, `train` returns its score
@@ -52,16 +50,12 @@ def main(command: str) -> Callable[[Command], Callable[[], None]]:
 
 def run_program(command: str, function: Command) -> None:
     """Run a command, report its errors, and exit unless all went well."""
-    if not gc.isenabled():  # see startup.py
-        gc.freeze()
-        gc.enable()
     use_utf8()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes unfinished files
     failures: list[Exception] = []
     code: Any = 0
     try:
         run_hydra(command, make_job(function, failures))
-        flush_output()
     except KeyboardInterrupt:
         report_error(UserError("interrupted"))
         code = 130
@@ -120,10 +114,6 @@ def make_job(function: Command, failures: list[Exception]) -> Callable[[DictConf
             if os.getpid() != main_pid:
                 raise
             return None
-        except Exception as error:
-            if os.getpid() != main_pid:
-                error.add_note(traceback.format_exc())  # lost on the way to the main process
-            raise
 
     return job
 
@@ -134,25 +124,12 @@ def report_error(error: Exception) -> None:
     Other ranks than 0 exit silently, since rank 0 reports the same error, unless the error is of this rank only
     (`any_rank`).
     """
-    if isinstance(error, BrokenPipeError):  # nobody reads standard output any more, as in `| head`
-        discard_output(1)
-        return
     rank = LAUNCH_ENV["RANK"]
     if rank and not getattr(error, "any_rank", False):
         exit_silently()
     prefix = f"process {rank}: " if rank else ""
     with contextlib.suppress(OSError):  # standard error is closed
         print(f"error: {prefix}{escape_controls(describe_error(error))}", file=sys.stderr, flush=True)
-
-
-def flush_output() -> None:
-    """Flush standard output."""
-    try:
-        print(end="", flush=True)
-    except OSError as error:
-        discard_output(1)  # Python flushes it once more at the end
-        error.filename = "standard output"
-        raise
 
 
 def list_given_keys() -> set[str]:

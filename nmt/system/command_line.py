@@ -21,53 +21,35 @@ if not CONFIG_DIR.is_dir():
 HYDRA_OPTION = re.compile(
     "-(h|m|c|p|i|cd|sc)|--(help|hydra-help|version|multirun|cfg|package|info|config-dir|shell-completion)"
 )
-TEXT_TYPES = (str, str | None, list[str], Any)
-# What Hydra reads as a number other than 0, 1, 2, ..., or as a truth value (group 2), or else text in quotes.
-NUMBER_OR_QUOTED = re.compile(
-    r"""((?:^|[,\[])\s*)(?!(?:0|[1-9]\d*)\s*(?:[],]|$))([-+]?\.?\d[\w.+-]*|true|false|[-+]?inf|nan)(?=\s*(?:[],]|$))"""
-    r"""|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""",
-    re.IGNORECASE,
-)
+TEXT_TYPES = (str, str | None, Any)
+NOT_TEXT = re.compile(r"[-+]?\.?\d[\w.+-]*|true|false|[-+]?inf|nan", re.IGNORECASE)  # if it is not in quotes
 SWEEP_PLUGINS = ("joblib", "submitit_local", "submitit_slurm")  # installed by the extra `sweep`
-# Keys, and their names in other toolkits. Of several keys, the first that the command has is meant.
+# Keys, and different names for them in other toolkits. Of several keys, the first that the command has is meant.
 KEY_SYNONYMS = {
-    "optim.lr": "learning_rate base_lr init_lr",
+    "optim.lr": "learning_rate",
     "optim.name": "optimizer optimiser",
-    "optim.schedule": "lr_scheduler lr_schedule scheduler decay_method",
-    "optim.warmup": "warmup_steps warmup_updates warmup_ratio",
-    "optim.clip": "clip_norm max_grad_norm grad_clip clip_grad_norm",
-    "train.batch_sentences": "batch_size minibatch_size",
-    "train.batch_tokens search.batch_tokens": "max_tokens tokens_per_batch",
-    "train.max_epochs": "epochs num_epochs n_epochs num_train_epochs",
-    "train.max_steps": "steps num_steps train_steps max_update max_updates",
-    "train.accumulate": "accum_count update_freq gradient_accumulation_steps",
-    "train.validate_every": "valid_steps eval_steps valid_freq",
-    "train.log_every": "log_interval report_every logging_steps disp_freq",
-    "train.patience": "early_stopping early_stop early_stopping_patience",
-    "train.keep": "keep_checkpoint keep_last save_total_limit",
-    "model.hidden": "hidden_size hidden_dim rnn_size hid_dim dim d_model",
-    "model.embed": "emb_dim emb_size embed_dim embedding_dim word_vec_size",
-    "model.encoder_layers": "n_layers num_layers layers enc_layers",
-    "model.decoder_layers": "dec_layers num_decoder_layers",
-    "model.dropout": "dropout_rate dropout_prob",
+    "optim.clip": "clip_norm max_grad_norm",
+    "train.batch_sentences": "batch_size",
+    "train.validate_every": "valid_steps eval_steps",
+    "train.accumulate": "update_freq",
+    "train.patience": "early_stopping",
+    "train.keep": "save_total_limit",
+    "model.hidden": "d_model rnn_size",
+    "model.embed": "emb_size embedding_dim",
+    "model.encoder_layers": "num_layers n_layers layers",
     "model.cell": "rnn_type cell_type",
-    "model.tie": "tie_embeddings tied_embeddings share_embeddings",
-    "model.attention.score": "attention_type global_attention attn_type",
-    "model.attention.heads": "n_heads num_heads",
-    "search.beam": "beam_size num_beams beam_width",
-    "search.n_best": "nbest num_return_sequences",
-    "search.length_penalty": "alpha lenpen",
-    "tokenizer.vocab_size": "vocab n_vocab src_vocab_size num_merges",
+    "model.tie": "tie_embeddings share_embeddings",
+    "model.attention.score": "attention_type attn_type",
+    "search.beam": "num_beams beam_width",
+    "search.n_best": "num_return_sequences",
     "tokenizer.joint": "share_vocab joined_dictionary",
-    "data.source input source": "src src_lang source_lang train_src",
-    "data.target target": "tgt trg tgt_lang target_lang train_tgt",
-    "data.path input": "data_dir dataset train_file train_set corpus",
-    "name output": "save_dir output_dir model_dir run_name save_model",
-    "checkpoint init_from": "model_path ckpt load_model",
-    "init_from checkpoint": "pretrained finetune train_from from_pretrained",
-    "device": "gpu gpus cuda use_cuda gpu_id",
-    "precision": "fp16 bf16 amp mixed_precision",
-    "seed": "random_seed manual_seed",
+    "data.source input source": "src src_lang",
+    "data.target target": "tgt tgt_lang",
+    "data.path input": "data_dir dataset corpus",
+    "name output": "output_dir save_dir model_dir",
+    "checkpoint init_from": "model_path pretrained",
+    "device": "gpu gpus cuda",
+    "precision": "fp16 bf16 amp",
 }
 KEYS_BY_SYNONYM = {name: keys.split() for keys, names in KEY_SYNONYMS.items() for name in names.split()}
 
@@ -118,37 +100,31 @@ def check_arguments(arguments: list[str], schema: type) -> None:
 
 
 def keep_text(setting: str, schema: type) -> str:
-    """Quote the numbers and truth values that a setting gives to a key of text, such as `name=2024_11_24`.
+    """Quote a number or truth value that a setting gives to a key of text, such as `name=2024_11_24`.
 
-    Hydra would otherwise read them as such, and the text would become 20241124.
+    Hydra would otherwise read it as such, and the text would become 20241124.
     """
-    key, equals, value = setting.partition("=")
+    key, _, value = setting.partition("=")
     field = list_keys(schema).get(key.lstrip("+~"))
-    if field is None or field.type not in TEXT_TYPES:
-        return setting
-    return key + equals + NUMBER_OR_QUOTED.sub(lambda match: f'{match[1]}"{match[2]}"' if match[2] else match[0], value)
+    return f'{key}="{value}"' if field and field.type in TEXT_TYPES and NOT_TEXT.fullmatch(value) else setting
 
 
 def suggest_key(key: str, known: list[str]) -> str:
     """Return `"; did you mean 'x'?"` for the key that has this name in other toolkits or the closest spelling."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
-    meanings = KEYS_BY_SYNONYM.get(leaf, [])
-    if not meanings or any(name.rpartition(".")[2] == leaf for name in known):
-        return suggest(key, known)
-    known_meanings = [name for name in meanings if name in known]
-    return f"; did you mean '{known_meanings[0]}'?" if known_meanings else f"; other commands have '{meanings[0]}'"
+    meant = [name for name in KEYS_BY_SYNONYM.get(leaf, ()) if name in known]
+    return f"; did you mean '{meant[0]}'?" if meant else suggest(key, known)
 
 
-def list_constant_keys(arguments: list[str]) -> list[str]:
-    """Return the keys of a sweep's command line that have one value, so that names of runs need not contain them."""
-    settings = [argument for argument in arguments if ("=" in argument or argument[0] == "~") and argument[0] != "-"]
+def list_constant_keys(settings: list[str]) -> list[str]:
+    """Return the keys of the settings that have the same value in all jobs of a sweep."""
     overrides = OverridesParser.create().parse_overrides(settings)
     return [override.key_or_group for override in overrides if not override.is_sweep_override()]
 
 
-def explain_hydra_error(error: Exception) -> str:
-    """Return an error of Hydra or OmegaConf as one line that begins with the argument or key it is about."""
-    if isinstance(error, MissingConfigException) and error.options:
+def describe_error(error: Exception) -> str:
+    """Return the message of an error that is not a bug, in one line that begins with its argument, key or file."""
+    if isinstance(error, MissingConfigException) and error.options:  # an OSError, too
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         if choice in SWEEP_PLUGINS:
             return f"{group}={choice} needs a missing plug-in; install it with: {extra_command('sweep')}"
@@ -161,20 +137,11 @@ def explain_hydra_error(error: Exception) -> str:
         elif value.startswith("["):
             remedy = f"""quote the list, and items with special characters: '{key}=["A","B"]'"""
         return f"{error.override} cannot be read; {remedy}"
-    lines = [line.strip(" .") for line in str(error.__cause__ or error).splitlines()]
-    place = str(error).partition("Error merging override ")[2]
-    place = place or next((line[9:].strip() for line in lines if line.startswith("full_key:")), "")
-    reason = "; ".join(line for line in lines if line and not re.match("full_key:|object_type=|reference_type=", line))
-    if "is not a ListConfig" in reason:
-        key, _, value = place.partition("=")
-        reason = f"expected a list; write it as {quote_setting(key, [value])}"
-    return f"{place}: {reason}" if place else reason
-
-
-def describe_error(error: Exception) -> str:
-    """Return the message of an error that is not a bug, such as `runs/mine/train.log: No space left on device`."""
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return explain_hydra_error(error)
+        text = str(error.__cause__ or error)
+        place = re.search("Error merging override (.+)", str(error)) or re.search("full_key: (.+)", text)
+        lines = [line.strip(" .") for line in text.splitlines() if not re.match(r"\s*(\w+_type=|full_key:|$)", line)]
+        return f"{place[1]}: {'; '.join(lines)}" if place else "; ".join(lines)
     if isinstance(error, OSError):
         return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     if isinstance(error, MemoryError):
@@ -199,7 +166,7 @@ def to_dataclasses(config: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise UserError(explain_hydra_error(error)) from error
+        raise UserError(describe_error(error)) from error
 
 
 def build_config(schema: type, values: dict[str, Any]) -> DictConfig:
@@ -212,7 +179,7 @@ def build_config(schema: type, values: dict[str, Any]) -> DictConfig:
     try:
         config.merge_with(escape_interpolations(values))
     except OmegaConfBaseException as error:
-        raise UserError(explain_hydra_error(error)) from error
+        raise UserError(describe_error(error)) from error
     return config
 
 

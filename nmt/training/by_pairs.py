@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.config import TrainRun
 from nmt.data.mixing import load_mixture
 from nmt.errors import UserError, suggest
-from nmt.system.command_line import build_config, explain_hydra_error, list_keys, to_dataclasses
+from nmt.system.command_line import build_config, describe_error, list_keys, to_dataclasses
 from nmt.system.logging import log
 
 BY_PAIRS_SECTIONS = ("tokenizer", "augment", "model", "optim", "train")
@@ -45,7 +45,7 @@ def apply_by_pairs(run: TrainRun, given: Collection[str]) -> TrainRun:
         try:
             OmegaConf.update(config, key, table[lower])
         except OmegaConfBaseException as error:
-            raise UserError(f"by_pairs, {key}={table[lower]}: {explain_hydra_error(error)}") from error
+            raise UserError(f"by_pairs, {key}={table[lower]}: {describe_error(error)}") from error
         if upper is None:
             interval = f"from {lower:,} on"
         else:
