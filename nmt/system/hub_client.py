@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmt.errors import UserError, extra_command
-from nmt.system.messages import on_one_line
+from nmt.system.messages import MAX_ERROR_CHARS
 
 PREFIX = "hf://"
 LIBRARY = "nmt"  # the library name the hub records
@@ -50,33 +50,16 @@ def check_installed(address: str) -> None:
 def explained_errors(address: str) -> Iterator[None]:
     """Raise errors of the hub and of the connection to it as a `UserError` that begins with the address."""
     check_installed(address)
-    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError
 
-    log_in = "log in with `hf auth login`, or set HF_TOKEN"
     try:
         yield
-    except errors.GatedRepoError:
-        reason = f"its owner must grant you access: ask for it on its page, then {log_in}"
-    except errors.RepositoryNotFoundError:
-        reason = f"there is no such repository, or it is private; check the name, or {log_in} if it is yours"
-    except errors.RevisionNotFoundError:
-        reason = "there is no such revision; remove @REVISION to get the latest one"
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        cause = on_one_line(error.__cause__ or error)
-        reason = (
-            f"it is not in the cache, and the hub cannot be reached ({cause}); check the network, and HF_HUB_OFFLINE"
-        )
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        remedy = f"the token must allow this; {log_in}" if status in (401, 403) else "try again later"
-        reason = f"the hub answered {status} ({on_one_line(error)}); {remedy}"
-    except (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.HTTPError) as error:
-        reason = on_one_line(error)
-    except (RuntimeError, ValueError) as error:  # what errors in the transfer of large files become
-        reason = f"the transfer failed ({on_one_line(error.__cause__ or error)}); try again"
-    else:
-        return
-    raise UserError(f"{address}: {reason}")
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        message = " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__
+        remedy = "check the network and HF_HUB_OFFLINE, or try again later"
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403, 404):
+            remedy = "check the name, or log in with `hf auth login` or HF_TOKEN if you have access"
+        raise UserError(f"{address}: {message}; {remedy}") from None
 
 
 def download(address: str, patterns: Sequence[str]) -> Path:

@@ -37,8 +37,3 @@ def list_names(names: list[str]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without a full stop, or the name of the error if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:MAX_ERROR_CHARS]
-
-
-def on_one_line(error: BaseException) -> str:
-    """Return an error's message with its lines joined, or the name of the error if it has none."""
-    return " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__

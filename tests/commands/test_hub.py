@@ -85,7 +85,7 @@ def test_commands_take_addresses_and_work_offline(hub: FakeHub, run: Path, home:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     offline = nmt.load(f"{ADDRESS}@main", device="cpu", precision="fp32", beam=2)
     assert "".join(f"{translation.text}\n" for translation in offline.translate(LINES)) == expected
-    with pytest.raises(nmt.UserError, match="^hf://owner/none: it is not in the cache, and the hub cannot be reached"):
+    with pytest.raises(nmt.UserError, match="^hf://owner/none: .*; check the network and HF_HUB_OFFLINE"):
         nmt.load("hf://owner/none")
 
 
@@ -121,9 +121,9 @@ def test_damaged_download_is_refused(hub: FakeHub, run: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("hf://owner/none", "there is no such repository, or it is private; check the name, or log in"),
-        ("hf://owner/gated", "its owner must grant you access"),
-        ("hf://owner/de-en@v9", "there is no such revision; remove @REVISION"),
+        ("hf://owner/none", "check the name, or log in with"),
+        ("hf://owner/gated", "log in with `hf auth login` or HF_TOKEN if you have access"),
+        ("hf://owner/de-en@v9", "Revision Not Found"),
         ("hf://owner", "use hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
         ("hf://owner/../x", "use hf://OWNER/NAME"),
         ("hf://owner/a--b", "a--b"),
@@ -149,7 +149,7 @@ def test_upload_errors(hub: FakeHub, run: Path, monkeypatch: pytest.MonkeyPatch)
             model.push_to_hub(address, license="mit")
     assert not hub.requests
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(nmt.UserError, match="hf://owner/x: the hub answered 401 .*; the token must allow this; log in"):
+    with pytest.raises(nmt.UserError, match="hf://owner/x: .*401.*; check the name, or log in"):
         model.push_to_hub("owner/x", license="mit")
     with pytest.raises(nmt.UserError, match="export each model"):
         nmt.load([run, run]).push_to_hub("owner/x", license="mit")
