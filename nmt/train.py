@@ -31,7 +31,7 @@ from nmt.evaluation.metrics import choose_bleu_tokenizer
 from nmt.model.seq2seq import build_model
 from nmt.runs.folder import lock_run_folder
 from nmt.system.cli import list_given_keys, main
-from nmt.system.device import describe_unused_gpus, prepare_model
+from nmt.system.device import prepare_model
 from nmt.system.distributed import (
     all_gather,
     broadcast_from_rank0,
@@ -135,12 +135,10 @@ def train(run: TrainRun) -> float:
         if world_size() > 1:
             setup += f", {world_size()} processes"
         log.info(f"{folder}: {parameters:,} parameters, {setup}")
-        if advice := describe_unused_gpus(run.device):
-            log.info(advice)
         best = fit(TrainState(run, folder, device, model, optimizer, data, progress))
-        device_memory = peak_device_memory(device)
-        gpu = "" if device_memory is None else f", GPU memory {device_memory / 1e9:.2f} GB"
-        log.info(f"peak memory {peak_memory() / 1e9:.2f} GB{gpu}")
+        for name, size in (("memory", peak_memory()), ("GPU memory", peak_device_memory(device))):
+            if size is not None:
+                log.info(f"peak {name} {size / 1e9:.2f} GB")
         log.info(f"evaluate with: python -m nmt.evaluate {quote_setting('checkpoint', str(folder))}")
     return best
 

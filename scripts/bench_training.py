@@ -240,7 +240,7 @@ def serve_updates(connection: Connection, system: System, vocabulary: int, encod
             torch.cuda.synchronize(torch_device)
         seconds = time.perf_counter() - started
         on_gpu = torch.cuda.max_memory_allocated(torch_device) if torch_device.type == "cuda" else 0
-        connection.send((int(tokens), seconds, on_gpu or peak_memory()))
+        connection.send((int(tokens), seconds, on_gpu or peak_memory() or 0))
 
 
 def count_flop_per_token(system: System, vocabulary: int, encoded: EncodedPairs) -> float:

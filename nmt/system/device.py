@@ -45,14 +45,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def describe_unused_gpus(name: str) -> str | None:
-    """Return advice if `device=name` leaves GPUs of this machine unused, else None."""
-    used, count = LAUNCH_ENV["LOCAL_WORLD_SIZE"], torch.cuda.device_count()
-    if name not in ("auto", "cuda") or count <= used:
-        return None
-    return f"{used} of {count} GPUs are used; torchrun --nproc-per-node={count} -m nmt.train ... uses all of them"
-
-
 def choose_precision(name: str, device: torch.device) -> str:
     """Return the precision for a device.
 
@@ -93,10 +85,8 @@ def is_bf16_faster() -> bool:
 
 def has_exact_int8_matmul() -> bool:
     """Return whether PyTorch has exact int8 matrix products on this CPU. Without VNNI, 16-bit sums may overflow."""
-    if not hasattr(torch, "_int_mm"):  # a private operator
-        return False
     x_NI = torch.full((4, 256), 127, dtype=torch.int8)
-    return bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
+    return hasattr(torch, "_int_mm") and bool((torch._int_mm(x_NI, x_NI.t()) == 256 * 127**2).all())
 
 
 def prepare_model(model: nn.Module, precision: str, device: torch.device, training: bool = False) -> None:

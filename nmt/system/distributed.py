@@ -18,6 +18,7 @@ import torch.distributed as dist
 from nmt.errors import UserError, exit_silently
 from nmt.system.device import choose_device
 from nmt.system.logging import log
+from nmt.system.messages import first_line
 from nmt.system.torchrun import LAUNCH_ENV
 
 T = TypeVar("T")
@@ -44,14 +45,8 @@ def process_group(name: str) -> Iterator[torch.device]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     log.info(f"joining {LAUNCH_ENV['WORLD_SIZE']} processes")
-    try:
+    with explained_gloo_errors("the other processes of this job cannot be reached; make sure that all were started"):
         init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"the other processes of this job cannot be reached ({summarize_gloo_error(error)}); make sure that all "
-            "were started and that their machines can connect to each other",
-            any_rank=True,
-        ) from None
     _joined = True
     try:
         yield device
@@ -94,18 +89,20 @@ def world_size() -> int:
     return LAUNCH_ENV["WORLD_SIZE"] if _joined else 1
 
 
-def summarize_gloo_error(error: Exception) -> str:
-    """Return the first sentence of an error of gloo without its source location."""
-    return re.sub(r"\[\S*?\.cc:\d+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0][:200]
+@contextlib.contextmanager
+def explained_gloo_errors(message: str) -> Iterator[None]:
+    """Turn an error of gloo or NCCL into a `UserError` with the message."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        reason = re.sub(r"\[\S*?\.cc:\d+\] ", "", first_line(error))  # the place in the source code
+        raise UserError(f"{message} ({reason})", any_rank=True) from None
 
 
 def run_collective(call: Callable[..., Any], *arguments: Any) -> None:
     """Call a collective operation, and raise a `UserError` if another rank has ended."""
-    try:
+    with explained_gloo_errors("another process of this job has ended, so this one cannot continue"):
         call(*arguments)
-    except RuntimeError as error:
-        message = f"another process of this job has ended, so this one cannot continue ({summarize_gloo_error(error)})"
-        raise UserError(message, any_rank=True) from None
 
 
 def all_reduce_sum(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -164,9 +161,8 @@ def local_rank0_first(work: Callable[[], T]) -> T:
     Returns the result of this rank. An error ends all ranks.
     """
     is_first = LAUNCH_ENV["LOCAL_RANK"] == 0
-    result_if_first = run_on_some_ranks(work, is_first)
-    result_otherwise = run_on_some_ranks(work, not is_first)
-    return result_if_first if is_first else result_otherwise  # type: ignore[return-value]
+    results = [run_on_some_ranks(work, is_first), run_on_some_ranks(work, not is_first)]
+    return results[0 if is_first else 1]  # type: ignore[return-value]
 
 
 def run_on_some_ranks(work: Callable[[], T], runs_here: bool) -> T | None:

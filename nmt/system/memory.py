@@ -1,6 +1,5 @@
 """Peak memory of the host and of GPUs, out-of-memory errors, and the settings of malloc."""
 
-import contextlib
 import ctypes
 import re
 import sys
@@ -13,6 +12,7 @@ import torch
 # Parameters of glibc's mallopt.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
+LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 OUT_OF_MEMORY = re.compile(
     "allocate memory|out of memory|ALLOC_FAILED|bad_alloc|could not (create|execute) a (memory object|primitive)$"
     "|StreamCaptureInvalidated|previous error during capture"  # later errors of a CUDA graph capture
@@ -21,22 +21,11 @@ OUT_OF_MEMORY = re.compile(
 PEAK_RESERVED_BYTES: dict[int, int] = {}  # by GPU index: peak of reserved memory before the last counter reset
 
 
-def peak_memory() -> int:
-    """Return the peak resident memory of this process in bytes.
-
-    On Linux this is VmHWM, because ru_maxrss includes the memory of the parent process.
-    """
-    if sys.platform == "win32":
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource  # not on Windows
-
+def peak_memory() -> int | None:
+    """Return the peak resident memory of this process in bytes; None if the system is not Linux."""
     status = Path("/proc/self/status")
-    if match := re.search(r"VmHWM:\s+(\d+) kB", status.read_text() if status.exists() else ""):
-        return 1024 * int(match[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    match = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return 1024 * int(match[1]) if match else None
 
 
 def peak_device_memory(device: torch.device) -> int | None:
@@ -85,12 +74,9 @@ def configure_malloc() -> None:
 
     Otherwise a training step would spend a tenth of its time on 20,000 page faults, and a busy server a twentieth.
     """
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest allowed value
-        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    if hasattr(LIBC, "mallopt"):
+        LIBC.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest allowed value
+        LIBC.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def release_memory() -> None:
@@ -98,7 +84,5 @@ def release_memory() -> None:
 
     Batches of many shapes fragment glibc's heap, which would grow to twice the memory in use.
     """
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    if hasattr(LIBC, "malloc_trim"):
+        LIBC.malloc_trim(0)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from builders import TINY_SETTINGS, command_environment
 from nmt.config import DataConfig
 from nmt.data.cache import cache_folder
 from nmt.errors import UserError
-from nmt.system import memory
 
 # Take from Python what Windows does not have, after the libraries have been imported, and before nmt is. Files that are
 # open can be neither renamed nor removed, and a name that exists can be replaced only by `replace`.
@@ -64,8 +62,6 @@ for name in ("SIGKILL", "SIGHUP", "SIGPIPE", "SIGALRM", "alarm"):
     delattr(signal, name)
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"):
     sys.modules[name] = None
-psutil = sys.modules["psutil"] = types.ModuleType("psutil")
-psutil.Process = lambda: types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=123_000_000))
 sys.platform = "win32"
 asyncio.ProactorEventLoop = asyncio.SelectorEventLoop  # what uvicorn takes there
 
@@ -125,7 +121,6 @@ run_server("serve", "/health", "checkpoint=runs/mine")
     done = subprocess.run(command, cwd=tmp_path, env=environment, input=text, capture_output=True, timeout=300)
     errors = done.stderr.decode()
     assert done.returncode == 0, errors
-    assert "peak memory 0.12 GB" in errors
     assert '"name": "mine"' in errors and '{"status":"ok"}' in errors and errors.count("stopped") == 2
     assert (tmp_path / "out.txt").read_bytes().count(b"\n") == 6
     assert (tmp_path / "links.pharaoh").read_bytes().count(b"\n") == 200
@@ -138,14 +133,3 @@ def test_cache_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(UserError, match="the cache /proc/none/nmt cannot be created .*; set data.cache=FOLDER"):
         cache_folder(DataConfig())
-
-
-def test_peak_memory_on_macos_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(memory, "Path", lambda path: Path("no such file"))
-    monkeypatch.setattr(resource, "getrusage", lambda who: types.SimpleNamespace(ru_maxrss=5_000_000))
-    assert memory.peak_memory() == 5_000_000
-    memory.configure_malloc()
-    memory.release_memory()

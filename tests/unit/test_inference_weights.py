@@ -16,12 +16,10 @@ from nmt.model.kernels.linear import Linear
 from nmt.model.kernels.recurrence import RNN
 from nmt.system.device import (
     choose_precision,
-    describe_unused_gpus,
     has_exact_int8_matmul,
     is_bf16_faster,
     prepare_model,
 )
-from nmt.system.torchrun import LAUNCH_ENV
 
 int8 = pytest.mark.skipif(not has_exact_int8_matmul(), reason="the CPU has no exact int8 products (VNNI)")
 
@@ -197,14 +195,6 @@ def test_auto_precision_is_bf16_where_it_is_faster(
     monkeypatch.setenv("NMT_PRECISION", "fp23")
     with pytest.raises(nmt.UserError, match="environment variable NMT_PRECISION=fp23 is not one of .*'fp32'"):
         choose_precision("auto", cpu)
-
-
-def test_unused_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert "1 of 2 GPUs are used; torchrun --nproc-per-node=2" in str(describe_unused_gpus("auto"))
-    assert describe_unused_gpus("cuda:1") is None and describe_unused_gpus("cpu") is None
-    monkeypatch.setitem(LAUNCH_ENV, "LOCAL_WORLD_SIZE", 2)
-    assert describe_unused_gpus("auto") is None
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU does not have the setting")
