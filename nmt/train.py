@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from nmt.config import TrainRun
 from nmt.data.corpus import iter_column, load_pairs
-from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer, gold_key
+from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.overlap import warn_of_overlap
 from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
@@ -72,8 +72,7 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
         encoded = encode_corpus(pairs, tokenizer or get_or_train_tokenizer(pairs, run), run, shares)
         encoded = dataclasses.replace(encoded, augmenter=build_augmenter(run, pairs))
     check_tags(run.data, encoded.tokenizer)
-    keys = encoded.key, content_key(valid, encoded.tokenizer), gold_key(encoded.pairs), gold_key(valid)
-    return encoded, valid, " ".join(keys)
+    return encoded, valid, f"{encoded.key} {content_key(valid, encoded.tokenizer)}"
 
 
 def needs_word_tokens(run: TrainRun) -> bool:

@@ -4,28 +4,24 @@ A row is the index of a pair in the corpus, including pairs that are left out of
 """
 
 import dataclasses
-import hashlib
 import itertools
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import sentencepiece
 from tqdm import tqdm
 from xxhash import xxh3_128
 
-from nmt.config import SIDES, TrainRun
+from nmt.config import SIDES, UNK, TrainRun
 from nmt.data.augmentation import Augmenter
-from nmt.data.batch_encode import Array, Indices, encode_texts, id_dtype, to_list
 from nmt.data.cache import cache_folder, get_or_build
-from nmt.data.corpus import get_gold_links
 from nmt.data.tokenizer import LanguageTokenizer, Tokenizer, list_symbols, load_tokenizer, train_tokenizer
 from nmt.data.tokenizer_import import import_tokenizer
 from nmt.errors import UserError
@@ -33,11 +29,13 @@ from nmt.system.memory import release_memory
 from nmt.system.messages import MAX_LISTED_LINES, format_first_lines
 
 log = logging.getLogger("nmt")
-ENCODING_CHUNK = 40_000  # pairs per chunk; each core that tokenizes has a few chunks in memory
+ENCODING_CHUNK = 40_000  # texts in memory at a time while encoding a corpus
 TOKENIZER_SAMPLE = 1_000_000  # lines per side for tokenizer training; larger corpora are sampled
 ORDER_FILE = "order"
 RUNS_FILE = "runs"
 MESSAGE_FILE = "message"
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 RowArray = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -49,6 +47,11 @@ class EncodedSide:
 
     ids: IdArray
     offsets: Indices  # row i is ids[offsets[i] : offsets[i + 1]]
+
+    @classmethod
+    def build(cls, ids: IdArray, lengths: Indices) -> "EncodedSide":
+        """Create from the concatenated ids of sentences and the number of ids of each."""
+        return cls(ids, np.append(0, np.cumsum(lengths)))
 
     def __getitem__(self, row: int) -> IdArray:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
@@ -70,8 +73,8 @@ class EncodedPairs:
     order: RowArray  # rows of the training pairs, sorted by `sort_by_length`; memory-mapped from a file
     runs: Indices  # runs of pairs of equal size in `order`: source pieces, target pieces, number of pairs
     max_length: int  # pieces
-    sampling: float  # subword sampling, repeated for each epoch
-    guided: bool  # whether batches include the gold attention, given by the gold links of the pairs
+    sampling: float = 0.0  # subword sampling, repeated for each epoch
+    guided: bool = False  # whether batches include the gold attention, given by the gold links of the pairs
     mixture_weights: Sequence[tuple[int, float]] = ()  # for several corpora: the end row and the weight of each
     augmenter: Augmenter | None = None  # random changes of the pairs, repeated for each epoch
 
@@ -97,18 +100,13 @@ def sort_by_length(lengths: Array) -> tuple[Indices, Indices]:
     Args:
         lengths: source and target pieces including `</s>`, shape (2, pairs).
     """
-    max_length = int(lengths.max())
-    differences = 2 * max_length + 1
-    is_small = (max_length + 1) * differences <= 2**16
-    source, target = lengths.astype(np.int32 if is_small else np.int64)
+    source, target = lengths.astype(np.int64)
     longer = np.maximum(source, target)
     difference = source - target
-    sort_keys = longer * differences + max_length + np.where(longer % 2, difference, -difference)
-    if is_small:
-        sort_keys = sort_keys.astype(np.uint16)  # sorting 16 bits is fast
+    sort_keys = 2 * longer * longer.max(initial=0) + np.where(longer % 2, difference, -difference)
     order = np.argsort(sort_keys, kind="stable")
     sort_keys = sort_keys[order]
-    starts = np.flatnonzero(np.append(True, sort_keys[1:] != sort_keys[:-1]))
+    starts = np.flatnonzero(np.diff(sort_keys, prepend=-1))
     counts = np.diff(np.append(starts, len(sort_keys)))
     return order, np.stack([*lengths[:, order[starts]].astype(np.int64), counts])
 
@@ -137,7 +135,7 @@ def encode_corpus(
 
     def write_encoding(folder: Path) -> None:
         for name, side in sides.items():
-            encode_side(folder, name, pairs, side, limit, count_cores())
+            encode_side(folder, name, pairs, side, limit)
         release_memory()
         write_order(folder, limit)
 
@@ -167,11 +165,6 @@ def encode_corpus(
     )
 
 
-def count_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def row_dtype(count: int) -> type[np.uint32] | type[np.int64]:
     """Return the dtype in which the rows of `count` pairs are stored."""
     return np.uint32 if count <= 2**32 else np.int64
@@ -183,50 +176,60 @@ def map_file(path: Path, dtype: type[np.generic]) -> Array:
     return np.asarray(np.memmap(path, dtype, "r"))
 
 
-def encode_side(
-    folder: Path, name: str, pairs: pa.Table, side: LanguageTokenizer, max_length: int, threads: int
-) -> None:
-    """Write the ids of one side and the offsets of its rows.
-
-    Chunks are encoded in several threads (SentencePiece is native code) and written in order.
-    """
-    encode = partial(encode_texts, side=side, max_length=max_length, known={})
+def encode_side(folder: Path, name: str, pairs: pa.Table, side: LanguageTokenizer, max_length: int) -> None:
+    """Write the ids of one side and the offsets of its rows."""
     with (
         open(folder / f"{name}.ids", "wb") as ids_file,
         open(folder / f"{name}.offsets", "wb") as offsets_file,
         tqdm(total=len(pairs), desc=f"tokenizing {name}", unit=" lines", leave=False, disable=None) as bar,
-        ThreadPoolExecutor(threads) as pool,
     ):
-        end = np.zeros(1, dtype=np.int64)
-        offsets_file.write(end.tobytes())
-        chunks = iterate_texts(pairs, name)
-        while group := list(itertools.islice(chunks, 4 * threads)):
-            for ids, lengths in pool.map(encode, group):
-                ends = end[-1] + np.cumsum(lengths)
-                ids_file.write(ids.tobytes())
-                offsets_file.write(ends.tobytes())
-                end = ends
-                bar.update(len(lengths))
+        end = 0
+        offsets_file.write(np.int64(0).tobytes())
+        for texts in iterate_texts(pairs, name):
+            ids, lengths = encode_texts(to_list(texts), side, max_length)
+            ids_file.write(ids.tobytes())
+            offsets_file.write((end + np.cumsum(lengths)).tobytes())
+            end += len(ids)
+            bar.update(len(lengths))
+
+
+def encode_texts(
+    texts: list[str], side: LanguageTokenizer, max_length: int, threads: int | None = None
+) -> tuple[Array, Indices]:
+    """Return the concatenated ids of texts, and the number of ids of each; none for a text that is only white space.
+
+    A text that must have more than `max_length` pieces is replaced by `max_length + 1` times `<unk>`, since encoding
+    extremely long lines could take longer than the rest of the corpus. `threads` is as in `LanguageTokenizer.encode`.
+    """
+    too_long = [len(text) > max_length and side.must_exceed(text, max_length) for text in texts]
+    to_encode = ["" if skip or text.isspace() else text for text, skip in zip(texts, too_long, strict=True)]
+    encoded = side.encode(to_encode, threads=threads)
+    placeholder = [UNK] * (max_length + 1)
+    return concatenate_ids([placeholder if skip else ids for skip, ids in zip(too_long, encoded, strict=True)], side)
+
+
+def concatenate_ids(sequences: Sequence[Sequence[int] | Array], side: LanguageTokenizer) -> tuple[Array, Indices]:
+    """Return the concatenated ids, and the length of each sequence."""
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    return np.fromiter(itertools.chain.from_iterable(sequences), id_dtype(side), lengths.sum()), lengths
+
+
+def id_dtype(side: LanguageTokenizer) -> type[np.uint16] | type[np.int32]:
+    """Return the dtype in which ids are stored."""
+    return np.uint16 if side.vocab_size <= 2**16 else np.int32
 
 
 def write_order(folder: Path, limit: int) -> None:
     """Write which rows are kept, in which order, and a message about the others."""
-    lengths = np.stack(
-        [
-            np.minimum(np.diff(map_file(folder / f"{name}.offsets", np.int64)), limit + 1).astype(np.int32)
-            for name in SIDES
-        ]
-    )
-    rows, message = choose_rows(lengths, limit)
-    rows = rows.astype(row_dtype(lengths.shape[1]))
-    order, runs = sort_by_length(lengths[:, rows] + 1) if len(rows) else (rows, np.zeros((3, 0), dtype=np.int64))
-    (folder / ORDER_FILE).write_bytes(rows[order].data)
+    offsets = (map_file(folder / f"{name}.offsets", np.int64) for name in SIDES)
+    order, runs, message = order_pairs(np.stack(list(map(np.diff, offsets))), limit)
+    (folder / ORDER_FILE).write_bytes(order.data)
     (folder / RUNS_FILE).write_bytes(runs.tobytes())
     (folder / MESSAGE_FILE).write_text(message, encoding="utf-8")
 
 
-def choose_rows(lengths: Array, limit: int) -> tuple[Indices, str]:
-    """Return the rows of the pairs to train on, and a message for the log about those that are left out.
+def order_pairs(lengths: Indices, limit: int) -> tuple[Array, Indices, str]:
+    """Return the order and the runs of the pairs to train on, as in `EncodedPairs`, and a message about the others.
 
     Args:
         lengths: source and target pieces without `</s>`, shape (2, pairs).
@@ -240,7 +243,9 @@ def choose_rows(lengths: Array, limit: int) -> tuple[Indices, str]:
     )
     if len(dropped):
         message += f" ({format_first_lines((dropped[:MAX_LISTED_LINES] + 1).tolist())})"
-    return np.flatnonzero(~is_dropped), message
+    rows = np.flatnonzero(~is_dropped).astype(row_dtype(len(is_dropped)))
+    order, runs = sort_by_length(lengths[:, rows] + 1)
+    return rows[order], runs, message
 
 
 def make_no_pairs_error(limit: int, where: str = "") -> UserError:
@@ -305,12 +310,12 @@ def sample_texts(pairs: pa.Table, name: str) -> Iterator[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- keys
 def content_key(pairs: pa.Table, tokenizer: Tokenizer) -> str:
-    """Return a hash of all texts and the tokenizer."""
+    """Return a hash of all texts, gold links and the tokenizer."""
     return xxh3_128(f"{text_key(pairs)} {tokenizer.fingerprint}".encode()).hexdigest()
 
 
 def text_key(pairs: pa.Table) -> str:
-    """Return a hash of all texts of both sides, independent of the files they were read from."""
+    """Return a hash of all texts of both sides, and of gold links, independent of the files they were read from."""
     keys = []
     for name in SIDES:
         text_hash = xxh3_128()
@@ -320,16 +325,11 @@ def text_key(pairs: pa.Table) -> str:
             length_hash.update(np.diff(offsets).data)
             text_hash.update(data)
         keys += [length_hash.hexdigest(), text_hash.hexdigest()]
+    for name in ("sure", "possible") if "sure" in pairs.column_names else ():
+        links = pairs[name].combine_chunks()
+        for numbers in (pc.list_value_length(links), links.flatten().flatten()):
+            keys.append(xxh3_128(numbers.to_numpy().tobytes()).hexdigest())
     return " ".join(keys)
-
-
-def gold_key(pairs: pa.Table) -> str:
-    """Return a hash of all gold links, or an empty string if there are none."""
-    gold = get_gold_links(pairs)
-    if gold is None:
-        return ""
-    links = [(sorted(pair_links.sure), sorted(pair_links.possible)) for pair_links in gold]
-    return hashlib.sha256(repr(links).encode()).hexdigest()[:32]
 
 
 def iterate_texts(pairs: pa.Table, name: str) -> Iterator[pa.Array]:
@@ -344,3 +344,7 @@ def text_buffers(texts: pa.Array) -> tuple[Indices, memoryview]:
     _, offsets_buffer, data = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return offsets, memoryview(data or b"")[offsets[0] : offsets[-1]]
+
+
+def to_list(texts: pa.Array) -> list[str]:
+    return texts.to_numpy(zero_copy_only=False).tolist()  # several times as fast as `to_pylist`

@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 from nmt.config import SIDES
 from nmt.data.augmentation import augment_pair, remove_tag_from_links, split_tag
-from nmt.data.batch_encode import concatenate_ids, concatenate_parts
-from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, sort_by_length
+from nmt.data.encoding import Array, EncodedPairs, EncodedSide, Indices, concatenate_ids, order_pairs
 from nmt.data.tokenizer import LanguageTokenizer
 from nmt.data.words import join_sentences
 from nmt.system.distributed import all_gather, rank, world_size
@@ -92,7 +91,7 @@ def resample_pairs(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs
     rows = np.sort(encoded.order).astype(np.int64)
     first, last = local_range(len(rows))
     tokenizers = encoded.tokenizer.source, encoded.tokenizer.target
-    local_parts: list[list[tuple[Array, Indices]]] = [[], []]
+    local_ids: list[list[Ids]] = [[], []]
     with tqdm(total=last - first, desc="segmenting", unit=" pairs", leave=False, disable=rank() > 0 or None) as bar:
         for start in range(first, last, TEXTS_PER_SEED):
             chunk_rows = rows[start : min(start + TEXTS_PER_SEED, last)]
@@ -103,22 +102,21 @@ def resample_pairs(encoded: EncodedPairs, seed: int, epoch: int) -> EncodedPairs
             if encoded.augmenter is not None:
                 augment_texts(encoded, chunk_rows, texts, ids, f"{seed} {epoch} {start}")
             for number, name in enumerate(SIDES):
-                side, side_ids = tokenizers[number], ids[number]
+                side_ids = ids[number]
                 if encoded.sampling:
                     side_seed = f"{seed} {epoch} {name}"
+                    side = tokenizers[number]
                     side_ids = sample_ids(
                         texts[number], side_ids, side, encoded.sampling, encoded.max_length, side_seed, start
                     )
-                local_parts[number].append(concatenate_ids(side_ids, side))
+                local_ids[number] += side_ids
             bar.update(len(chunk_rows))
-    local_sides = [concatenate_parts(parts, side) for parts, side in zip(local_parts, tokenizers, strict=True)]
-    ranks = all_gather(local_sides)
-    new_sides = []
+    ranks = all_gather([concatenate_ids(ids, side) for ids, side in zip(local_ids, tokenizers, strict=True)])
+    sides = []
     lengths = np.zeros((2, len(encoded.pairs)), dtype=np.int64)
-    for number, side in enumerate(tokenizers):
-        all_ids, lengths[number, rows] = concatenate_parts([rank_sides[number] for rank_sides in ranks], side)
-        new_sides.append(EncodedSide(all_ids, np.append(0, np.cumsum(lengths[number]))))
-    order, runs = sort_by_length(lengths[:, rows] + 1)
-    order = rows[order].astype(encoded.order.dtype)
-    source, target = new_sides
+    for number, parts in enumerate(zip(*ranks, strict=True)):
+        all_ids, lengths[number, rows] = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        sides.append(EncodedSide.build(all_ids, lengths[number]))
+    order, runs, _ = order_pairs(lengths, encoded.max_length)
+    source, target = sides
     return dataclasses.replace(encoded, source=source, target=target, order=order, runs=runs)

@@ -15,16 +15,16 @@ import pyarrow as pa
 from xxhash import xxh3_128
 
 from nmt.config import SIDES, DataConfig, TrainRun
-from nmt.data.batch_encode import concatenate_ids, concatenate_parts, encode_texts, to_list
 from nmt.data.corpus import read_shards, stream_pairs
 from nmt.data.encoding import (
     TOKENIZER_SAMPLE,
     EncodedPairs,
     EncodedSide,
-    choose_rows,
-    iterate_texts,
+    concatenate_ids,
+    encode_texts,
     make_no_pairs_error,
-    sort_by_length,
+    order_pairs,
+    to_list,
 )
 from nmt.data.mixing import MixturePart, list_corpora, name_corpus_in_errors, prepend_tag
 from nmt.data.readers import LINE_READERS, TEXT_SCHEMA
@@ -75,45 +75,34 @@ def read_windows(run: TrainRun, tokenizer: Tokenizer, offsets: list[StreamOffset
             f"data.buffer={size} is too small for the weights of data.corpora: a window would have no pair of "
             f"{parts[counts.index(0)].data.path}"
         )
-    known_words: list[dict[str, list[int]]] = [{}, {}]  # ids of words of each side
     while True:
         start = [[reader.epoch, reader.row] for reader in readers]
         table = pa.concat_tables([reader.take(count) for reader, count in zip(readers, counts, strict=True)])
-        yield Window(encode_window(table, run, tokenizer, str(start), known_words), start)
+        yield Window(encode_window(table, run, tokenizer, str(start)), start)
 
 
-def encode_window(
-    table: pa.Table, run: TrainRun, tokenizer: Tokenizer, start: str, known_words: list[dict[str, list[int]]]
-) -> EncodedPairs:
+def encode_window(table: pa.Table, run: TrainRun, tokenizer: Tokenizer, start: str) -> EncodedPairs:
     """Return the pairs of a window, sorted by length; those with an empty or overlong side are dropped and counted.
 
-    Args:
-        start: where the window begins, as a seed of subword sampling.
-        known_words: the ids of words of each side, updated in place.
+    `start` is where the window begins, as a seed of subword sampling.
     """
     limit, sampling = run.data.max_length, run.tokenizer.sampling
     sides = []
-    for name, side, known in zip(SIDES, (tokenizer.source, tokenizer.target), known_words, strict=True):
-        chunks = []
-        row = 0
-        for texts in iterate_texts(table, name):
-            ids, lengths = encode_texts(texts, side, limit, known)
-            if sampling:
-                best = np.split(ids, np.cumsum(lengths)[:-1])
-                seed = f"{run.seed} {start} {name}"
-                ids, lengths = concatenate_ids(sample_ids(to_list(texts), best, side, sampling, limit, seed, row), side)
-            chunks.append((ids, lengths))
-            row += len(texts)
-        ids, lengths = concatenate_parts(chunks, side)
-        sides.append(EncodedSide(ids, np.append(0, np.cumsum(lengths))))
-    lengths = np.stack([np.diff(side.offsets) for side in sides])
-    rows, message = choose_rows(lengths, limit)
+    for name, side in zip(SIDES, (tokenizer.source, tokenizer.target), strict=True):
+        texts = to_list(table[name].combine_chunks())
+        ids, lengths = encode_texts(texts, side, limit, threads=1)
+        if sampling:
+            best = np.split(ids, np.cumsum(lengths)[:-1])
+            ids, lengths = concatenate_ids(
+                sample_ids(texts, best, side, sampling, limit, f"{run.seed} {start} {name}", 0), side
+            )
+        sides.append(EncodedSide.build(ids, lengths))
+    order, runs, message = order_pairs(np.stack([np.diff(side.offsets) for side in sides]), limit)
     log.info(message)
-    if not len(rows):
+    if not len(order):
         raise make_no_pairs_error(limit)
-    order, runs = sort_by_length(lengths[:, rows] + 1)
     source, target = sides
-    return EncodedPairs("", table, tokenizer, source, target, rows[order], runs, limit, 0.0, guided=False)
+    return EncodedPairs("", table, tokenizer, source, target, order, runs, limit)
 
 
 def pairs_per_corpus(data: DataConfig, pairs: int) -> list[int]:
@@ -124,11 +113,10 @@ def pairs_per_corpus(data: DataConfig, pairs: int) -> list[int]:
 
 def build_empty_pairs(run: TrainRun, tokenizer: Tokenizer) -> EncodedPairs:
     """Return the placeholder for the training pairs until the first window is loaded."""
-    no_rows = np.zeros(0, dtype=np.int64)
-    side = EncodedSide(no_rows.astype(np.int32), no_rows)
-    limit, key = run.data.max_length, compute_stream_key(run.data, tokenizer)
-    pairs = TEXT_SCHEMA.empty_table()
-    return EncodedPairs(key, pairs, tokenizer, side, side, no_rows, no_rows.reshape(3, 0), limit, 0.0, guided=False)
+    side = EncodedSide(np.zeros(0, np.int32), np.zeros(1, np.int64))
+    order, runs, _ = order_pairs(np.zeros((2, 0), np.int64), run.data.max_length)
+    key, pairs = compute_stream_key(run.data, tokenizer), TEXT_SCHEMA.empty_table()
+    return EncodedPairs(key, pairs, tokenizer, side, side, order, runs, run.data.max_length)
 
 
 class CorpusReader:

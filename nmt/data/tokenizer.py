@@ -121,18 +121,6 @@ class LanguageTokenizer:
         return max(map(len, self.vocabulary), default=1)
 
     @cached_property
-    def can_encode_by_word(self) -> bool:
-        """Whether the ids of a line of words separated by single spaces are the concatenated ids of its words.
-
-        This holds if no piece contains an inner space and normalization does not depend on context. Unigram models are
-        excluded: they round sums of scores, so a line may be segmented differently than its words.
-        """
-        text = " \uff58  \ufb01 "  # nmt_nfkc would replace both letters
-        is_identity = self.processor.normalize(text) == SPACE_SYMBOL + text.replace(" ", SPACE_SYMBOL)
-        has_inner_space = any(SPACE_SYMBOL in piece[1:] for piece in self.vocabulary)
-        return self.has_byte_fallback and self.is_bpe and is_identity and not has_inner_space
-
-    @cached_property
     def squeezes_spaces(self) -> bool:
         """Whether normalization removes spaces at the ends of a line and repeated ones."""
         return bool(self.processor.normalize(" a  b ") == "▁a▁b")

@@ -8,7 +8,6 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, DataConfig, TokenizerConfig, TrainConfig, TrainRun
-from nmt.data import batch_encode as pieces
 from nmt.data import batching, encoding
 from nmt.data.batch import make_batch
 from nmt.data.batching import (
@@ -152,9 +150,7 @@ def test_cache_key_depends_on_content(run: Run, tokenizer: Tokenizer, tmp_path: 
 
     pairs = make_random_corpus(20)
     first = encode_corpus(pairs, tokenizer, run())
-    lines = list(range(7, 27))
-    same = pa.table({"source": pairs["source"].to_pylist(), "target": pairs["target"].to_pylist(), "line": lines})
-    second = encode_corpus(same, tokenizer, run())
+    second = encode_corpus(pa.concat_tables([pairs[:7], pairs[7:]]), tokenizer, run())
     assert count_folders() == 1 and first.key == second.key and first.source.ids.tolist() == second.source.ids.tolist()
     variants = (  # the same letters in other places
         make_corpus(["ab", "cd ef"], ["gh", "x"]),
@@ -170,55 +166,10 @@ def test_cache_key_depends_on_content(run: Run, tokenizer: Tokenizer, tmp_path: 
     assert count_folders() == 6
 
 
-def test_number_of_processes_does_not_change_cache(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(encoding, "ENCODING_CHUNK", 40)
-    sources, targets = (make_random_corpus(500, seed)["source"].to_pylist() for seed in (0, 1))
-    sources[7], targets[33] = " ", "x " * 9_000
-    caches = []
-    for cores in (1, 2, 7):
-        monkeypatch.setattr(encoding, "count_cores", lambda cores=cores: cores)
-        cache = tmp_path / str(cores)
-        run = TrainRun(data=DataConfig(cache=str(cache)))
-        encode_corpus(make_corpus(sources, targets), tokenizer, run)
-        [folder] = filter(Path.is_dir, (cache / "pairs").iterdir())
-        caches.append((folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}))
-    assert caches[1:] == caches[:-1]
-
-
-@lru_cache
-def make_side(type: str, normalization: str) -> LanguageTokenizer:
-    pairs = make_random_corpus(300)
-    config = TokenizerConfig(type=type, vocab_size=270, normalization=normalization)
-    return train_tokenizer(pairs["source"].to_pylist(), pairs["target"].to_pylist(), config).source
-
-
-words = st.sampled_from(
-    ["ab", "cd", "abcd", "abab", "", "", "\t", "\u2581", "a\u2581b", "\u00a0", "\0", "é", "gh" * 30]
-)
-lines = st.lists(words, max_size=9).map(" ".join) | st.text(st.sampled_from("abcd  \u2581\ufdfa<s>"), max_size=30)
-
-
-@pytest.mark.parametrize(
-    "type, normalization", [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc"), ("word", "identity")]
-)
-@given(texts=st.lists(lines, max_size=12), limit=st.sampled_from([3, 10]))
-def test_encoding_by_word_matches_encoding_by_line(type: str, normalization: str, texts: list[str], limit: int) -> None:
-    side = make_side(type, normalization)
-    assert side.can_encode_by_word == (type == "bpe" and normalization == "identity")
-    word_cache: dict[str, list[int]] = {}
-    expected = [pieces.encode_lines([text], side, limit)[0].tolist() for text in texts]
-    for _ in range(2):  # without and with cached words
-        ids, lengths = pieces.encode_texts(pa.array(texts, pa.string()), side, limit, word_cache)
-        assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected
-
-
 def test_large_vocabularies_use_int32_ids(run: Run, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = make_random_corpus(30)
     small = encode_corpus(pairs, tokenizer, run())
-    for module in (encoding, pieces):
-        monkeypatch.setattr(module, "id_dtype", lambda side: np.int32)
+    monkeypatch.setattr(encoding, "id_dtype", lambda side: np.int32)
     large = encode_corpus(pairs, tokenizer, run(max_length=99))
     assert large.source.ids.dtype == np.int32 and large.source.ids.tolist() == small.source.ids.tolist()
 

@@ -274,20 +274,6 @@ def test_text_without_usable_pairs_raises(
         take_windows(make_run(tmp_path, buffer=4), tokenizer, 3)
 
 
-def test_encoding_chunk_size_does_not_change_windows(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(write_files(tmp_path, make_random_pairs(50)), buffer=40)
-    run.tokenizer.sampling = 0.3
-    monkeypatch.setattr("nmt.data.resampling.TEXTS_PER_SEED", 10)
-    results = []
-    for chunk in (20, 100):
-        monkeypatch.setattr("nmt.data.encoding.ENCODING_CHUNK", chunk)
-        [_, window] = take_windows(run, tokenizer, 2)
-        results.append([window.pairs.source[row].tolist() for row in range(40)])
-    assert results[0] == results[1]
-
-
 def test_invalid_parquet_raises(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pq.write_table(pa.table({"de": ["a", "b", None], "en": ["A", "B", "C"]}), tmp_path / "train.parquet")
     for columns, message in (

@@ -7,8 +7,6 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from builders import SUBWORDS, TOKENIZER_TYPES, WORDS, make_sentences, make_tokenizer
 from hypothesis import given
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from nmt.config import BOS, EOS, PAD, UNK, TokenizerConfig
 from nmt.data import tokenizer as module
-from nmt.data.batch_encode import encode_texts
 from nmt.data.tokenizer import Tokenizer, group_by_spaces, load_tokenizer, train_tokenizer
 from nmt.errors import UserError
 
@@ -280,12 +277,3 @@ def test_user_defined_symbols_are_single_pieces(type: str, joint: bool, parts: l
         pieces = side.pieces(ids)
         for symbol in LITERAL_PIECES:
             assert pieces.count(symbol) == text.count(symbol)
-
-
-def test_user_defined_symbols_survive_loading_and_encoding_by_word(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer_with_symbols("bpe", True)
-    tokenizer.save(tmp_path)
-    assert load_tokenizer(tmp_path) == tokenizer
-    lines = ["der (\U000f0001) Hund\U000f0001", "\U000f0000\U000f0002", "\U000f0000der"]
-    ids, lengths = encode_texts(pa.array(lines), tokenizer.source, 100, {})
-    assert [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] == tokenizer.source.encode(lines)
