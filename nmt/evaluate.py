@@ -35,7 +35,6 @@ from nmt.evaluation.comparison import (
 )
 from nmt.evaluation.erasure import measure_erasure, normalize_losses
 from nmt.evaluation.heads import WordWeights, compute_head_weights
-from nmt.evaluation.literal_counts import describe_literals, measure_literals
 from nmt.evaluation.metrics import (
     choose_bleu_tokenizer,
     compute_scores,
@@ -197,7 +196,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     warn_if_evaluation_is_preprocessed(data, pairs, texts)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
     metrics |= {
-        "literals": measure_literals(sources, texts, references),
         "sentences": len(sources),
         "checkpoint": " ".join(step.name for step in steps),
         "precision": precision,
@@ -285,8 +283,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
             bleu, chrf = ("-" if scores[key] is None else f"{scores[key]:.2f}" for key in ("bleu", "chrf"))
             label = OVERLAP_LABELS[name]
             echo(f"{label:<22}bleu {bleu}, chrf {chrf}, {pluralize(scores['sentences'], 'sentence')}")
-    rows: dict[str, Any] = {f"{kind} kept": describe_literals(counts) for kind, counts in metrics["literals"].items()}
-    rows |= metrics["signatures"]
+    rows: dict[str, Any] = {**metrics["signatures"]}
     if pictures := sorted(evaluation.results.glob("alignment_*.png")):
         rows["alignment picture"] = pictures[0]
     rows |= {"results": evaluation.results.parent, "run": evaluation.run, "page": evaluation.results / "report.html"}

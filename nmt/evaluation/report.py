@@ -55,10 +55,6 @@ def build_report(
         for name, value in measures.items()
         if name not in REPORT_SCORE_NAMES and not isinstance(value, dict)
     }
-    other_measures |= {
-        f"{kind} kept": f"{counts['kept']:,} of {counts['in_source']:,}"
-        for kind, counts in measures.get("literals", {}).items()
-    }
     signatures = {REPORT_SCORE_NAMES.get(name, name): text for name, text in measures["signatures"].items()}
     ranges = bleu_by_length(sources, texts, references, measures.get("bleu_tokenizer", "auto"))
     parts = {
