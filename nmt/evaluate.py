@@ -57,6 +57,7 @@ from nmt.system.text import echo, replace_nonfinite
 from nmt.training.validation import evaluate_loss
 
 OVERLAP_LABELS = {"seen": "in training text", "near": "one word from it", "unseen": "not in training text"}
+MAX_PICTURES = 4  # of alignments
 SHOWN_EXAMPLES = 4  # translations printed at the end
 RUNS_LEGEND = (
     "± half of the 95% confidence interval; p: probability of a difference at least this large in this direction by "
@@ -220,11 +221,11 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
         if train is not None:
             kinds = find_overlap(pairs, train, training_data)
             metrics["by_overlap"] = score_by_overlap(kinds, texts, references, bleu_tokenizer)
-        write_results(evaluation, f"{home.resolve().name}, {data.split}", choices, command.pictures)
+        write_results(evaluation, f"{home.resolve().name}, {data.split}", choices)
     return evaluation
 
 
-def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights], pictures: int) -> None:
+def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeights]) -> None:
     """Write translations, alignments, metrics, the report, and pictures of the first few alignments."""
     translations, metrics = evaluation.translations, evaluation.metrics
     page = build_report(title, metrics, evaluation.sources, evaluation.references, translations, choices)
@@ -238,16 +239,16 @@ def write_results(evaluation: Evaluation, title: str, choices: Sequence[WordWeig
         for name, parts in files.items():
             write_atomically(new_folder / name, parts)
         try:
-            draw_heat_maps(new_folder, evaluation.sources, translations, pictures)
+            draw_heat_maps(new_folder, evaluation.sources, translations)
         except UserError as error:  # matplotlib is optional
             log.warning(f"no pictures were drawn: {error}")
 
 
-def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation], limit: int) -> None:
-    """Draw word alignments of the first `limit` translations that are not empty."""
+def draw_heat_maps(folder: Path, sources: list[str], translations: list[Translation]) -> None:
+    """Draw word alignments of the first translations that are not empty."""
     weights = [translation.record.word_weights() for translation in translations]
     shown = [(row, weights_TS) for row, weights_TS in enumerate(weights) if weights_TS is not None and weights_TS.size]
-    for row, weights_TS in shown[:limit]:
+    for row, weights_TS in shown[:MAX_PICTURES]:
         record = translations[row].record
         source_words = restore_unknown_words(sources[row], record.source_words)
         target_words = restore_unknown_words(translations[row].text, record.target_words)

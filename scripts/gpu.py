@@ -619,7 +619,7 @@ def train_and_evaluate(setting: Setting, name: str, words: tuple[str, ...], give
     for event in read_events(run):
         if event["event"] == "validate":
             yield {key: event[key] for key in ("step", "loss", "bleu", "aer")}
-    asked = (f"checkpoint={run}", f"device={setting.device}", "pictures=0", f"search.beam={5 if not given else 12}")
+    asked = (f"checkpoint={run}", f"device={setting.device}", f"search.beam={5 if not given else 12}")
     with start_python(setting, "-m", "nmt.evaluate", *asked) as process:
         wait_for_exit(process, setting)
     measured = json.loads((run / "eval" / "test" / "metrics.json").read_text(encoding="utf-8"))

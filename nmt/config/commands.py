@@ -224,7 +224,6 @@ class EvaluateRun(ComputeSettings, ModelSettings):
     compare: list[str] = setting(
         list, "[A,B,...]: compare these runs, or runs with several seeds (A/*); A is the baseline"
     )
-    pictures: int = setting(4, "number of attention heat maps, for the first sentences")
     erase: bool = setting(False, "also measure how much probability target words lose when a source word is removed")
     bleu_tokenizer: str | None = setting(None, "BLEU tokenizer; auto: by writing system; null: same as the run")
     data: DataOverride = field(default_factory=DataOverride)
@@ -239,7 +238,6 @@ class EvaluateRun(ComputeSettings, ModelSettings):
             raise UserError(
                 "compare= takes two or more different runs, and replaces checkpoint=; use 'compare=[runs/A,runs/B]'"
             )
-        check_at_least(0, "", self, "pictures")
         check_at_least(1, "", self, "average")
         if self.bleu_tokenizer is not None:
             check_choice("bleu_tokenizer", self.bleu_tokenizer, BLEU_TOKENIZERS)

@@ -172,7 +172,6 @@ class DataOverride:
     source: str | None = None
     target: str | None = None
     split: str | None = None
-    limit: int | None = setting(None, "use only the first N pairs of the training split; null: all")
     alignments: str | None = None
     cache: str | None = setting(None, "folder for cached text; null: $XDG_CACHE_HOME/nmt or ~/.cache/nmt")
 

@@ -104,7 +104,7 @@ def test_commands_accept_exported_model(model: nmt.Model, home: Path, corpus: Pa
     exported = (f"checkpoint={folder}", "precision=fp32")
     expected = run_ok("translate", "checkpoint=runs/mine", "precision=fp32", folder=home, text=text)
     assert run_ok("translate", *exported, folder=home, text=text) == expected
-    run_ok("evaluate", *exported, "search.beam=1", "pictures=0", folder=home)
+    run_ok("evaluate", *exported, "search.beam=1", folder=home)
     run_ok("align", *exported, folder=home)
     settings = ("data=text", f"data.path={corpus}", "name=from_export", "train.max_steps=1")
     run_ok("train", f"init_from={folder}", *settings, folder=home)
@@ -323,7 +323,7 @@ def test_average_of_last_checkpoints(home: Path) -> None:
     mean = nmt.load(run, average=2, precision="fp32").translator.model.state_dict()
     for name, first in parts[0].items():
         torch.testing.assert_close(mean[name], (first + parts[1][name]) / 2)
-    settings = ("average=2", "data.split=valid", "search.beam=1", "pictures=0")
+    settings = ("average=2", "data.split=valid", "search.beam=1")
     run_ok("evaluate", "checkpoint=runs/mine", *settings, folder=home)
     metrics = json.loads((run / "eval" / "valid" / "metrics.json").read_text())
     assert metrics["checkpoint"] == " ".join(step.name for step in steps)

@@ -67,7 +67,7 @@ def test_run_folder_contents(home: Path) -> None:
 
 
 def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) -> None:
-    done = run_in_new_process("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=1", folder=home)
+    done = run_in_new_process("evaluate", "checkpoint=runs/mine", *SEARCH, folder=home)
     assert done.returncode == 0, done.stderr.decode()
     printed = done.stdout.decode()
     results = home / "runs" / "mine" / "eval" / "test"
@@ -85,12 +85,13 @@ def test_evaluate_writes_metrics_translations_alignments_and_report(home: Path) 
         assert record["source_pieces"][-1] == "</s>"
     page = results / "report.html"
     assert str(page.relative_to(home)) in printed and f"{metrics['bleu']:.2f}" in page.read_text(encoding="utf-8")
-    [picture] = results.glob("*.png")
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.name in printed
+    pictures = sorted(results.glob("*.png"))
+    assert [path.name for path in pictures] == [f"alignment_{row}.png" for row in range(1, 5)]
+    assert pictures[0].read_bytes().startswith(b"\x89PNG") and pictures[0].name in printed
 
 
 def test_evaluate_erases_words(home: Path) -> None:
-    arguments = ("checkpoint=runs/mine", *SEARCH, "data.split=valid", "data.limit=8", "pictures=0")
+    arguments = ("checkpoint=runs/mine", *SEARCH, "data.split=valid")
     assert "erasure" not in run_ok("evaluate", *arguments, folder=home)
     printed = run_ok("evaluate", *arguments, "erase=true", folder=home)
     results = home / "runs" / "mine" / "eval" / "valid"
@@ -237,7 +238,7 @@ def test_model_preset_trains_and_evaluates(model: str, small_corpus: Path, tmp_p
     run = tmp_path / "runs" / "mine"
     first, *_, last = (event["loss"] for event in read_all_events(run) if event["event"] == "train")
     assert last < first - 0.5
-    run_ok("evaluate", "checkpoint=runs/mine", *SEARCH, "pictures=0", folder=tmp_path)
+    run_ok("evaluate", "checkpoint=runs/mine", *SEARCH, folder=tmp_path)
     results = run / "eval" / "test"
     assert len((results / "alignments.jsonl").read_text(encoding="utf-8").splitlines()) == 6
     assert ('<select id="shown"' in (results / "report.html").read_text()) == (model == "transformer")
@@ -476,7 +477,7 @@ def test_signal_stops_training_and_resume_is_exact(
 def test_evaluate_compares_two_runs(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "runs" / "mine", tmp_path / "seed=2")
     runs = f'compare=["runs/mine","{tmp_path / "seed=2"}"]'
-    printed = run_ok("evaluate", runs, "data.split=valid", "search.beam=1", "pictures=0", folder=home)
+    printed = run_ok("evaluate", runs, "data.split=valid", "search.beam=1", folder=home)
     folder = home / "runs" / "mine" / "eval" / "valid"
     comparison = json.loads((folder / "comparison.json").read_text())
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -506,7 +507,7 @@ def test_evaluate_compares_systems_over_seeds(home: Path, tmp_path: Path) -> Non
     for name in ("a/seed=1", "a/seed=2", "b/seed=3"):
         shutil.copytree(home / "runs" / "mine", tmp_path / name)
     (tmp_path / "a" / "multirun.yaml").touch()
-    arguments = ("search.beam=1", "search.max_length=8", "pictures=0", "device=cpu")
+    arguments = ("search.beam=1", "search.max_length=8", "device=cpu")
     output = run_ok("evaluate", "compare=[a/*,b/*]", *arguments, folder=tmp_path)
     assert "b/* - a/*" in output and "seeds needed" in output and "mean ± standard deviation over runs" in output
     result = json.loads((tmp_path / "a" / "seed=1" / "eval" / "test" / "comparison.json").read_text())
@@ -527,7 +528,7 @@ def test_compare_rejects_different_test_text(home: Path, corpus: Path, tmp_path:
     assert "the split test of there has different text from that of here" in message
     assert not (tmp_path / "here" / "eval").exists()
     (tmp_path / "elsewhere" / "train.de").unlink()
-    arguments = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1", "pictures=0")
+    arguments = ("compare=[there,here]", f"data.path={corpus}", "search.beam=1")
     done = run_nmt("evaluate", *arguments, folder=tmp_path)
     assert done.returncode == 0 and "sentences are too few" in done.stderr.decode()  # without the training text
 

@@ -114,7 +114,7 @@ def run(command, *arguments):
     sys.argv = [command, *arguments]
     getattr(importlib.import_module(f"nmt.{{command}}"), command)()
 run("train", *{settings})
-run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=1")
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5")
 run("translate", "checkpoint=runs/mine", "search.max_length=5", 'input="tëxt 1/test.de"', 'output="öut.txt"')
 run("align", 'source="tëxt 1/test.de"', 'target="tëxt 1/test.en"', "output=links.pharaoh")
 run("export", "checkpoint=runs/mine", 'output="päge.html"')

@@ -154,9 +154,7 @@ def test_commands_warn_of_processed_text(tmp_path: Path) -> None:
         assert f"{folder}/valid.en" in message
     message = run_nmt("train", "name=c", *common, "tokenizer.type=word", folder=tmp_path).stderr.decode()
     assert "segmented by subword-nmt" in message and "looks tokenized" not in message
-    message = run_nmt(
-        "evaluate", "checkpoint=runs/a", "search.max_length=20", "pictures=0", folder=tmp_path
-    ).stderr.decode()
+    message = run_nmt("evaluate", "checkpoint=runs/a", "search.max_length=20", folder=tmp_path).stderr.decode()
     assert message.count("the text looks segmented by subword-nmt ('@@ '): ") == 1
     assert f"of {folder}/test.en, such as " in message
 

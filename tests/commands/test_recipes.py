@@ -110,7 +110,7 @@ def test_results_script_writes_table(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All runs are copies of one, so deviations are 0. A second call replaces the table."""
-    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=1", "pictures=0", folder=home)
+    run_ok("evaluate", "checkpoint=runs/mine", "search.beam=1", folder=home)
     runs = tmp_path / "runs" / "cells"
     for name in ("seed=1", "seed=2", "model.cell=gru,seed=2", "init_from=runs/y,seed=2"):
         shutil.copytree(home / "runs" / "mine", runs / f"experiment=x,{name}")

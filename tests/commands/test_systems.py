@@ -106,8 +106,8 @@ def test_commands_work_without_what_windows_lacks(small_corpus: Path, tmp_path: 
 settings = {settings}
 run("train", *settings, "train.max_steps=4")
 run("train", *settings, "train.max_steps=6", "resume=auto", "train.keep=1")
-run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=0")
-run("evaluate", "checkpoint=runs/mine", "search.max_length=5", "pictures=0")
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5")
+run("evaluate", "checkpoint=runs/mine", "search.max_length=5")
 run("translate", "checkpoint=runs/mine", "search.max_length=5", "output=out.txt")
 run("translate", "checkpoint=runs/mine", "search.max_length=5", "input=out.txt", "output=out.txt.gz")
 run("align", "source={small_corpus}/train.de", "target={small_corpus}/train.en", "output=links.pharaoh")

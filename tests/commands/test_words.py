@@ -287,7 +287,7 @@ def test_commands_with_unspaced_and_other_scripts(language: str, tokenizer: str,
     assert validations[best]["bleu"] == max(event["bleu"] for event in validations.values())
     assert validations[best]["loss"] < math.log(320) / 2  # half of what a model has that has not learned anything
 
-    printed = run_ok("evaluate", "checkpoint=runs/run", "pictures=0", folder=tmp_path)
+    printed = run_ok("evaluate", "checkpoint=runs/run", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == tokenizer and f"tok:{tokenizer}" in printed
     references = (tmp_path / f"test.{language}").read_text().splitlines()
@@ -298,7 +298,7 @@ def test_commands_with_unspaced_and_other_scripts(language: str, tokenizer: str,
         words = record["target_words"]
         assert len(words) > 1 and ("".join(words) == line if language in UNSPACED else words == line.split())
 
-    run_ok("evaluate", "checkpoint=runs/run", "pictures=0", "bleu_tokenizer=char", folder=tmp_path)
+    run_ok("evaluate", "checkpoint=runs/run", "bleu_tokenizer=char", folder=tmp_path)
     metrics = json.loads((run / "eval/test/metrics.json").read_text())
     assert metrics["bleu_tokenizer"] == "char" and "tok:char" in metrics["signatures"]["bleu"]
 
@@ -335,7 +335,7 @@ def test_run_keeps_its_bleu_tokenizer(tmp_path: Path) -> None:
     compare = "compare=[runs/a,runs/b]"
     message = run_error("evaluate", compare, folder=tmp_path)
     assert "runs/a: zh, runs/b: char" in message and "set bleu_tokenizer=NAME for all" in message
-    printed = run_ok("evaluate", compare, "bleu_tokenizer=auto", "pictures=0", folder=tmp_path)
+    printed = run_ok("evaluate", compare, "bleu_tokenizer=auto", folder=tmp_path)
     assert "tok:zh" in printed
     comparison = json.loads((tmp_path / "runs/a/eval/test/comparison.json").read_text())
     assert {settings["bleu_tokenizer"] for settings in comparison["settings"].values()} == {"zh"}

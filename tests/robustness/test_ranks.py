@@ -249,7 +249,7 @@ def test_evaluate_does_not_depend_on_number_of_ranks(home: Path, corpus: Path, t
     for count in (1, 2):
         folder = tmp_path / str(count)
         shutil.copytree(home / "runs" / "mine", folder / "mine", ignore=shutil.ignore_patterns("eval"))
-        output = run_ranks_ok(count, folder, "evaluate", "checkpoint=mine", "pictures=0", "data.alignments=links")
+        output = run_ranks_ok(count, folder, "evaluate", "checkpoint=mine", "data.alignments=links")
         assert output.count("sentences_per_second") == 1
         results = folder / "mine" / "eval" / "test"
         files.append([(results / name).read_bytes() for name in ("translations.txt", "alignments.jsonl")])

@@ -157,7 +157,7 @@ def test_commands_accept_int8(home: Path, corpus: Path) -> None:
     assert run_ok("translate", *given, folder=home, text=b"Der Hund .\n").strip()
     run_ok("align", *given, f"output={home / 'int8.links'}", folder=home)
     assert len((home / "int8.links").read_text(encoding="utf-8").splitlines()) == len(lines)
-    run_ok("evaluate", *given, "search.beam=1", "pictures=0", "data.split=valid", folder=home)
+    run_ok("evaluate", *given, "search.beam=1", "data.split=valid", folder=home)
 
 
 def test_precisions_that_do_not_fit_are_rejected(tmp_path: Path) -> None:

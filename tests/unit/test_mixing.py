@@ -355,7 +355,7 @@ def test_train_resume_and_evaluate_on_several_corpora(corpora: Path, tmp_path: P
     short = ("search.beam=1", "search.max_length=20")
     run_ranks_ok(1, uninterrupted, "translate", "checkpoint=runs/x", "input=in.de", "output=out.de", *short)
     assert len((uninterrupted / "out.de").read_text().splitlines()) == 2
-    evaluation = ("checkpoint=runs/x", "data.alignments=links", *short, "pictures=0")
+    evaluation = ("checkpoint=runs/x", "data.alignments=links", *short)
     run_ranks_ok(1, uninterrupted, "evaluate", *evaluation)
     assert json.loads((expected / "eval" / "test" / "metrics.json").read_text())["aer"] is not None
 
