@@ -22,7 +22,6 @@ from nmt.config import EvaluateRun
 from nmt.data.corpus import get_gold_links, iter_column, load_pairs
 from nmt.data.mixing import load_training_text
 from nmt.data.overlap import find_overlap
-from nmt.data.preprocessed_text import warn_if_evaluation_is_preprocessed
 from nmt.decoding.alignment import restore_unknown_words
 from nmt.decoding.translation import Translation, check_scores, warn_if_truncated
 from nmt.decoding.translator import Translator
@@ -194,7 +193,6 @@ def evaluate_run(command: EvaluateRun, device: torch.device) -> Evaluation:
     check_scores(translations, 1)
     warn_if_truncated(translations, search, 1)
     texts = [translation.text for translation in translations]
-    warn_if_evaluation_is_preprocessed(data, pairs, texts)
     metrics |= compute_scores(texts, references, bleu_tokenizer)
     metrics |= {
         "sentences": len(sources),

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -23,8 +22,8 @@ from nmt.data.corpus import iter_column, load_pairs
 from nmt.data.encoding import EncodedPairs, content_key, encode_corpus, get_or_train_tokenizer
 from nmt.data.mixing import check_tags, load_mixture
 from nmt.data.overlap import warn_of_overlap
-from nmt.data.preprocessed_text import warn_if_training_text_is_preprocessed
-from nmt.data.stream import build_empty_pairs, pairs_per_corpus, sample_stream
+from nmt.data.preprocessed_text import warn_if_preprocessed
+from nmt.data.stream import build_empty_pairs, sample_stream
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import UserError
 from nmt.evaluation.metrics import choose_bleu_tokenizer
@@ -61,12 +60,12 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
         UserError: the text is missing or invalid.
     """
     valid = load_pairs(run.data, "valid")
+    warn_if_preprocessed(run.data, valid, "valid", may_be_tokenized(run))
     if run.data.streaming:
         encoded = build_empty_pairs(run, tokenizer or get_or_train_tokenizer(sample_stream(run), run))
     else:
         pairs, shares = load_mixture(run.data)
-        ends = [end for end, _ in shares] or [len(pairs)]
-        warn_if_training_text_is_preprocessed(run.data, pairs, ends, valid, needs_word_tokens(run))
+        warn_if_preprocessed(run.data, pairs, "train", may_be_tokenized(run))
         if run.data.format != "toy":
             warn_of_overlap(run.data, pairs, valid)
         encoded = encode_corpus(pairs, tokenizer or get_or_train_tokenizer(pairs, run), run, shares)
@@ -75,7 +74,7 @@ def read_corpus(run: TrainRun, tokenizer: Tokenizer | None) -> tuple[EncodedPair
     return encoded, valid, f"{encoded.key} {content_key(valid, encoded.tokenizer)}"
 
 
-def needs_word_tokens(run: TrainRun) -> bool:
+def may_be_tokenized(run: TrainRun) -> bool:
     """Whether the settings need text with words and punctuation separated by spaces."""
     return run.data.alignments is not None or run.tokenizer.type == "word"
 
@@ -121,8 +120,7 @@ def train(run: TrainRun) -> float:
         broadcast_tensors(model, optimizer)
         data = TrainingData(run, encoded, valid, progress)
         if run.data.streaming:
-            ends = np.cumsum(pairs_per_corpus(run.data, run.data.buffer)).tolist()
-            warn_if_training_text_is_preprocessed(run.data, data.pairs.pairs, ends, valid, needs_word_tokens(run))
+            warn_if_preprocessed(run.data, data.pairs.pairs, "train", may_be_tokenized(run))
         log.removeHandler(early_log)
         if not rank():
             early_log.setTarget(resources.enter_context(log_to_file(folder / "train.log")))
